@@ -1,0 +1,1 @@
+"""Attention: the visibility rule, its backends, and the plain causal form."""

@@ -1,0 +1,31 @@
+"""Plain causal attention without a cache: for training, for oracles and as the definition of right."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.attention.attend import Attend
+
+
+def causal_attend(documents: jax.Array | None = None) -> Attend:
+    """An `attend` in which every token sees itself and the tokens before it.
+
+    Args:
+        documents: int32 [..., T], optional ids of packed documents; tokens of different ids do not see each other.
+    """
+
+    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        group = q.shape[-2] // k.shape[-2]
+        q = q.reshape(*q.shape[:-2], k.shape[-2], group, q.shape[-1])
+        scores = jnp.einsum("...qhgd,...khd->...hgqk", q, k, preferred_element_type=jnp.float32)
+        length = k.shape[-3]
+        visible = jnp.tril(jnp.ones((length, length), bool))
+        if documents is not None:
+            visible = (visible & (documents[..., :, None] == documents[..., None, :]))[..., None, None, :, :]
+        scores = jnp.where(visible, scores * q.shape[-1] ** -0.5, jnp.finfo(jnp.float32).min)
+        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+        out = jnp.einsum("...hgqk,...khd->...qhgd", weights, v)
+        return out.reshape(*out.shape[:-3], -1, out.shape[-1])
+
+    return attend

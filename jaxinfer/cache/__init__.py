@@ -1,0 +1,1 @@
+"""The KV pool and the bookkeeping of its pages."""

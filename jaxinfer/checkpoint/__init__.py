@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints in, Orbax checkpoints out, models onto a mesh."""

@@ -1,0 +1,47 @@
+"""The decoder-only transformer that the Llama and Qwen families instantiate."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxinfer.attention.attend import Attend
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.layers import DecoderLayer, Embedding, OutputHead, RMSNorm
+from jaxinfer.models.rope import rope_cos_sin
+
+
+class DecoderLM(nnx.Module):
+    """Token ids to hidden states to logits; how tokens see each other is passed in as `attend`."""
+
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype, rngs)
+        self.layers = nnx.List([DecoderLayer(config, dtype, rngs) for _ in range(config.num_layers)])
+        self.final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.lm_head = (
+            None if config.tie_word_embeddings else OutputHead(config.vocab_size, config.hidden_size, dtype, rngs)
+        )
+
+    def __call__(
+        self, token_ids: jax.Array, positions: jax.Array, attend: Attend, lengths: jax.Array | None = None
+    ) -> jax.Array:
+        """Hidden states [..., T, hidden] after the final norm.
+
+        Args:
+            token_ids: int32 [..., T].
+            positions: int32 [..., T], the rotary position of each token.
+            attend: called once per layer with that layer's q, k and v.
+            lengths: int32 [..., T], for rotary types that depend on the sequence's length (see `rope_cos_sin`).
+        """
+        cos, sin = rope_cos_sin(self.config.rope, self.config.head_dim, positions, lengths)
+        x = self.embed(token_ids)
+        for index, layer in enumerate(self.layers):
+            x = layer(index, x, cos, sin, attend)
+        return self.final_norm(x)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """float32 [..., vocab] of hidden states [..., hidden] that went through the final norm."""
+        kernel = self.embed.embedding[...] if self.lm_head is None else self.lm_head.kernel[...]
+        return jnp.einsum("...h,vh->...v", hidden, kernel, preferred_element_type=jnp.float32)

@@ -1,0 +1,27 @@
+"""From a configuration to its model class."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxinfer.models.config import ModelConfig, UnsupportedConfigError
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.llama import LlamaForCausalLM
+from jaxinfer.models.qwen2 import Qwen2ForCausalLM
+from jaxinfer.models.qwen3 import Qwen3ForCausalLM
+
+MODELS: dict[str, type[DecoderLM]] = {
+    cls.__name__: cls for cls in (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+}
+
+
+def build_model(config: ModelConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs | None = None) -> DecoderLM:
+    """A randomly initialised model of `config`; wrap in `nnx.eval_shape` for shapes only.
+
+    Raises:
+        UnsupportedConfigError: the architecture has no class here.
+    """
+    if config.architecture not in MODELS:
+        raise UnsupportedConfigError(f"unknown architecture {config.architecture!r}; supported: {', '.join(MODELS)}")
+    return MODELS[config.architecture](config, dtype=dtype, rngs=rngs or nnx.Rngs(0))

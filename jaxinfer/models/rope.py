@@ -1,0 +1,135 @@
+"""Rotary position embeddings: default, linear, dynamic (NTK), llama3 and yarn frequencies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Which frequencies rotate a head's halves; field names follow Hugging Face's `rope_parameters`."""
+
+    rope_type: str = "default"
+    theta: float = 10000.0
+    max_position_embeddings: int = 2048
+    original_max_position_embeddings: int = 2048
+    factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        needed = {
+            "default": (), "linear": ("factor",), "dynamic": ("factor",), "yarn": (),
+            "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+        }  # fmt: skip
+        if self.rope_type not in needed:
+            raise ValueError(f"rope_type must be one of {', '.join(needed)}, got {self.rope_type!r}")
+        for name in needed[self.rope_type]:
+            if getattr(self, name) is None:
+                raise ValueError(f"rope_type={self.rope_type!r} needs {name}")
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether frequencies change with the sequence's length (beyond `max_position_embeddings`)."""
+        return self.rope_type == "dynamic"
+
+
+def inverse_frequencies(config: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
+    """Frequencies float32 [head_dim / 2] and the factor that scales cos and sin (yarn's attention factor).
+
+    Sources: RoPE (Su et al. 2021), position interpolation (linear), Llama 3's frequency bands, YaRN (Peng et al. 2023).
+    """
+    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / head_dim
+    base = (1.0 / (np.float32(config.theta) ** exponent)).astype(np.float32)
+    if config.rope_type in ("default", "dynamic"):
+        return base, 1.0
+    if config.rope_type == "linear":
+        assert config.factor is not None
+        return (base / config.factor).astype(np.float32), 1.0
+    if config.rope_type == "llama3":
+        return _llama3(config, base), 1.0
+    return _yarn(config, base, head_dim)
+
+
+def _llama3(config: RopeConfig, base: np.ndarray) -> np.ndarray:
+    assert config.factor is not None and config.low_freq_factor is not None and config.high_freq_factor is not None
+    original = config.original_max_position_embeddings
+    turns = original * base / (2 * math.pi)  # full rotations within the pretraining length
+    # Below low_freq_factor turns a frequency is interpolated, above high_freq_factor it is kept, between it is mixed.
+    keep = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    keep = np.clip(keep, 0.0, 1.0)
+    return ((1 - keep) * base / config.factor + keep * base).astype(np.float32)
+
+
+def _yarn(config: RopeConfig, base: np.ndarray, head_dim: int) -> tuple[np.ndarray, float]:
+    original = config.original_max_position_embeddings
+    factor = config.factor if config.factor is not None else config.max_position_embeddings / original
+
+    def dimension_of(turns: float) -> float:
+        return head_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    low, high = dimension_of(config.beta_fast or 32), dimension_of(config.beta_slow or 1)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low if high != low else 0.001
+    ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / width, 0, 1)
+    frequencies = (base / factor * ramp + base * (1 - ramp)).astype(np.float32)
+
+    def magnitude(scale: float, weight: float = 1.0) -> float:
+        return 1.0 if scale <= 1 else 0.1 * weight * math.log(scale) + 1.0
+
+    attention_factor = config.attention_factor
+    if attention_factor is None:
+        if config.mscale and config.mscale_all_dim:
+            attention_factor = magnitude(factor, config.mscale) / magnitude(factor, config.mscale_all_dim)
+        else:
+            attention_factor = magnitude(factor)
+    return frequencies, float(attention_factor)
+
+
+def _dynamic_angles(config: RopeConfig, head_dim: int, positions: jax.Array, lengths: jax.Array) -> jax.Array:
+    """NTK-aware scaling: beyond the pretraining length the base grows with the length of the sequence."""
+    assert config.factor is not None
+    maximum = config.max_position_embeddings
+    length = jnp.maximum(lengths, maximum).astype(jnp.float32)
+    growth = config.factor * length / maximum - (config.factor - 1)
+    theta = config.theta * growth ** (head_dim / (head_dim - 2))
+    exponent = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+    return positions[..., None].astype(jnp.float32) / theta[..., None] ** exponent
+
+
+def rope_cos_sin(
+    config: RopeConfig, head_dim: int, positions: jax.Array, lengths: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """cos and sin, float32 [..., head_dim / 2], of `positions` int32 [...].
+
+    `lengths` int32 [...] matters to the dynamic type only: the length of the sequence when its token was first
+    computed (a prompt token: the prompt's length; a generated one: its position + 1, the default here). This is what
+    Hugging Face computes for one sequence alone, and it does not depend on chunking.
+    """
+    if config.depends_on_length:
+        angles = _dynamic_angles(config, head_dim, positions, positions + 1 if lengths is None else lengths)
+        return jnp.cos(angles), jnp.sin(angles)
+    frequencies, scale = inverse_frequencies(config, head_dim)
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    return jnp.cos(angles) * scale, jnp.sin(angles) * scale
+
+
+def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotate the halves of x [..., heads, head_dim] by cos, sin [..., head_dim / 2]; float32 inside, x's dtype out."""
+    dtype = x.dtype
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(dtype)
