@@ -1,0 +1,65 @@
+# Every target sets up what it needs from a fresh clone, given git, make, bash and any Python 3.12 or newer.
+SHELL := bash
+.DEFAULT_GOAL := targets
+.PHONY: targets venv demo test test-aot test-gpu bench lint types format lock clean
+
+# Extra arguments for pytest or a script: make test ARGS="-k sampler"
+ARGS ?=
+# The lock is made for this version of JAX; pyproject.toml says which versions are supported.
+LOCK_JAX := 0.11.2
+
+PYTHON_CPU := JAX_PLATFORMS=cpu .venv/bin/python
+
+targets: ## print this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
+		printf '%-16s %s\n' "$$target" "$$text"; done
+
+venv: .venv/.installed ## create .venv from requirements.lock
+.venv/.installed: requirements.lock pyproject.toml
+	@bash scripts/make_venv.sh .venv requirements.lock
+
+.venv-cuda/.installed: requirements-cuda13.lock pyproject.toml
+	@bash scripts/make_venv.sh .venv-cuda requirements-cuda13.lock
+
+demo: .venv/.installed ## several prompts at once from the embedded checkpoint
+	@$(PYTHON_CPU) scripts/demo.py $(ARGS)
+
+test: .venv/.installed ## the test suite on the CPU
+	$(PYTHON_CPU) -m pytest $(ARGS)
+
+ifneq ($(wildcard tests/aot/test_*.py),)
+test-aot: .venv-cuda/.installed ## compile kernels and steps for an H200 without one (CUDA wheels, about 5 GB)
+	JAX_PLATFORMS=cpu .venv-cuda/bin/python -m pytest tests/aot $(ARGS)
+else
+test-aot:
+	@echo "tests/aot holds no tests: there is nothing to compile ahead of time"
+endif
+
+test-gpu: ## the GPU tests, with $PYTHON (default python3) of a machine that has a GPU
+	$(or $(PYTHON),python3) -m pytest tests/gpu $(ARGS)
+
+bench: .venv/.installed ## throughput of the embedded checkpoint at several batch sizes
+	@$(PYTHON_CPU) scripts/bench_throughput.py $(ARGS)
+
+lint: .venv/.installed ## ruff: rules and format
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+format: .venv/.installed ## let ruff format and repair what it can
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+types: .venv/.installed ## pyright
+	.venv/bin/pyright
+
+lock: .venv-lock/.installed ## resolve requirements.lock and requirements-cuda13.lock anew
+	scripts/lock.sh $(LOCK_JAX)
+
+.venv-lock/.installed:
+	@python=$$(bash scripts/find_python.sh) && "$$python" -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+	@touch $@
+
+clean: ## remove environments, caches and build products
+	rm -rf .venv .venv-cuda .venv-lock .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
