@@ -13,7 +13,7 @@ if ! "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>
     "$python" -m venv --clear "$venv"
 fi
 echo "installing $(grep -c '==' "$lock") pinned packages from $lock into $venv (the first time takes a minute or more)"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$lock"
+"$venv/bin/python" -m pip install -qq --disable-pip-version-check --requirement "$lock"
 # The build backend is one of the pinned packages: no isolated build that would fetch another one.
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+"$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 touch "$venv/.installed"
