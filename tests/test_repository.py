@@ -1,0 +1,194 @@
+"""What holds for the repository as a whole: locks, layout, dependency floors, the tools of a fresh clone."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCKS = ("requirements.lock", "requirements-cuda13.lock")
+LOCKED_GROUPS = {"requirements.lock": ("build", "test", "train"), "requirements-cuda13.lock": ("build", "test")}
+PYTHON_FOLDERS = ("jaxinfer", "kernels_pallas", "scripts", "tests")
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".lock", ".yml", ".yaml", ".txt", ".jinja"}
+PYTHON_FILES = sorted(path for folder in PYTHON_FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+# Bracketed letters keep the patterns from finding themselves in this file.
+FORBIDDEN = {
+    "a path of one machine": re.compile(r"(?<![\w.~])/(work|root|home|farm|tmp)/"),
+    "the host of a package registry": re.compile(r"py[p]i\.org|python[h]osted|ana[c]onda\.org"),
+    "an author that is a program": re.compile(r"cl[a]ude|anthr[o]pic|ch[a]tgpt|cop[i]lot", re.IGNORECASE),
+}
+
+# A module may import its own floor and those below it. The three data modules are words that every floor uses.
+FLOORS = {
+    "kernels_pallas": 0,
+    "jaxinfer.config": 0,
+    "jaxinfer.sampling_params": 0,
+    "jaxinfer.outputs": 0,
+    "jaxinfer.attention": 1,
+    "jaxinfer.cache": 2,
+    "jaxinfer.sampling": 2,
+    "jaxinfer.models": 2,
+    "jaxinfer.checkpoint": 3,
+    "jaxinfer.speculative": 3,
+    "jaxinfer.branching": 3,
+    "jaxinfer.diffusion": 3,
+    "jaxinfer.engine": 4,
+    "jaxinfer": 5,
+}
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def locked_versions(lock: str) -> dict[str, str]:
+    pins = re.findall(r"^([a-z0-9._-]+)==(\S+)", (ROOT / lock).read_text(), flags=re.MULTILINE)
+    return dict(pins)
+
+
+def text_files() -> Iterator[Path]:
+    yield from (ROOT / "Makefile", ROOT / ".ci" / "run")
+    for folder in (ROOT, *(ROOT / name for name in (*PYTHON_FOLDERS, "checkpoints"))):
+        paths = folder.glob("*") if folder == ROOT else folder.rglob("*")
+        yield from (path for path in paths if path.is_file() and path.suffix in TEXT_SUFFIXES)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def floor_of(module: str) -> int:
+    while module not in FLOORS:
+        module = module.rpartition(".")[0]
+    return FLOORS[module]
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of this project that a file imports; `from package import name` counts as `package.name` if a file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = ROOT.joinpath(*node.module.split("."), alias.name)
+                is_module = inner.is_dir() or inner.with_suffix(".py").exists()
+                found.add(f"{node.module}.{alias.name}" if is_module else node.module)
+    return {name for name in found if name.partition(".")[0] in ("jaxinfer", "kernels_pallas")}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_pins_the_version_of_jax_that_the_project_is_measured_on(lock):
+    versions = locked_versions(lock)
+    assert versions["jax"] == versions["jaxlib"] == "0.11.2"
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_names_no_address(lock):
+    assert not re.search(r"://|--(extra-)?index-url|--find-links|--trusted-host", (ROOT / lock).read_text())
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_requirement_of_a_lock_is_pinned_and_hashed(lock):
+    entries = (ROOT / lock).read_text().replace("\\\n", " ").splitlines()
+    loose = [entry for entry in entries if not re.match(r"[a-z0-9._-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", entry)]
+    assert entries and not loose
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_satisfies_what_the_project_declares(lock):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    declared = list(project["project"]["dependencies"])
+    for group in LOCKED_GROUPS[lock]:
+        declared += project["dependency-groups"][group]
+    versions = locked_versions(lock)
+    unmet = [str(req) for req in map(Requirement, declared) if not req.specifier.contains(versions.get(req.name, "0"))]
+    assert not unmet
+
+
+def test_a_python_file_stays_within_four_hundred_lines():
+    long = [relative(path) for path in PYTHON_FILES if len(path.read_text().splitlines()) > 400]
+    assert PYTHON_FILES and not long
+
+
+def test_a_python_file_says_its_subject_in_a_docstring():
+    silent = [relative(path) for path in PYTHON_FILES if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert not silent
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_text_file_mentions(what):
+    found = [relative(path) for path in text_files() if FORBIDDEN[what].search(path.read_text())]
+    assert not found
+
+
+def test_imports_point_down_the_floors_only():
+    rising = [
+        f"{relative(path)} imports {imported}"
+        for path in PYTHON_FILES
+        if path.relative_to(ROOT).parts[0] in ("jaxinfer", "kernels_pallas")
+        for imported in imported_modules(path)
+        if floor_of(imported) > floor_of(module_name(path))
+    ]
+    assert not rising
+
+
+def test_importing_the_package_or_its_command_line_loads_no_heavy_module():
+    code = "import jaxinfer, jaxinfer.cli, sys; print(*{'jax', 'flax', 'transformers', 'rich'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
+
+
+def test_make_without_a_target_lists_the_targets_one_line_each():
+    result = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("venv", "demo", "test", "test-aot", "test-gpu", "bench", "lint", "types", "lock", "clean"):
+        assert re.search(rf"^make {target} +\S", result.stdout, flags=re.MULTILINE)
+
+
+def find_python(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/find_python.sh where only `tmp_path/bin` is on the PATH and `tmp_path` is the home."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    env = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), **environment}
+    script = str(ROOT / "scripts" / "find_python.sh")
+    return subprocess.run([bash, script], env=env, capture_output=True, text=True, check=False)
+
+
+def test_find_python_passes_over_a_shim_that_answers_127(tmp_path):
+    (tmp_path / "bin").mkdir()
+    shim = tmp_path / "bin" / "python3.12"
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    os.symlink(sys.executable, tmp_path / "bin" / "python3.13")
+    assert find_python(tmp_path).stdout.strip().endswith("python3.13")
+
+
+def test_find_python_looks_under_the_versions_folder_of_pyenv(tmp_path):
+    binary = tmp_path / ".pyenv" / "versions" / "3.12.99" / "bin" / "python3"
+    binary.parent.mkdir(parents=True)
+    os.symlink(sys.executable, binary)
+    assert find_python(tmp_path).stdout.strip() == str(binary)
+
+
+def test_find_python_says_on_one_line_that_there_is_none(tmp_path):
+    result = find_python(tmp_path)
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: no Python 3.12 or newer") and result.stderr.count("\n") == 1
+
+
+def test_find_python_refuses_an_interpreter_given_by_hand_that_does_not_run(tmp_path):
+    result = find_python(tmp_path, PYTHON="no-such-python")
+    assert result.returncode == 1
+    assert "no-such-python" in result.stderr
