@@ -1,0 +1,136 @@
+"""The main job on one screen: prompts of six kinds at once, from the embedded checkpoint, streamed side by side."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from jaxinfer import LLM, RequestOutput, SamplingParams
+from tiny_corpus import Messages, held_out_cases
+
+# Kinds of the corpus that the model was trained on; the cases themselves were held out of its training.
+KINDS = ("dialogue", "plan", "expansion", "reading", "to_json", "arithmetic")
+PANEL_WIDTH = 48
+REFRESHES_PER_SECOND = 10
+
+
+@dataclass
+class Lane:
+    """One prompt and what has come of it so far."""
+
+    title: str
+    messages: Messages
+    text: str = ""
+    finished: bool = False
+
+    @property
+    def question(self) -> str:
+        """What the answer answers; of a conversation, every turn with its speaker."""
+        turns = [message for message in self.messages if message["role"] != "system"]
+        return turns[0]["content"] if len(turns) == 1 else "\n".join(f"{t['role']}: {t['content']}" for t in turns)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", type=int, default=0, help="which held-out case of each kind (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=200, help="longest answer (default: %(default)s)")
+    args = parser.parse_args()
+
+    console = Console()
+    start = time.perf_counter()
+    llm = LLM()
+    loaded = time.perf_counter()
+    lanes = [Lane(kind, held_out_cases(kind, args.case + 1)[args.case].prompt) for kind in KINDS]
+    params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
+    deltas = llm.stream([lane.messages for lane in lanes], params)
+    if console.is_terminal:
+        stream_side_by_side(console, lanes, deltas)
+    else:
+        print_in_turn(lanes, deltas)
+    end = time.perf_counter()
+    console.print(summary(llm, loaded - start, end - loaded))
+
+
+def receive(lanes: Sequence[Lane], output: RequestOutput) -> None:
+    """Add the new text of one request to its lane: request ids count up in the order of the prompts."""
+    lane = lanes[int(output.request_id)]
+    lane.text += output.outputs[0].text
+    lane.finished = output.finished
+
+
+def stream_side_by_side(console: Console, lanes: Sequence[Lane], deltas: Iterable[RequestOutput]) -> None:
+    """Show all answers growing at once; when all are done, leave them on the screen in full."""
+    with Live(console=console, transient=True, refresh_per_second=REFRESHES_PER_SECOND) as live:
+        for output in deltas:
+            receive(lanes, output)
+            live.update(screen(console, lanes))
+    console.print(screen(console, lanes, in_full=True))
+
+
+def screen(console: Console, lanes: Sequence[Lane], in_full: bool = False) -> Table:
+    """The lanes as panels in as many columns as the terminal has room for; while they grow, the panels keep to the
+    terminal's height and show the end of each answer."""
+    columns = max(1, min(len(lanes), console.width // PANEL_WIDTH))
+    rows = [lanes[start : start + columns] for start in range(0, len(lanes), columns)]
+    height = None if in_full else max(5, (console.height - 1) // len(rows))
+    grid = Table.grid(expand=True)
+    for _ in range(columns):
+        grid.add_column(ratio=1)
+    for row in rows:
+        grid.add_row(*(panel(console, lane, console.width // columns - 4, height) for lane in row))
+    return grid
+
+
+def panel(console: Console, lane: Lane, width: int, height: int | None) -> Panel:
+    """One lane: the question, shortened where it has to fit, and the answer."""
+    question = Text(lane.question, style="dim")
+    answer = Text(lane.text)
+    if height is not None:
+        question = Text(lane.question.replace("\n", " "), style="dim", no_wrap=True, overflow="ellipsis")
+        room = height - 3
+        answer = Text("\n").join(answer.wrap(console, width)[-room:])
+    style = "green" if lane.finished else "yellow"
+    return Panel(Group(question, answer), title=lane.title, border_style=style, height=height)
+
+
+def print_in_turn(lanes: Sequence[Lane], deltas: Iterable[RequestOutput]) -> None:
+    """Print every answer once it is complete and those before it are printed."""
+    printed = 0
+    for output in deltas:
+        receive(lanes, output)
+        while printed < len(lanes) and lanes[printed].finished:
+            lane = lanes[printed]
+            print(f"=== {lane.title}\n{lane.question}\n---\n{lane.text}\n", flush=True)
+            printed += 1
+
+
+def summary(llm: LLM, load_seconds: float, seconds: float) -> Table:
+    """What the engine did, in one short table."""
+    metrics = llm.get_metrics()
+    steps = metrics.num_steps_total
+    table = Table(title="six prompts, one batch", title_justify="left")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    for name, value in (
+        ("prompt tokens", f"{metrics.prompt_tokens_total}"),
+        ("output tokens", f"{metrics.generation_tokens_total}"),
+        ("output tokens per second", f"{metrics.generation_tokens_total / seconds:.1f}"),
+        ("steps", f"{steps}"),
+        ("average batch (rows per step)", f"{metrics.scheduled_rows_total / steps:.2f}"),
+        ("seconds to load", f"{load_seconds:.1f}"),
+        ("seconds to generate, compiling included", f"{seconds:.1f}"),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+if __name__ == "__main__":
+    main()

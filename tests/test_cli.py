@@ -1,0 +1,177 @@
+"""The `jaxinfer` command: its options reach the engine, its errors are one line, its help shows examples."""
+
+import io
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import jaxinfer
+from jaxinfer.cli import build_parser, main
+
+
+class EchoLLM:
+    """Stands in for the engine: answers with the last words it was given and remembers what it was asked."""
+
+    latest: "EchoLLM"
+    generation_config = {"temperature": 0.25, "top_p": 0.5}
+
+    def __init__(self, model=None, **options):
+        self.model, self.options, self.asked, self.params = model, options, [], None
+        EchoLLM.latest = self
+
+    def _answer(self, prompt, params):
+        self.asked.append(prompt)
+        self.params = params
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        if text == "refuse":
+            raise ValueError("prompt is too long")
+        return f"echo {text}"
+
+    def stream(self, prompt, params):
+        for word in self._answer(prompt, params).split(" "):
+            yield SimpleNamespace(outputs=[SimpleNamespace(text=f"{word} ")])
+
+    def generate(self, prompts, params):
+        return [SimpleNamespace(outputs=[SimpleNamespace(text=self._answer(prompt, params))]) for prompt in prompts]
+
+    chat = generate
+
+
+@pytest.fixture
+def echo(monkeypatch):
+    monkeypatch.setattr(jaxinfer, "LLM", EchoLLM, raising=False)
+    return EchoLLM
+
+
+def type_lines(monkeypatch, *lines):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "convert"])
+def test_the_help_of_each_verb_shows_an_example(verb, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main([verb, "--help"])
+    assert exit_.value.code == 0
+    assert f"\n  jaxinfer {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [[], ["unknown"], ["generate"], ["convert", "only-a-source"]])
+def test_wrong_usage_exits_with_two(argv, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(argv)
+    assert exit_.value.code == 2
+    assert "usage: jaxinfer" in capsys.readouterr().err
+
+
+def test_options_may_stand_before_and_after_the_prompts():
+    args = build_parser().parse_args(["generate", "--top-k", "5", "one", "two", "--stop", "x", "--stop", "y"])
+    assert args.prompts == ["one", "two"]
+    assert args.top_k == 5
+    assert args.stop == ["x", "y"]
+
+
+def test_a_model_that_is_not_there_is_an_error_of_one_line_with_exit_code_one(tmp_path, capsys):
+    missing = tmp_path / "no-such-model"
+    assert main(["generate", "hello", "--model", str(missing)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("jaxinfer: error: ") and error.count("\n") == 1
+    assert str(missing) in error
+
+
+def test_converting_a_directory_that_is_not_there_names_it_and_leaves_nothing_behind(tmp_path, capsys):
+    missing = tmp_path / "no-such-source"
+    assert main(["convert", str(missing), str(tmp_path / "converted")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("jaxinfer: error: ") and error.count("\n") == 1
+    assert str(missing) in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verbose_shows_the_traceback_before_the_one_line(tmp_path, capsys):
+    assert main(["convert", str(tmp_path / "no-such-source"), str(tmp_path / "converted"), "--verbose"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-1].startswith("jaxinfer: error: ")
+
+
+def test_one_prompt_is_streamed_through_the_chat_template(echo, capsys):
+    assert main(["generate", "good day"]) == 0
+    assert echo.latest.asked == [[user("good day")]]
+    assert capsys.readouterr().out == "echo good day \n"
+
+
+def test_raw_gives_the_prompt_to_the_model_as_it_stands(echo):
+    assert main(["generate", "--raw", "once upon"]) == 0
+    assert echo.latest.asked == ["once upon"]
+
+
+def test_several_prompts_are_printed_in_order_under_their_own_headings(echo, capsys):
+    assert main(["generate", "one", "two"]) == 0
+    assert capsys.readouterr().out == "=== one\necho one\n\n=== two\necho two\n\n"
+
+
+def test_without_a_model_the_engine_chooses_the_embedded_checkpoint(echo):
+    main(["generate", "hello"])
+    assert echo.latest.model is None
+
+
+def test_engine_options_reach_the_engine(echo):
+    main(["generate", "hello", "--model", "somewhere", "--dtype", "float32", "--max-model-len", "64"])
+    assert echo.latest.model == "somewhere"
+    assert echo.latest.options == {"dtype": "float32", "max_model_len": 64}
+
+
+def test_sampling_options_win_over_the_defaults_of_the_checkpoint(echo):
+    main(["generate", "hello", "--temperature", "0.75", "--max-tokens", "9", "--seed", "3", "--stop", "."])
+    params = echo.latest.params
+    assert (params.temperature, params.max_tokens, params.seed, params.stop_strings) == (0.75, 9, 3, (".",))
+    assert params.top_p == 0.5
+
+
+def test_a_bad_sampling_value_is_an_error_of_one_line(echo, capsys):
+    assert main(["generate", "hello", "--top-p", "1.5"]) == 1
+    assert capsys.readouterr().err.startswith("jaxinfer: error: top_p must be")
+
+
+def test_chat_keeps_the_conversation(echo, monkeypatch):
+    type_lines(monkeypatch, "hello", "and now?")
+    assert main(["chat", "--system", "Be brief."]) == 0
+    opening = {"role": "system", "content": "Be brief."}
+    assert echo.latest.asked[1] == [opening, user("hello"), assistant("echo hello "), user("and now?")]
+
+
+def test_clear_forgets_the_conversation_but_not_the_system_message(echo, monkeypatch):
+    type_lines(monkeypatch, "hello", "/clear", "again")
+    main(["chat", "--system", "Be brief."])
+    assert echo.latest.asked[1] == [{"role": "system", "content": "Be brief."}, user("again")]
+
+
+def test_exit_ends_the_chat_and_empty_lines_are_no_turns(echo, monkeypatch):
+    type_lines(monkeypatch, "", "  ", "hello", "/exit", "never asked")
+    assert main(["chat"]) == 0
+    assert echo.latest.asked == [[user("hello")]]
+
+
+def test_a_refused_turn_ends_a_chat_from_a_pipe_with_exit_code_one(echo, monkeypatch, capsys):
+    type_lines(monkeypatch, "refuse", "never asked")
+    assert main(["chat"]) == 1
+    assert "jaxinfer: error: prompt is too long\n" in capsys.readouterr().err
+    assert len(echo.latest.asked) == 1
+
+
+def test_a_refused_turn_leaves_a_person_s_conversation_as_it_was(echo, monkeypatch, capsys):
+    turns = iter(["hello", "refuse", "go on", "/exit"])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", lambda prompt: next(turns))
+    assert main(["chat"]) == 0
+    assert "prompt is too long" in capsys.readouterr().err
+    assert echo.latest.asked[-1] == [user("hello"), assistant("echo hello "), user("go on")]
