@@ -1,1 +1,18 @@
 """Hugging Face checkpoints in, Orbax checkpoints out, models onto a mesh."""
+
+from jaxinfer.checkpoint.convert import convert_checkpoint
+from jaxinfer.checkpoint.directory import read_config, read_generation_config
+from jaxinfer.checkpoint.errors import CheckpointError
+from jaxinfer.checkpoint.export import export_hf
+from jaxinfer.checkpoint.load import load_checkpoint
+from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
+
+__all__ = [
+    "CheckpointError",
+    "convert_checkpoint",
+    "export_hf",
+    "for_tensor_parallel",
+    "load_checkpoint",
+    "read_config",
+    "read_generation_config",
+]

@@ -1,0 +1,124 @@
+"""Checkpoint directories: finding them, telling their kind, reading their configuration files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from jaxinfer.checkpoint.errors import CheckpointError
+from jaxinfer.models.config import ModelConfig
+
+FORMAT_FILE = "jaxinfer.json"  # written last: a converted directory without it is not finished
+FORMAT_VERSION = 1
+WEIGHTS_FOLDER = "weights"
+CONFIG_FILE = "config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+# What travels with the weights, where the source has it.
+COMPANIONS = (
+    CONFIG_FILE, GENERATION_CONFIG_FILE, "chat_template.jinja", "chat_template.json", "tokenizer.json",
+    "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt",
+)  # fmt: skip
+
+
+def find_checkpoint(source: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The directory that `source` names, downloaded first if it is a hub id.
+
+    Args:
+        source: a directory, or a hub id such as "organisation/model".
+        revision: branch, tag or commit of a hub id.
+
+    Raises:
+        FileNotFoundError: there is no such directory and `source` cannot be a hub id.
+        CheckpointError: `source` is a file, or the download failed.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{path} is a file; name the directory that holds {CONFIG_FILE} and the weights")
+    name = os.fspath(source)
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+        raise FileNotFoundError(f"no checkpoint directory at {path.absolute()}")
+    return _download(name, revision)
+
+
+def is_converted(directory: Path) -> bool:
+    """Whether `directory` holds a finished conversion; False for a Hugging Face directory.
+
+    Raises:
+        CheckpointError: the conversion was interrupted, or another version of this engine wrote it.
+    """
+    marker = directory / FORMAT_FILE
+    if not marker.is_file():
+        if (directory / WEIGHTS_FOLDER).is_dir():
+            raise CheckpointError(
+                f"{directory} is incomplete: {WEIGHTS_FOLDER}/ is there but {FORMAT_FILE} is not, so its conversion "
+                "did not finish; delete the directory and run the conversion again"
+            )
+        return False
+    version = read_json(marker).get("format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{marker} has format_version {version!r}, but this engine reads {FORMAT_VERSION}; convert the source again"
+        )
+    return True
+
+
+def read_config(path: str | os.PathLike[str]) -> tuple[dict[str, Any], ModelConfig]:
+    """`config.json` of a checkpoint directory, as it stands there and as the engine understands it.
+
+    Raises:
+        CheckpointError: there is no `config.json`, or it is not a JSON object.
+        UnsupportedConfigError: it describes a model that is not supported.
+    """
+    file = Path(path) / CONFIG_FILE
+    if not file.is_file():
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {CONFIG_FILE}")
+    values = read_json(file)
+    return values, ModelConfig.from_hf(values)
+
+
+def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """`generation_config.json` of a checkpoint directory; empty if there is none.
+
+    Raises:
+        CheckpointError: the file is not a JSON object.
+    """
+    file = Path(path) / GENERATION_CONFIG_FILE
+    return read_json(file) if file.is_file() else {}
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        CheckpointError: the file holds something else.
+    """
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file} must hold a JSON object")
+    return values
+
+
+def _download(name: str, revision: str | None) -> Path:
+    import huggingface_hub  # a local directory needs none of it
+
+    patterns = ["*.safetensors", "*.safetensors.index.json", *COMPANIONS]
+    try:
+        found = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]
+        )
+    except Exception as error:  # the client raises its own, the transport's and the operating system's errors
+        raise CheckpointError(
+            f"there is no directory {name}, and as a hub id it cannot be downloaded "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}); "
+            "check the name and the network, or pass a local directory"
+        ) from error
+    return Path(found)

@@ -1,0 +1,165 @@
+"""Models to Hugging Face directories: the inverse of loading one."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from jaxinfer.checkpoint.directory import CONFIG_FILE
+from jaxinfer.checkpoint.dtypes import parse_dtype
+from jaxinfer.checkpoint.safetensors_reader import DTYPES, INDEX_FILE, SINGLE_FILE
+from jaxinfer.checkpoint.weight_map import Placement, placements
+from jaxinfer.models.config import FAMILIES, ModelConfig
+from jaxinfer.models.rope import RopeConfig
+
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def export_hf(
+    model: nnx.Module,
+    config: ModelConfig,
+    directory: str | os.PathLike[str],
+    *,
+    dtype: Any = "float32",
+    max_shard_bytes: int | None = None,
+) -> None:
+    """Write `config.json` and safetensors with Hugging Face's names and layouts.
+
+    Args:
+        model: has `config`'s parameters.
+        config: describes the model; raises if no Hugging Face configuration says the same.
+        directory: made if it is not there; must hold no weights yet.
+        dtype: of the stored weights.
+        max_shard_bytes: start a new file when one would grow past this; None for a single file.
+
+    Raises:
+        FileExistsError: `directory` holds weights.
+        ValueError: unknown `dtype`, or a configuration that the family's Hugging Face class cannot express.
+    """
+    stored = parse_dtype(dtype)
+    if stored is None:
+        raise ValueError("dtype must be given: float32, bfloat16 or float16")
+    values = hf_config(config) | {"dtype": str(stored)}
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (SINGLE_FILE, INDEX_FILE):
+        if (folder / name).exists():
+            raise FileExistsError(f"{folder / name} exists; choose an empty directory")
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    arrays = {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+    shards = _shards(placements(config), stored.itemsize, max_shard_bytes)
+    if len(shards) == 1:
+        _write(folder / SINGLE_FILE, shards[0], arrays, stored)
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        _write(folder / name, shard, arrays, stored)
+        weight_map |= {placement.source: name for placement in shard}
+    total = sum(_nbytes(placement, stored.itemsize) for shard in shards for placement in shard)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def hf_config(config: ModelConfig) -> dict[str, Any]:
+    """The Hugging Face `config.json` of `config`, such that `ModelConfig.from_hf` gives `config` back.
+
+    Raises:
+        ValueError: the architecture's Hugging Face class cannot express it; names the field.
+    """
+    family = FAMILIES[config.architecture]
+    eos = config.eos_token_ids
+    values: dict[str, Any] = {
+        "architectures": [config.architecture],
+        "model_type": family.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": config.hidden_act,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "rope_parameters": _rope_parameters(config.rope),
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": eos[0] if len(eos) == 1 else list(eos) or None,
+    }
+    if family.bias_fields:
+        values["attention_bias"] = config.qkv_bias
+    if family.mlp_bias_field:
+        values["mlp_bias"] = config.mlp_bias
+    back = ModelConfig.from_hf(values)
+    for name in ModelConfig.__dataclass_fields__:
+        if name != "dtype" and getattr(back, name) != getattr(config, name):
+            raise ValueError(
+                f"{family.architecture} in Hugging Face's format cannot express {name}={getattr(config, name)!r}"
+            )
+    return values
+
+
+def _rope_parameters(rope: RopeConfig) -> dict[str, Any]:
+    values: dict[str, Any] = {"rope_type": rope.rope_type, "rope_theta": rope.theta}
+    names = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
+             "mscale_all_dim")  # fmt: skip
+    values |= {name: getattr(rope, name) for name in names if getattr(rope, name) is not None}
+    if rope.rope_type in ("llama3", "yarn"):
+        values["original_max_position_embeddings"] = rope.original_max_position_embeddings
+    if not rope.truncate:
+        values["truncate"] = False
+    return values
+
+
+def _nbytes(placement: Placement, itemsize: int) -> int:
+    return int(np.prod(placement.source_shape)) * itemsize
+
+
+def _shards(placed: Sequence[Placement], itemsize: int, limit: int | None) -> list[list[Placement]]:
+    shards: list[list[Placement]] = [[]]
+    size = 0
+    for placement in placed:
+        nbytes = _nbytes(placement, itemsize)
+        if limit is not None and shards[-1] and size + nbytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(placement)
+        size += nbytes
+    return shards
+
+
+def _write(file: Path, shard: Sequence[Placement], arrays: Mapping[str, Any], dtype: np.dtype) -> None:
+    """One safetensors file: the header's length, the header, the tensors one after the other."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for placement in shard:
+        end = offset + _nbytes(placement, dtype.itemsize)
+        header[placement.source] = {
+            "dtype": _DTYPE_NAMES[dtype],
+            "shape": list(placement.source_shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for tensor in _tensors(shard, arrays):
+            stream.write(tensor.astype(dtype).tobytes())
+
+
+def _tensors(shard: Sequence[Placement], arrays: Mapping[str, Any]) -> Iterator[np.ndarray]:
+    """The tensors of a shard; a parameter that several of them share is fetched once."""
+    path, whole = "", np.empty(0)
+    for placement in shard:
+        if placement.target.path != path:
+            path, whole = placement.target.path, np.asarray(arrays[placement.target.path])
+        yield placement.to_source(whole)

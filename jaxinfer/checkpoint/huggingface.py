@@ -1,0 +1,112 @@
+"""A Hugging Face directory as a source of whole parameters, assembled one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxinfer.checkpoint.dtypes import parse_dtype
+from jaxinfer.checkpoint.errors import CheckpointError, some_of
+from jaxinfer.checkpoint.safetensors_reader import StoredTensor, open_checkpoint
+from jaxinfer.checkpoint.weight_map import Placement, match_sources, placements, tied_copies
+from jaxinfer.models.config import ModelConfig
+
+
+class HuggingFaceWeights:
+    """The parameters of `config` that lie as safetensors in `directory`.
+
+    Opening checks names, shapes and files; contents are read when a parameter is asked for, so the memory in use is
+    one parameter and one source tensor.
+
+    Args:
+        directory: holds `model.safetensors`, or shards and their index.
+        config: what the parameters are checked against.
+        dtype: of the parameters; None for the dtype of the files.
+        on_read: called with the number of bytes after each source tensor.
+
+    Raises:
+        CheckpointError: files are missing or damaged, tensors missing, left over or of the wrong shape.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: ModelConfig,
+        dtype: Any = None,
+        on_read: Callable[[int], object] = lambda nbytes: None,
+    ) -> None:
+        self.directory = directory
+        tensors = open_checkpoint(directory)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        try:
+            names = match_sources(shapes, config)
+        except CheckpointError as error:
+            raise CheckpointError(f"{directory}: {error}") from error
+        self._parts: dict[str, list[tuple[Placement, StoredTensor]]] = {}
+        for placement in placements(config):
+            tensor = tensors[names[placement.source]]
+            self._parts.setdefault(placement.target.path, []).append((placement, tensor))
+        self.dtype = parse_dtype(dtype) or self._stored_dtype(config)
+        self._on_read = on_read
+        for copy, original in tied_copies(shapes, config).items():
+            _check_equal(tensors[copy], tensors[original])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all source tensors."""
+        return sum(tensor.nbytes for parts in self._parts.values() for _, tensor in parts)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every parameter, by its path."""
+        return {target: parts[0][0].target.shape for target, parts in self._parts.items()}
+
+    def read(self, target: str) -> np.ndarray:
+        """The whole parameter, in fresh memory.
+
+        Raises:
+            CheckpointError: a value does not fit into the dtype that was asked for.
+        """
+        parts = self._parts[target]
+        parameter = np.empty(parts[0][0].target.shape, self.dtype)
+        for placement, tensor in parts:
+            with np.errstate(over="ignore"):  # reported below, with the tensor's name
+                placement.store(tensor.read(), parameter)
+            if self.dtype == np.float16 and tensor.dtype != np.float16:
+                _check_finite(parameter[placement.part], tensor)
+            self._on_read(tensor.nbytes)
+        return parameter
+
+    def _stored_dtype(self, config: ModelConfig) -> np.dtype:
+        found = {tensor.dtype for parts in self._parts.values() for _, tensor in parts}
+        if len(found) > 1:
+            # One parameter may come from several tensors, and a model computes in one dtype: the configuration decides.
+            if config.dtype is None:
+                names = some_of(sorted(map(str, found)))
+                raise CheckpointError(f"{self.directory} mixes {names} and config.json names no dtype; pass dtype")
+            found = {parse_dtype(config.dtype)}
+        dtype = found.pop()
+        if dtype not in (np.float32, np.float16, ml_dtypes.bfloat16):
+            raise CheckpointError(f"{self.directory} stores {dtype} weights; pass dtype to convert them")
+        return np.dtype(dtype)
+
+
+def _check_finite(values: np.ndarray, tensor: StoredTensor) -> None:
+    if not np.isfinite(values).all():
+        raise CheckpointError(
+            f"{tensor.name} in {tensor.file} has values that float16 cannot hold (its largest is 65504, and NaN or "
+            "infinity are not weights); use bfloat16 or float32"
+        )
+
+
+def _check_equal(copy: StoredTensor, original: StoredTensor) -> None:
+    same = copy.shape == original.shape and copy.dtype == original.dtype
+    if not same or any((a != b).any() for a, b in zip(copy.pieces(), original.pieces(), strict=True)):
+        raise CheckpointError(
+            f"tie_word_embeddings is set, but {copy.name} in {copy.file} differs from {original.name}: "
+            "one of the two would be ignored"
+        )
