@@ -1,0 +1,34 @@
+"""The integers that tell attention which token is whose and what it may see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """A step's tokens in rows, in two groups.
+
+    The first `decode_rows` rows hold `decode_width` tokens each (a decode token; or a row's branches and draft nodes,
+    padded), at tokens [r * decode_width, (r + 1) * decode_width). The other rows hold prefill chunks of any length,
+    packed one after the other. T tokens, R rows, P pages per row, W words of tail bits (0: no tails in this step).
+
+    Padding tokens have slot num_pages * page_size (dropped) and limit -1 (see nothing); padding rows have kv_len 0.
+    """
+
+    slot_mapping: jax.Array  # int32 [T], the slot that the token's K and V are written to
+    row: jax.Array  # int32 [T]
+    limit: jax.Array  # int32 [T], the highest lane index that the token may see
+    branch: jax.Array  # int32 [T], -1 for tokens of the trunk
+    tail_bits: jax.Array  # uint32 [T, W], bit i: the token sees lane index tail_start + i
+    page_table: jax.Array  # int32 [R, P]
+    page_branch: jax.Array  # int32 [R, P], the branch that owns the page (looked at from trunk_len on)
+    kv_len: jax.Array  # int32 [R], lane indices in use, this step's tokens included
+    trunk_len: jax.Array  # int32 [R]
+    tail_start: jax.Array  # int32 [R]
+    query_start_loc: jax.Array  # int32 [R + 1], the first token of each row
+    decode_rows: int = field(metadata={"static": True})
+    decode_width: int = field(metadata={"static": True})

@@ -1,0 +1,46 @@
+"""The visibility rule: which lane indices a query token sees. Every backend computes exactly this."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+TAIL_WORD_BITS = 32
+
+
+def visible(
+    index: jax.Array,
+    *,
+    limit: jax.Array,
+    branch: jax.Array,
+    tail_bits: jax.Array,
+    trunk_len: jax.Array,
+    tail_start: jax.Array,
+    index_branch: jax.Array,
+) -> jax.Array:
+    """Whether queries see lane indices; all arguments broadcast against each other.
+
+    Args:
+        index: int32, lane indices.
+        limit, branch: int32, of the queries.
+        tail_bits: uint32 [..., W], of the queries; leading axes broadcast with the others.
+        trunk_len, tail_start: int32, of the queries' rows.
+        index_branch: int32, `page_branch` of the page that holds each index.
+
+    Returns:
+        bool: below `tail_start`, not beyond the limit and in the trunk or in the query's own branch; from `tail_start`
+        on, whether the query's tail bit is set.
+    """
+    in_context = (index <= limit) & ((index < trunk_len) | (index_branch == branch))
+    words = tail_bits.shape[-1]
+    if words == 0:
+        return (index < tail_start) & in_context
+    offset = index - tail_start
+    bit = jnp.zeros(jnp.broadcast_shapes(offset.shape, tail_bits.shape[:-1]), bool)
+    for word in range(words):
+        shift = offset - word * TAIL_WORD_BITS
+        here = (shift >= 0) & (shift < TAIL_WORD_BITS)
+        # A shift by 32 or more is undefined: out of range offsets are clipped and masked.
+        value = (tail_bits[..., word] >> jnp.clip(shift, 0, TAIL_WORD_BITS - 1).astype(jnp.uint32)) & 1
+        bit = bit | (here & (value == 1))
+    return jnp.where(index < tail_start, in_context, bit)

@@ -1,0 +1,54 @@
+"""The KV pool: one array per layer for keys and one for values, allocated once and updated in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxinfer.models.config import ModelConfig
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of all slots. Steps take it donated and return it: the same memory with new contents."""
+
+    k: tuple[jax.Array, ...]  # per layer [num_pages, page_size, num_kv_heads, head_dim]
+    v: tuple[jax.Array, ...]  # per layer [num_pages, page_size, num_kv_heads, head_dim]
+
+    @classmethod
+    def allocate(
+        cls,
+        config: ModelConfig,
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: jnp.dtype,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> KVCache:
+        """A zeroed pool of `num_pages` pages of `page_size` slots, its heads split over the mesh axis `tensor`."""
+        shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
+        sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, None, "tensor", None))
+        arrays = [jnp.zeros(shape, dtype, device=sharding) for _ in range(2 * config.num_layers)]
+        return cls(k=tuple(arrays[::2]), v=tuple(arrays[1::2]))
+
+    @property
+    def num_pages(self) -> int:
+        return self.k[0].shape[0]
+
+    @property
+    def page_size(self) -> int:
+        return self.k[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole pool, over all devices."""
+        return sum(array.nbytes for array in (*self.k, *self.v))
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype) -> int:
+    """Bytes that one slot takes in all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize

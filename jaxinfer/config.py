@@ -1,0 +1,101 @@
+"""The engine's settings, validated where they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.attention.backend import ATTENTION_BACKENDS
+from jaxinfer.cache.kv_cache import kv_bytes_per_token
+from jaxinfer.engine.request_queue import SCHEDULING_POLICIES
+from jaxinfer.models.config import ModelConfig
+
+# On a CPU the pool shares memory with everything else: enough for a laptop's work, and a parameter away from more.
+CPU_KV_CACHE_BYTES = 512 * 2**20
+
+_DTYPES = {
+    "float32": jnp.float32, "float": jnp.float32,
+    "bfloat16": jnp.bfloat16,
+    "float16": jnp.float16, "half": jnp.float16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Limits of an engine. Sizes count tokens, except `max_num_seqs` (requests running at once).
+
+    Raises:
+        ValueError: a field is out of range, named with its value and what is allowed.
+    """
+
+    max_model_len: int
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    page_size: int = 16
+    kv_cache_tokens: int = 65536
+    scheduling_policy: str = "fcfs"
+    attention_backend: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "kv_cache_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if self.page_size & (self.page_size - 1) or self.page_size > 256:
+            raise ValueError(f"page_size must be a power of two up to 256, got {self.page_size}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): a step decodes one token for every running request"
+            )
+        if self.num_pages * self.page_size < self.max_model_len:
+            raise ValueError(
+                f"kv_cache_tokens ({self.kv_cache_tokens}) holds {self.num_pages * self.page_size} tokens in whole "
+                f"pages of {self.page_size}, too few for one request of max_model_len ({self.max_model_len}): raise "
+                f"kv_cache_tokens or set max_model_len to at most {self.num_pages * self.page_size}"
+            )
+        for name, allowed in (("scheduling_policy", SCHEDULING_POLICIES), ("attention_backend", ATTENTION_BACKENDS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+
+    @property
+    def num_pages(self) -> int:
+        return self.kv_cache_tokens // self.page_size
+
+
+def resolve_dtype(name: str | jnp.dtype, device: jax.Device | None = None) -> jnp.dtype:
+    """The dtype of weights and KV called `name`; "auto" is bfloat16 on accelerators and float32 on CPU.
+
+    XLA's bfloat16 matrix-vector product on CPU runs at a quarter of float32's speed.
+
+    Raises:
+        ValueError: not a dtype that the engine runs in.
+    """
+    if name == "auto":
+        platform = (device or jax.devices()[0]).platform
+        return jnp.dtype(jnp.float32 if platform == "cpu" else jnp.bfloat16)
+    key = name if isinstance(name, str) else jnp.dtype(name).name
+    if key not in _DTYPES:
+        raise ValueError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {name!r}")
+    return jnp.dtype(_DTYPES[key])
+
+
+def default_kv_cache_tokens(
+    model: ModelConfig, *, dtype: jnp.dtype, max_model_len: int, max_num_seqs: int, page_size: int,
+    gpu_memory_utilization: float,
+) -> int:  # fmt: skip
+    """A pool size: what memory allows, at most what all requests at full length need, at least one full request."""
+    if not 0 < gpu_memory_utilization <= 1:
+        raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
+    per_token = kv_bytes_per_token(model, dtype)
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        allowed = CPU_KV_CACHE_BYTES
+    else:
+        memory = device.memory_stats()
+        allowed = int(memory["bytes_limit"] * gpu_memory_utilization) - memory["bytes_in_use"]
+    one = -(-max_model_len // page_size) * page_size
+    return max(one, min(allowed // per_token, one * max_num_seqs))

@@ -1,0 +1,177 @@
+"""From the scheduler's decisions to the arrays of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxinfer.engine.buckets import Buckets
+from jaxinfer.engine.request import Request
+from jaxinfer.engine.scheduler import SchedulerOutput
+from jaxinfer.engine.step_batch import PackedBatch
+
+
+@dataclass(frozen=True)
+class BuiltBatch:
+    """A packed step and, for each scheduled request in the scheduler's order, the row that it got."""
+
+    packed: PackedBatch
+    rows: np.ndarray
+
+
+class InputBatch:
+    """Keeps what does not change from step to step (page tables, sampling parameters) in arrays, one seat a request."""
+
+    def __init__(self, buckets: Buckets, *, page_size: int, num_pages: int) -> None:
+        seats = buckets.max_num_seqs
+        self.buckets = buckets
+        self.page_size = page_size
+        self.num_slots = page_size * num_pages
+        self.free_seats = list(range(seats - 1, -1, -1))
+        self.seat_of: dict[str, int] = {}
+        self.page_table = np.zeros((seats, buckets.pages_per_row[-1]), np.int32)
+        self.num_pages = np.zeros(seats, np.int32)
+        self.prompt_len = np.zeros(seats, np.int32)
+        self.temperature = np.zeros(seats, np.float32)
+        self.top_k = np.zeros(seats, np.int32)
+        self.top_p = np.ones(seats, np.float32)
+        self.min_p = np.zeros(seats, np.float32)
+        self.request_key = np.zeros((seats, 2), np.uint32)
+        self.biased: set[int] = set()  # seats whose request may ban tokens
+
+    def build(self, output: SchedulerOutput) -> BuiltBatch:
+        """The arrays of one step; also takes over arrivals, new pages and departures."""
+        for request_id in (*output.finished_req_ids, *output.preempted_req_ids):
+            self._leave(request_id)
+        requests, counts = output.requests, np.asarray(output.num_tokens, np.int32)
+        for request in requests:
+            seat = request.seat if request.request_id in self.seat_of else self._enter(request)
+            if self.num_pages[seat] != len(request.pages):
+                self._add_pages(seat, request.pages)
+        seats = np.fromiter((request.seat for request in requests), np.int32, len(requests))
+        computed = np.fromiter((request.num_computed_tokens for request in requests), np.int32, len(requests))
+        kv_len = computed + counts
+
+        is_decode = counts == 1
+        decodes = np.flatnonzero(is_decode)
+        # Long lanes beside long lanes: a tile of decode rows costs what its longest row costs.
+        decodes = decodes[np.argsort(-kv_len[decodes], kind="stable")]
+        prefills = np.flatnonzero(~is_decode)
+        biases = self._biases(requests) if self.biased else []
+        shape = self.buckets.shape_for(
+            decode_rows=len(decodes),
+            prefill_rows=len(prefills),
+            prefill_tokens=int(counts[prefills].sum()),
+            pages_per_row=int(self.num_pages[seats].max()),
+            num_biases=len(biases),
+        )
+        rows = np.zeros(len(requests), np.int32)
+        rows[decodes] = np.arange(len(decodes))
+        rows[prefills] = shape.decode_rows + np.arange(len(prefills))
+        packed = PackedBatch(shape)
+        self._fill_rows(packed, rows, seats, kv_len)
+        self._fill_tokens(packed, requests, rows, seats, computed, counts, decodes, prefills)
+        for entry, (index, token, value) in enumerate(biases):
+            packed["bias_row"][entry] = rows[index]
+            packed["bias_token"][entry] = token
+            packed["bias_value"][entry] = value
+        packed["bias_row"][len(biases) :] = shape.num_logits
+        return BuiltBatch(packed, rows)
+
+    def _fill_rows(self, packed: PackedBatch, rows: np.ndarray, seats: np.ndarray, kv_len: np.ndarray) -> None:
+        pages = packed.shape.pages_per_row
+        packed["page_table"][rows] = self.page_table[seats, :pages]
+        packed["page_branch"][:] = -1
+        for name in ("kv_len", "trunk_len", "tail_start"):  # everything is trunk, and there is no tail
+            packed[name][rows] = kv_len
+        packed["temperature"][rows] = self.temperature[seats]
+        packed["top_k"][rows] = self.top_k[seats]
+        packed["top_p"][:] = 1.0
+        packed["top_p"][rows] = self.top_p[seats]
+        packed["min_p"][rows] = self.min_p[seats]
+        packed["request_key"][rows] = self.request_key[seats]
+        packed["sample_position"][rows] = kv_len
+
+    def _fill_tokens(
+        self,
+        packed: PackedBatch,
+        requests: Sequence[Request],
+        rows: np.ndarray,
+        seats: np.ndarray,
+        computed: np.ndarray,
+        counts: np.ndarray,
+        decodes: np.ndarray,
+        prefills: np.ndarray,
+    ) -> None:
+        shape = packed.shape
+        total = int(counts[prefills].sum())
+        # Indices into T of the scheduled tokens: decode rows first, then the packed prefill chunks.
+        where = np.concatenate([np.arange(len(decodes)), shape.decode_rows + np.arange(total)]).astype(np.int32)
+        order = np.concatenate([decodes, prefills])
+        repeat = counts[order]
+        first = np.cumsum(repeat) - repeat
+        offset = np.arange(len(where), dtype=np.int32) - np.repeat(first, repeat).astype(np.int32)
+        positions = np.repeat(computed[order], repeat) + offset
+        seat = np.repeat(seats[order], repeat)
+
+        tokens = [requests[i].token_ids[computed[i]] for i in decodes]
+        for i in prefills:
+            tokens += requests[i].token_ids[computed[i] : computed[i] + counts[i]]
+        packed["token_ids"][where] = tokens
+        packed["positions"][where] = positions
+        packed["lengths"][where] = np.maximum(positions + 1, self.prompt_len[seat])
+        packed["slot_mapping"][:] = self.num_slots + np.arange(shape.num_tokens)
+        packed["slot_mapping"][where] = (
+            self.page_table[seat, positions // self.page_size] * self.page_size + positions % self.page_size
+        )
+        packed["row"][where] = np.repeat(rows[order], repeat)
+        packed["limit"][:] = -1
+        packed["limit"][where] = positions
+        packed["branch"][:] = -1
+
+        starts = packed["query_start_loc"]
+        starts[: shape.decode_rows] = np.arange(shape.decode_rows)
+        ends = shape.decode_rows + np.cumsum(counts[prefills])
+        starts[shape.decode_rows] = shape.decode_rows
+        starts[shape.decode_rows + 1 : shape.decode_rows + 1 + len(prefills)] = ends
+        starts[shape.decode_rows + 1 + len(prefills) :] = shape.decode_rows + total
+        packed["logits_index"][rows[decodes]] = np.arange(len(decodes))
+        packed["logits_index"][rows[prefills]] = ends - 1
+
+    def _biases(self, requests: Sequence[Request]) -> list[tuple[int, int, float]]:
+        found = []
+        for index, request in enumerate(requests):
+            if request.seat in self.biased:
+                banned = request.banned_tokens()
+                found += [(index, token, -np.inf) for token in banned]
+                if not banned:
+                    self.biased.discard(request.seat)
+        return found
+
+    def _enter(self, request: Request) -> int:
+        seat = request.seat = self.free_seats.pop()
+        self.seat_of[request.request_id] = seat
+        self.num_pages[seat] = 0
+        self.prompt_len[seat] = request.num_prompt_tokens
+        params = request.sampling_params
+        self.temperature[seat] = params.temperature
+        self.top_k[seat] = max(params.top_k, 0)
+        self.top_p[seat] = params.top_p
+        self.min_p[seat] = params.min_p
+        self.request_key[seat] = request.request_key
+        if request.banned_tokens():
+            self.biased.add(seat)
+        return seat
+
+    def _add_pages(self, seat: int, pages: Sequence[int]) -> None:
+        known = self.num_pages[seat]
+        self.page_table[seat, known : len(pages)] = pages[known:]
+        self.num_pages[seat] = len(pages)
+
+    def _leave(self, request_id: str) -> None:
+        seat = self.seat_of.pop(request_id, None)
+        if seat is not None:  # aborted before it ever ran
+            self.free_seats.append(seat)
+            self.biased.discard(seat)

@@ -1,0 +1,305 @@
+"""The scheduler lets every request's computed tokens catch up with its known tokens, within limits.
+
+There are no phases: a prefill, a chunk of one, a decode and a recomputation after preemption are all "some tokens of
+this request". Running requests go first, so that decodes are never starved by prompts; waiting ones enter when tokens,
+rows and pages are left; when pages run out the last comer is preempted and recomputed later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.request_queue import make_request_queue
+from jaxinfer.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """What a step may hold: tokens in all, rows, rows that carry more than one token, and the policy."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_prefill_rows: int
+    page_size: int
+    scheduling_policy: str = "fcfs"
+
+
+@dataclass(frozen=True)
+class NewRequestData:
+    """A request that is scheduled for the first time."""
+
+    req_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    page_ids: list[int]
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True)
+class CachedRequestData:
+    """Requests that were scheduled before: their state is known, only what changed is said. Lists run in parallel."""
+
+    req_ids: list[str] = field(default_factory=list)
+    resumed_req_ids: set[str] = field(default_factory=set)  # recomputed after preemption: page_ids is the whole list
+    new_page_ids: list[list[int]] = field(default_factory=list)
+    num_computed_tokens: list[int] = field(default_factory=list)
+    num_output_tokens: list[int] = field(default_factory=list)
+
+    @classmethod
+    def make_empty(cls) -> CachedRequestData:
+        return cls()
+
+
+@dataclass(frozen=True)
+class SchedulerOutput:
+    """One step's decisions. `requests` and `num_tokens` run in parallel; the rest says the same for observers."""
+
+    requests: list[Request]
+    num_tokens: list[int]
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    finished_req_ids: set[str]
+    preempted_req_ids: set[str]
+    total_num_scheduled_tokens: int
+
+    @property
+    def num_scheduled_tokens(self) -> dict[str, int]:
+        return {r.request_id: n for r, n in zip(self.requests, self.num_tokens, strict=True)}
+
+
+class Scheduler:
+    """Decides what the next step computes; owns the waiting queue, the running list and everybody's pages."""
+
+    def __init__(self, limits: SchedulerLimits, allocator: PageAllocator) -> None:
+        self.limits = limits
+        self.allocator = allocator
+        self.waiting = make_request_queue(limits.scheduling_policy)
+        self.running: list[Request] = []
+        self.requests: dict[str, Request] = {}
+        self.finished_req_ids: set[str] = set()
+        self.num_preemptions = 0
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: its id is in use, or the whole pool could not hold it.
+        """
+        if request.request_id in self.requests:
+            raise ValueError(f"request_id {request.request_id!r} is in use")
+        needed = self._pages_for(request.max_total_tokens)
+        if needed > self.allocator.num_pages:
+            raise ValueError(
+                f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, the KV pool holds "
+                f"{self.allocator.num_pages * self.limits.page_size}: raise kv_cache_tokens or lower max_tokens"
+            )
+        self.requests[request.request_id] = request
+        self.waiting.add_request(request)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.running) or len(self.waiting) > 0
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose tokens for the next step and take the pages they need."""
+        plan = _Plan(self.limits)
+        self._schedule_running(plan)
+        if not plan.preempted:
+            self._schedule_waiting(plan)
+        finished, self.finished_req_ids = self.finished_req_ids, set()
+        return SchedulerOutput(
+            requests=[entry[0] for entry in plan.entries],
+            num_tokens=[entry[1] for entry in plan.entries],
+            scheduled_new_reqs=plan.new,
+            scheduled_cached_reqs=plan.cached,
+            finished_req_ids=finished,
+            preempted_req_ids={request.request_id for request in plan.preempted},
+            total_num_scheduled_tokens=self.limits.max_num_batched_tokens - plan.budget,
+        )
+
+    def _schedule_running(self, plan: _Plan) -> None:
+        index = 0
+        while index < len(self.running) and plan.budget > 0:
+            request = self.running[index]
+            index += 1
+            count = plan.tokens_for(request)
+            if count == 0:
+                continue
+            new_pages = self._take_pages(request, request.num_computed_tokens + count, plan)
+            if new_pages is None:  # it was the victim itself; its place in the list is the next request's now
+                index -= 1
+                continue
+            if plan.preempted:  # victims before it in the list moved it
+                index = self.running.index(request) + 1
+            plan.add_cached(request, count, new_pages)
+
+    def _take_pages(self, request: Request, num_tokens: int, plan: _Plan) -> list[int] | None:
+        """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""
+        missing = self._pages_for(num_tokens) - len(request.pages)
+        if missing <= 0:
+            return []
+        while missing > self.allocator.num_free:
+            victim = self._victim()
+            self._preempt(victim, plan)
+            if victim is request:
+                return None
+        pages = self.allocator.allocate(missing)
+        request.pages += pages
+        return pages
+
+    def _victim(self) -> Request:
+        if self.limits.scheduling_policy == "priority":
+            return max(self.running, key=lambda request: (request.priority, request.arrival))
+        return self.running[-1]
+
+    def _preempt(self, victim: Request, plan: _Plan) -> None:
+        self.running.remove(victim)
+        plan.remove(victim)
+        self._release(victim)
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_computed_tokens = 0
+        victim.metrics.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.prepend_request(victim)
+
+    def _schedule_waiting(self, plan: _Plan) -> None:
+        while len(self.waiting) and plan.budget > 0 and len(self.running) < self.limits.max_num_seqs:
+            request = self.waiting.peek_request()
+            count = plan.tokens_for(request)
+            missing = self._pages_for(request.num_computed_tokens + count)
+            if count == 0 or missing > self.allocator.num_free:
+                break
+            self.waiting.pop_request()
+            request.pages = self.allocator.allocate(missing)
+            resumed = request.status is RequestStatus.PREEMPTED
+            request.status = RequestStatus.RUNNING
+            self.running.append(request)
+            if resumed:
+                plan.add_cached(request, count, list(request.pages), resumed=True)
+            else:
+                request.metrics.first_scheduled_time = time.perf_counter()
+                plan.add_new(request, count)
+
+    def update_from_output(self, output: SchedulerOutput, sampled: Sequence[int]) -> list[tuple[Request, int]]:
+        """Take a step's results: advance computed tokens, append the sampled ones, release what finished.
+
+        Args:
+            sampled: a token for each of `output.requests`; only read where the request's known tokens are all computed.
+
+        Returns:
+            (request, new token) for every request that got a token; those that ended have a finished status.
+        """
+        landed: list[tuple[Request, int]] = []
+        ended: list[Request] = []
+        for request, count, token in zip(output.requests, output.num_tokens, sampled, strict=True):
+            if request.status is not RequestStatus.RUNNING:
+                continue  # aborted between launch and landing
+            request.num_computed_tokens += count
+            if request.num_computed_tokens < len(request.token_ids):
+                continue  # a chunk of a prompt: its last token's logits mean nothing yet
+            status = request.append(token)
+            landed.append((request, token))
+            if status is not None:
+                request.status = status
+                ended.append(request)
+        self._forget(ended)
+        return landed
+
+    def finish_requests(self, requests: Sequence[Request], status: RequestStatus) -> None:
+        """End requests from outside (a stop string, an abort, an error), wherever they stand."""
+        for request in requests:
+            if request.is_finished:
+                raise ValueError(f"request {request.request_id!r} is finished already ({request.status.value})")
+            if request.status is not RequestStatus.RUNNING:
+                self.waiting.remove_request(request)
+            request.status = status
+        self._forget(requests)
+
+    def _forget(self, ended: Sequence[Request]) -> None:
+        if not ended:
+            return
+        for request in ended:
+            request.metrics.finished_time = time.perf_counter()
+            self._release(request)
+            self.finished_req_ids.add(request.request_id)
+            del self.requests[request.request_id]
+        self.running = [request for request in self.running if not request.is_finished]
+
+    def _release(self, request: Request) -> None:
+        # Tail first: the pages that other sequences are least likely to share go back to the pool's top.
+        self.allocator.free(reversed(request.pages))
+        request.pages = []
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.limits.page_size)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every page is free or held by exactly one running request."""
+        self.allocator.check_integrity()
+        held = [page for request in self.running for page in request.pages]
+        assert len(set(held)) == len(held), "a page is held twice"
+        assert len(held) == self.allocator.num_held, f"{self.allocator.num_held} pages held, requests know {len(held)}"
+        for request in self.running:
+            assert len(request.pages) >= self._pages_for(request.num_computed_tokens), "computed tokens without pages"
+        for request in self.waiting:
+            assert not request.pages, "a waiting request holds pages"
+
+
+class _Plan:
+    """A step in the making."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.budget = limits.max_num_batched_tokens
+        self.prefill_rows = limits.max_prefill_rows
+        self.entries: list[tuple[Request, int]] = []
+        self.new: list[NewRequestData] = []
+        self.cached = CachedRequestData.make_empty()
+        self.preempted: list[Request] = []
+
+    def tokens_for(self, request: Request) -> int:
+        """How many of its tokens the request may compute in this step."""
+        count = min(len(request.token_ids) - request.num_computed_tokens, self.budget)
+        return 0 if count > 1 and self.prefill_rows == 0 else count
+
+    def _add(self, request: Request, count: int) -> None:
+        self.entries.append((request, count))
+        self.budget -= count
+        self.prefill_rows -= count > 1
+
+    def add_new(self, request: Request, count: int) -> None:
+        self._add(request, count)
+        self.new.append(
+            NewRequestData(
+                request.request_id, request.prompt_token_ids, request.sampling_params, list(request.pages),
+                request.num_computed_tokens,
+            )
+        )  # fmt: skip
+
+    def add_cached(self, request: Request, count: int, new_pages: list[int], *, resumed: bool = False) -> None:
+        self._add(request, count)
+        cached = self.cached
+        cached.req_ids.append(request.request_id)
+        cached.new_page_ids.append(new_pages)
+        cached.num_computed_tokens.append(request.num_computed_tokens)
+        cached.num_output_tokens.append(request.num_output_tokens)
+        if resumed:
+            cached.resumed_req_ids.add(request.request_id)
+
+    def remove(self, victim: Request) -> None:
+        """A preempted request leaves the plan, if it was in it already, and its tokens return to the budget."""
+        self.preempted.append(victim)
+        for index, (request, count) in enumerate(self.entries):
+            if request is victim:
+                del self.entries[index]
+                self.budget += count
+                self.prefill_rows += count > 1
+                position = self.cached.req_ids.index(victim.request_id)
+                for column in (
+                    self.cached.req_ids, self.cached.new_page_ids, self.cached.num_computed_tokens,
+                    self.cached.num_output_tokens,
+                ):  # fmt: skip
+                    del column[position]
+                return

@@ -1,0 +1,103 @@
+"""What one device step gets: tokens, what they see and how to sample, crossing to the device as one int32 buffer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxinfer.attention.metadata import AttentionMetadata
+from jaxinfer.sampling.sampler import SamplingBatch
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """The static sizes of a step: a compiled program belongs to one of these.
+
+    `decode_rows` rows of `decode_width` tokens, then `prefill_rows` rows that share `prefill_tokens` tokens.
+    """
+
+    decode_rows: int
+    prefill_rows: int
+    prefill_tokens: int
+    pages_per_row: int
+    decode_width: int = 1
+    tail_words: int = 0
+    num_biases: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.decode_rows * self.decode_width + self.prefill_tokens
+
+    @property
+    def num_rows(self) -> int:
+        return self.decode_rows + self.prefill_rows
+
+    @property
+    def num_logits(self) -> int:
+        """One set of logits per row: its last token's."""
+        return self.num_rows
+
+    def layout(self) -> dict[str, tuple[tuple[int, ...], type]]:
+        """Name -> (shape, dtype) of every host array of the step, in the order of the packed buffer."""
+        t, r, p, q = self.num_tokens, self.num_rows, self.pages_per_row, self.num_logits
+        i, u, f = np.int32, np.uint32, np.float32
+        return {
+            "token_ids": ((t,), i), "positions": ((t,), i), "lengths": ((t,), i), "slot_mapping": ((t,), i),
+            "row": ((t,), i), "limit": ((t,), i), "branch": ((t,), i), "tail_bits": ((t, self.tail_words), u),
+            "page_table": ((r, p), i), "page_branch": ((r, p), i), "kv_len": ((r,), i), "trunk_len": ((r,), i),
+            "tail_start": ((r,), i), "query_start_loc": ((r + 1,), i), "logits_index": ((q,), i),
+            "temperature": ((q,), f), "top_k": ((q,), i), "top_p": ((q,), f), "min_p": ((q,), f),
+            "request_key": ((q, 2), u), "sample_position": ((q,), i),
+            "bias_row": ((self.num_biases,), i), "bias_token": ((self.num_biases,), i),
+            "bias_value": ((self.num_biases,), f),
+        }  # fmt: skip
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepBatch(AttentionMetadata):
+    """A step's tokens on the device. T tokens, R rows, Q wanted logits; see `AttentionMetadata` for the rest."""
+
+    token_ids: jax.Array  # int32 [T]
+    positions: jax.Array  # int32 [T], depth of the token in its own branch
+    lengths: jax.Array  # int32 [T], the sequence's length when the token was first computed (dynamic rotary types)
+    logits_index: jax.Array  # int32 [Q], the tokens whose logits are wanted
+    sampling: SamplingBatch  # [Q]
+
+
+class PackedBatch:
+    """Host arrays of one step, as views into one int32 buffer: fill the views, then send the buffer."""
+
+    def __init__(self, shape: BatchShape) -> None:
+        self.shape = shape
+        layout = shape.layout()
+        self.buffer = np.zeros(sum(math.prod(s) for s, _ in layout.values()), np.int32)
+        start = 0
+        self.views: dict[str, np.ndarray] = {}
+        for name, (extent, dtype) in layout.items():
+            size = math.prod(extent)
+            self.views[name] = self.buffer[start : start + size].view(dtype).reshape(extent)
+            start += size
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.views[name]
+
+
+def unpack(buffer: jax.Array, shape: BatchShape) -> StepBatch:
+    """The inverse of `PackedBatch`, inside a jitted function: slices and bit casts of one buffer."""
+    values: dict[str, jax.Array] = {}
+    start = 0
+    for name, (extent, dtype) in shape.layout().items():
+        size = math.prod(extent)
+        flat = buffer[start : start + size]
+        if dtype is not np.int32:
+            flat = lax.bitcast_convert_type(flat, jnp.dtype(dtype))
+        values[name] = flat.reshape(extent)
+        start += size
+    sampling = SamplingBatch(**{f.name: values.pop(f.name) for f in fields(SamplingBatch)})
+    return StepBatch(sampling=sampling, decode_rows=shape.decode_rows, decode_width=shape.decode_width, **values)
