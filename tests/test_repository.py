@@ -27,10 +27,10 @@ FORBIDDEN = {
     "an author that is a program": re.compile(r"cl[a]ude|anthr[o]pic|ch[a]tgpt|cop[i]lot", re.IGNORECASE),
 }
 
-# A module may import its own floor and those below it. The three data modules are words that every floor uses.
+# A module may import its own floor and those below it. What a user asks and gets back are words for every floor; the
+# engine's settings are the engine's.
 FLOORS = {
     "kernels_pallas": 0,
-    "jaxinfer.config": 0,
     "jaxinfer.sampling_params": 0,
     "jaxinfer.outputs": 0,
     "jaxinfer.attention": 1,
@@ -41,6 +41,7 @@ FLOORS = {
     "jaxinfer.speculative": 3,
     "jaxinfer.branching": 3,
     "jaxinfer.diffusion": 3,
+    "jaxinfer.config": 4,
     "jaxinfer.engine": 4,
     "jaxinfer": 5,
 }
