@@ -97,6 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     convert.add_argument("source", metavar="SRC", help="directory with safetensors and config.json, or a hub id")
     convert.add_argument("destination", metavar="DST", help="directory to create")
     convert.add_argument("--dtype", help="dtype of the stored weights, such as bfloat16 (default: the source's)")
+    convert.add_argument("--overwrite", action="store_true", help="replace DST if it exists")
     convert.set_defaults(run=run_convert)
     return parser
 
@@ -165,7 +166,7 @@ def run_convert(args: argparse.Namespace) -> None:
     """`jaxinfer convert`: the command line of `convert_checkpoint`."""
     from jaxinfer.checkpoint.convert import convert_checkpoint
 
-    convert_checkpoint(args.source, args.destination, dtype=args.dtype)
+    convert_checkpoint(args.source, args.destination, dtype=args.dtype, overwrite=args.overwrite)
     print(f"converted {args.source} to {args.destination}")
 
 

@@ -115,7 +115,6 @@ def print_in_turn(lanes: Sequence[Lane], deltas: Iterable[RequestOutput]) -> Non
 def summary(llm: LLM, load_seconds: float, seconds: float) -> Table:
     """What the engine did, in one short table."""
     metrics = llm.get_metrics()
-    steps = metrics.num_steps_total
     table = Table(title="six prompts, one batch", title_justify="left")
     table.add_column("measure")
     table.add_column("value", justify="right")
@@ -123,8 +122,8 @@ def summary(llm: LLM, load_seconds: float, seconds: float) -> Table:
         ("prompt tokens", f"{metrics.prompt_tokens_total}"),
         ("output tokens", f"{metrics.generation_tokens_total}"),
         ("output tokens per second", f"{metrics.generation_tokens_total / seconds:.1f}"),
-        ("steps", f"{steps}"),
-        ("average batch (rows per step)", f"{metrics.scheduled_rows_total / steps:.2f}"),
+        ("steps", f"{metrics.num_steps_total}"),
+        ("average batch (rows per step)", f"{metrics.average_batch:.2f}"),
         ("seconds to load", f"{load_seconds:.1f}"),
         ("seconds to generate, compiling included", f"{seconds:.1f}"),
     ):

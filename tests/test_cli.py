@@ -7,7 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 import jaxinfer
+from jaxinfer.checkpoint.export import export_hf
 from jaxinfer.cli import build_parser, main
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.registry import build_model
 
 
 class EchoLLM:
@@ -94,6 +97,19 @@ def test_converting_a_directory_that_is_not_there_names_it_and_leaves_nothing_be
     assert error.startswith("jaxinfer: error: ") and error.count("\n") == 1
     assert str(missing) in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_converted_checkpoint_is_replaced_only_on_request(tmp_path, capsys):
+    source, converted = str(tmp_path / "source"), str(tmp_path / "converted")
+    config = ModelConfig(
+        architecture="Qwen3ForCausalLM", vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2,
+        num_kv_heads=1, head_dim=4, max_position_embeddings=64, qk_norm=True,
+    )  # fmt: skip
+    export_hf(build_model(config), config, source)
+    assert main(["convert", source, converted]) == 0
+    assert main(["convert", source, converted]) == 1
+    assert "exists" in capsys.readouterr().err
+    assert main(["convert", source, converted, "--overwrite"]) == 0
 
 
 def test_verbose_shows_the_traceback_before_the_one_line(tmp_path, capsys):
