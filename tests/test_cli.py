@@ -103,7 +103,7 @@ def test_a_converted_checkpoint_is_replaced_only_on_request(tmp_path, capsys):
     source, converted = str(tmp_path / "source"), str(tmp_path / "converted")
     config = ModelConfig(
         architecture="Qwen3ForCausalLM", vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2,
-        num_kv_heads=1, head_dim=4, max_position_embeddings=64, qk_norm=True,
+        num_kv_heads=1, head_dim=4, max_position_embeddings=2048, qk_norm=True,
     )  # fmt: skip
     export_hf(build_model(config), config, source)
     assert main(["convert", source, converted]) == 0
