@@ -38,6 +38,22 @@ class RopeConfig:
         for name in needed[self.rope_type]:
             if getattr(self, name) is None:
                 raise ValueError(f"rope_type={self.rope_type!r} needs {name}")
+        for name in (
+            "theta", "max_position_embeddings", "original_max_position_embeddings", "factor", "low_freq_factor",
+            "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {value!r}")
+        if not isinstance(self.truncate, bool):
+            raise ValueError(f"truncate must be true or false, got {self.truncate!r}")
+        if self.rope_type == "llama3" and not self.low_freq_factor < self.high_freq_factor:  # type: ignore[operator]
+            raise ValueError(
+                f"low_freq_factor ({self.low_freq_factor}) must be less than high_freq_factor ({self.high_freq_factor})"
+            )
+        object.__setattr__(self, "theta", float(self.theta))
 
     @property
     def depends_on_length(self) -> bool:
