@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxinfer.attention.backend import ATTENTION_BACKENDS
 from jaxinfer.cache.kv_cache import kv_bytes_per_token
+from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.engine.request_queue import SCHEDULING_POLICIES
 from jaxinfer.models.config import ModelConfig
 
 # On a CPU the pool shares memory with everything else: enough for a laptop's work, and a parameter away from more.
 CPU_KV_CACHE_BYTES = 512 * 2**20
-
-_DTYPES = {
-    "float32": jnp.float32, "float": jnp.float32,
-    "bfloat16": jnp.bfloat16,
-    "float16": jnp.float16, "half": jnp.float16,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class EngineConfig:
         return self.kv_cache_tokens // self.page_size
 
 
-def resolve_dtype(name: str | jnp.dtype, device: jax.Device | None = None) -> jnp.dtype:
+def resolve_dtype(name: Any) -> jnp.dtype:
     """The dtype of weights and KV called `name`; "auto" is bfloat16 on accelerators and float32 on CPU.
 
     XLA's bfloat16 matrix-vector product on CPU runs at a quarter of float32's speed.
@@ -74,13 +70,10 @@ def resolve_dtype(name: str | jnp.dtype, device: jax.Device | None = None) -> jn
     Raises:
         ValueError: not a dtype that the engine runs in.
     """
-    if name == "auto":
-        platform = (device or jax.devices()[0]).platform
-        return jnp.dtype(jnp.float32 if platform == "cpu" else jnp.bfloat16)
-    key = name if isinstance(name, str) else jnp.dtype(name).name
-    if key not in _DTYPES:
-        raise ValueError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {name!r}")
-    return jnp.dtype(_DTYPES[key])
+    dtype = parse_dtype(name)
+    if dtype is None:
+        dtype = jnp.dtype(jnp.float32 if jax.devices()[0].platform == "cpu" else jnp.bfloat16)
+    return dtype
 
 
 def default_kv_cache_tokens(

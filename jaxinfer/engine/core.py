@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import numpy as np
 
@@ -79,9 +80,10 @@ class EngineCore:
         metrics.scheduled_rows_total += len(output.requests)
         metrics.scheduled_tokens_total += output.total_num_scheduled_tokens
         metrics.generation_tokens_total += len(landed)
-        metrics.prompt_tokens_total += sum(
-            request.num_output_tokens == 1 and request.num_prompt_tokens for request, _ in landed
-        )
+        for request, _ in landed:
+            if request.num_output_tokens == 1:
+                metrics.prompt_tokens_total += request.num_prompt_tokens
+                request.metrics.first_token_time = time.perf_counter()
         return landed
 
     def finish(self, request: Request, status: RequestStatus) -> None:

@@ -82,7 +82,7 @@ class Request:
         return self.status in _FINISHED
 
     def append(self, token: int) -> RequestStatus | None:
-        """Add a sampled token; the finished status that it brings about, if any (stop rules on token ids and length)."""
+        """Add a sampled token; the finished status that it brings about by the rules on tokens and length, if any."""
         self.token_ids.append(token)
         if token in self.ending_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
             if token not in self.eos_token_ids or self.sampling_params.ignore_eos:

@@ -1,0 +1,34 @@
+"""jaxinfer: a JAX inference engine for language models on NVIDIA GPUs and CPUs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxinfer.llm import LLM
+    from jaxinfer.outputs import CompletionOutput, RequestOutput
+    from jaxinfer.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOME = {
+    "LLM": "jaxinfer.llm",
+    "CompletionOutput": "jaxinfer.outputs",
+    "RequestOutput": "jaxinfer.outputs",
+    "SamplingParams": "jaxinfer.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # JAX takes most of a second to import: those who only ask for a version or for --help do not wait for it.
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

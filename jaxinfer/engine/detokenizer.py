@@ -1,0 +1,77 @@
+"""Text of one request as its tokens land: stop strings found, and never shown before they could be ruled out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.tokenizer import Tokenizer
+
+
+class IncrementalDetokenizer:
+    """The text of a request's output so far.
+
+    `text` holds complete characters only, cut where a stop string begins (or ends, if it is to be included).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        self._stream = tokenizer.stream(prompt_token_ids, skip_special_tokens=params.skip_special_tokens)
+        self._stop = params.stop_strings
+        self._include_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0
+        self._searchable_from = 0  # stop strings count only in text that came after min_tokens
+        self._shown = 0
+        self.text = ""
+
+    def append(self, token_id: int) -> str | None:
+        """Take one token; the stop string that it completed, if any: the text is cut there and takes no more."""
+        self._num_tokens += 1
+        piece = self._stream.append(token_id)
+        return self._take(piece)
+
+    def _take(self, piece: str) -> str | None:
+        begin = len(self.text)
+        self.text += piece
+        if self._num_tokens <= self._min_tokens:
+            self._searchable_from = len(self.text)
+            return None
+        if not self._stop or not piece:
+            return None
+        return self._cut_at_stop(begin)
+
+    def _cut_at_stop(self, begin: int) -> str | None:
+        """Cut at the stop string that ends first in the text from `begin` on, the longest of those that end together."""
+        best: tuple[int, int, str] | None = None
+        for stop in self._stop:
+            start = self.text.find(stop, max(self._searchable_from, begin - len(stop) + 1))
+            if start >= 0:
+                candidate = (start + len(stop), start, stop)
+                best = candidate if best is None else min(best, candidate)
+        if best is None:
+            return None
+        end, start, stop = best
+        self.text = self.text[: end if self._include_stop else start]
+        return stop
+
+    def finish(self) -> str | None:
+        """No more tokens: incomplete characters become U+FFFD; they too may complete a stop string."""
+        return self._take(self._stream.finish())
+
+    def take_delta(self, *, finished: bool) -> str:
+        """Text not taken before; until finished, characters that may begin a stop string are held back."""
+        end = len(self.text)
+        if not finished and self._stop:
+            end = max(self._shown, end - self._held_back())
+        delta, self._shown = self.text[self._shown : end], end
+        return delta
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(self.text)), longest, -1):
+                if self.text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

@@ -1,0 +1,307 @@
+"""`LLM`: the engine as users meet it."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxinfer.checkpoint.directory import find_checkpoint, read_generation_config
+from jaxinfer.checkpoint.load import load_checkpoint
+from jaxinfer.compile_cache import enable_compile_cache
+from jaxinfer.config import EngineConfig, default_kv_cache_tokens, resolve_dtype
+from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.output_processor import OutputProcessor
+from jaxinfer.engine.request import Request
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.progress import GenerationProgress
+from jaxinfer.prompts import TokenizedPrompt, as_prompt_list, check_prompt, is_conversation, tokenize_prompt
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.tokenizer import Tokenizer
+
+EMBEDDED_CHECKPOINT = "tiny"
+_WORD = 2**32
+
+
+class LLM:
+    """Text from a language model: many prompts at once, batched continuously over one KV pool.
+
+    Args:
+        model: a converted directory, a Hugging Face directory or a hub id; None is the embedded tiny checkpoint.
+        tokenizer: directory of the tokenizer files, if not the model's.
+        skip_tokenizer_init: serve token-id prompts only.
+        dtype: of weights and KV: "auto" (bfloat16 on GPU, float32 on CPU), "float32", "bfloat16" or "float16".
+        max_model_len: most tokens of prompt and output together; None: what the model was made for.
+        max_num_seqs: most requests running at once.
+        max_num_batched_tokens: most tokens computed in one step, prompts' and outputs' together.
+        page_size: tokens per KV page, a power of two.
+        kv_cache_tokens: size of the KV pool; None: from the device's memory.
+        gpu_memory_utilization: share of a GPU's memory that weights and KV pool may take.
+        scheduling_policy: "fcfs" or "priority".
+        tensor_parallel_size: devices that share every layer.
+        attention_backend: "auto" or "xla".
+        seed: of requests that bring no seed of their own.
+
+    Raises:
+        FileNotFoundError, CheckpointError, UnsupportedConfigError: the checkpoint cannot be used, and why.
+        ValueError: a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
+        skip_tokenizer_init: bool = False,
+        dtype: Any = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        page_size: int = 16,
+        kv_cache_tokens: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        scheduling_policy: str = "fcfs",
+        tensor_parallel_size: int = 1,
+        attention_backend: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        enable_compile_cache()
+        resolved = resolve_dtype(dtype)
+        mesh = _make_mesh(tensor_parallel_size)
+        directory = find_checkpoint(embedded_checkpoint() if model is None else model)
+        config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh)
+        if max_model_len is None:
+            max_model_len = config.max_position_embeddings
+            if kv_cache_tokens is not None and kv_cache_tokens >= page_size:
+                # Asking for a pool without a length means: the longest requests that the pool holds.
+                max_model_len = min(max_model_len, kv_cache_tokens // page_size * page_size)
+        elif max_model_len > config.max_position_embeddings and not config.rope.depends_on_length:
+            raise ValueError(
+                f"max_model_len={max_model_len} exceeds the model's max_position_embeddings "
+                f"({config.max_position_embeddings})"
+            )
+        if kv_cache_tokens is None:
+            kv_cache_tokens = default_kv_cache_tokens(
+                config, dtype=resolved, max_model_len=max_model_len, max_num_seqs=max_num_seqs, page_size=page_size,
+                gpu_memory_utilization=gpu_memory_utilization,
+            )  # fmt: skip
+        engine_config = EngineConfig(
+            max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+            page_size=page_size, kv_cache_tokens=kv_cache_tokens, scheduling_policy=scheduling_policy,
+            attention_backend=attention_backend, seed=seed,
+        )  # fmt: skip
+        self.model_config = config
+        self.generation_config = read_generation_config(directory)
+        tokenizer_directory = Path(tokenizer) if tokenizer is not None else directory
+        self.tokenizer = None
+        if not skip_tokenizer_init and (tokenizer is not None or Tokenizer.exists(tokenizer_directory)):
+            self.tokenizer = Tokenizer(tokenizer_directory)
+        self.core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh)
+        self._processor = OutputProcessor(self.core, self.tokenizer)
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts; outputs stand in the order of the prompts.
+
+        Args:
+            prompts: str, list[int] or {"prompt_token_ids": [...]}, or a list of these.
+            sampling_params: for all prompts, or one for each; None: `default_sampling_params()`.
+            use_tqdm: show a progress bar.
+
+        Raises:
+            ValueError: a prompt or its parameters cannot be served; nothing has run then.
+        """
+        return self._run(self._requests(as_prompt_list(prompts), sampling_params), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        **template_arguments: Any,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of several: lists of {"role": ..., "content": ...} messages.
+
+        Args:
+            messages: one conversation, or a list of conversations.
+            template_arguments: passed to the checkpoint's chat template.
+
+        Raises:
+            ValueError: as for `generate`; or there is no chat template, or it refuses the messages.
+        """
+        conversations = [messages] if is_conversation(messages) else list(messages)
+        prompts = [self._render(c, i, template_arguments) for i, c in enumerate(conversations)]
+        return self._run(self._requests(prompts, sampling_params), use_tqdm)
+
+    def stream(
+        self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[RequestOutput]:
+        """Complete prompts and yield what is new as it comes: text and token ids since the last output of a request.
+
+        Several prompts run at once; `request_id` tells whose an output is (ids grow in the order of the prompts).
+        A conversation (a list of messages) is a prompt too. Leaving the loop early aborts what still runs.
+
+        Raises:
+            ValueError: as for `generate`, at the call.
+        """
+        if is_conversation(prompts):
+            prompts = [prompts]
+        items = as_prompt_list(prompts)
+        items = [self._render(p, i, {}) if is_conversation(p) else p for i, p in enumerate(items)]
+        requests = self._requests(items, sampling_params)
+        return self._steps(requests, stream=True)
+
+    def default_sampling_params(self, **given: Any) -> SamplingParams:
+        """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
+        return SamplingParams.from_generation_config(self.generation_config, **given)
+
+    def abort(self, request_id: str) -> bool:
+        """End an unfinished request; False if there is none of that id."""
+        request = self.core.abort(request_id)
+        if request is not None:
+            self._processor.close(request)
+        return request is not None
+
+    def get_metrics(self) -> EngineMetrics:
+        """Counters since the start and gauges of now."""
+        return self.core.get_metrics()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ValueError: this engine has none.
+        """
+        if self.tokenizer is None:
+            raise ValueError("this engine has no tokenizer")
+        return self.tokenizer
+
+    def _render(self, conversation: Any, index: int, template_arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if not is_conversation(conversation):
+            raise ValueError(f"conversation {index} must be a list of {{'role', 'content'}} messages")
+        if self.tokenizer is None:
+            raise ValueError(f"conversation {index} is text, but this engine has no tokenizer")
+        return {"prompt_token_ids": self.tokenizer.apply_chat_template(conversation, **template_arguments)}
+
+    def _requests(
+        self, prompts: list[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        """Checked requests for all prompts; none is queued yet."""
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or self.default_sampling_params()] * len(prompts)
+        else:
+            params = list(sampling_params)
+            if len(params) != len(prompts):
+                raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts")
+        tokenized = []
+        for index, prompt in enumerate(prompts):
+            tokens = tokenize_prompt(prompt, index, self.tokenizer)
+            check_prompt(
+                tokens, index, vocab_size=self.model_config.vocab_size, max_model_len=self.core.config.max_model_len
+            )
+            self._check_params(params[index], index)
+            tokenized.append(tokens)
+        return [self._request(tokens, p) for tokens, p in zip(tokenized, params, strict=True)]
+
+    def _check_params(self, params: SamplingParams, index: int) -> None:
+        if params.unsupported:
+            named = ", ".join(f"{name}={getattr(params, name)!r}" for name in params.unsupported)
+            raise ValueError(f"sampling_params of prompt {index}: {named} is not supported yet")
+        if params.stop_strings and self.tokenizer is None:
+            raise ValueError(f"sampling_params of prompt {index}: stop={params.stop!r} needs a tokenizer")
+        for token in params.stop_token_ids or ():
+            if token >= self.model_config.vocab_size:
+                raise ValueError(
+                    f"sampling_params of prompt {index}: stop_token_ids has {token}, outside the vocabulary of "
+                    f"{self.model_config.vocab_size}"
+                )
+
+    def _request(self, prompt: TokenizedPrompt, params: SamplingParams) -> Request:
+        number = self._num_requests
+        self._num_requests += 1
+        limit = self.core.config.max_model_len
+        if params.max_tokens is not None:
+            limit = min(limit, len(prompt.token_ids) + params.max_tokens)
+        if params.seed is not None:
+            key = divmod(params.seed % 2**64, _WORD)
+        else:
+            words = np.random.SeedSequence([self.core.config.seed % 2**64, number]).generate_state(2)
+            key = (int(words[0]), int(words[1]))
+        return Request(
+            request_id=str(number), prompt_token_ids=prompt.token_ids, sampling_params=params,
+            max_total_tokens=limit, eos_token_ids=self.eos_token_ids, prompt=prompt.text, request_key=key,
+        )  # fmt: skip
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence: the generation config's, or else the model config's."""
+        found = self.generation_config.get("eos_token_id")
+        if found is None:
+            return frozenset(self.model_config.eos_token_ids)
+        return frozenset(found if isinstance(found, list) else [found])
+
+    def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        with GenerationProgress(len(requests), enabled=use_tqdm) as progress:
+            for output in self._steps(requests, stream=False):
+                done[output.request_id] = output
+                progress.update(output)
+        return [done[request.request_id] for request in requests]
+
+    def _steps(self, requests: list[Request], *, stream: bool) -> Iterator[RequestOutput]:
+        """Run until these requests are finished; whoever leaves early takes the unfinished ones along.
+
+        Steps serve all requests of the engine: outputs of other callers' requests go to their inboxes.
+        """
+        inbox: deque[RequestOutput] = deque()
+        for request in requests:
+            self._processor.follow(request, inbox, stream=stream)
+            self.core.add_request(request)
+        unfinished = {request.request_id for request in requests}
+        try:
+            while unfinished:
+                while inbox:
+                    output = inbox.popleft()
+                    if output.finished:
+                        unfinished.discard(output.request_id)
+                    yield output
+                if unfinished:
+                    self._processor.process(self.core.step())
+        finally:
+            for request_id in unfinished:
+                self.abort(request_id)
+
+
+def embedded_checkpoint() -> Path:
+    """Where the embedded tiny checkpoint lies: beside the package in a checkout, inside it in an installation.
+
+    Raises:
+        FileNotFoundError: neither is there.
+    """
+    package = Path(__file__).parent
+    places = [package.parent / "checkpoints" / EMBEDDED_CHECKPOINT, package / "checkpoints" / EMBEDDED_CHECKPOINT]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise FileNotFoundError(f"the embedded checkpoint is at none of {', '.join(map(str, places))}; name a model")
+
+
+def _make_mesh(size: int) -> Mesh | None:
+    """A mesh of `size` devices over the axis "tensor"; None for one device."""
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(f"tensor_parallel_size must be an integer of at least 1, got {size!r}")
+    devices = jax.devices()
+    if size > len(devices):
+        raise ValueError(f"tensor_parallel_size={size}, but there are {len(devices)} devices")
+    return None if size == 1 else Mesh(np.array(devices[:size]), ("tensor",))

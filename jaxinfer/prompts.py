@@ -1,0 +1,90 @@
+"""Prompts as users write them, checked before anything runs."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxinfer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TokenizedPrompt:
+    """A prompt's token ids and, if it was given as text, the text."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+def as_prompt_list(prompts: Any) -> list[Any]:
+    """One prompt or many, as a list of prompts: str, list[int] and {"prompt_token_ids": [...]} are one prompt each."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    prompts = list(prompts)
+    if prompts and all(_is_token(item) for item in prompts):
+        return [prompts]
+    return prompts
+
+
+def tokenize_prompt(prompt: Any, index: int, tokenizer: Tokenizer | None) -> TokenizedPrompt:
+    """Token ids of one prompt.
+
+    Raises:
+        ValueError: it is of no known form, or text without a tokenizer; names the prompt's index.
+    """
+    text = None
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return TokenizedPrompt(_token_list(prompt["prompt_token_ids"], index), prompt.get("prompt"))
+        if "prompt" not in prompt:
+            raise ValueError(f"prompt {index} must have the key prompt or prompt_token_ids, got {sorted(prompt)}")
+        prompt = prompt["prompt"]
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ValueError(
+                f"prompt {index} is text, but this engine has no tokenizer (the checkpoint has no tokenizer files or "
+                "skip_tokenizer_init is set): pass token ids, as {'prompt_token_ids': [...]}"
+            )
+        text = prompt
+        return TokenizedPrompt(tokenizer.encode(text), text)
+    return TokenizedPrompt(_token_list(prompt, index))
+
+
+def check_prompt(prompt: TokenizedPrompt, index: int, *, vocab_size: int, max_model_len: int) -> None:
+    """Raises ValueError, naming the prompt's index and the limit, if the prompt cannot be continued."""
+    length = len(prompt.token_ids)
+    if length == 0:
+        raise ValueError(f"prompt {index} is empty: it needs at least 1 token")
+    if length >= max_model_len:
+        raise ValueError(
+            f"prompt {index} has {length} tokens, which leaves no room for one more within "
+            f"max_model_len={max_model_len}"
+        )
+    for token in prompt.token_ids:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"prompt {index} has token id {token}, outside the vocabulary of {vocab_size}")
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _token_list(value: Any, index: int) -> list[int]:
+    if not hasattr(value, "__iter__") or isinstance(value, str):
+        raise ValueError(f"prompt {index} must be text, token ids or {{'prompt_token_ids': [...]}}, got {value!r}")
+    tokens = list(value)
+    if not all(_is_token(token) for token in tokens):
+        raise ValueError(f"prompt {index} must hold integer token ids, got {tokens[:8]!r}")
+    return [int(token) for token in tokens]
+
+
+def is_conversation(prompt: Any) -> bool:
+    """Whether this is a list of {"role", "content"} messages."""
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str)
+        and len(prompt) > 0
+        and all(isinstance(message, Mapping) and "role" in message for message in prompt)
+    )
