@@ -62,9 +62,9 @@ def uniforms(request_key: jax.Array, position: jax.Array) -> jax.Array:
 
 def _sample_random(logits: jax.Array, sampling: SamplingBatch) -> jax.Array:
     vocab = logits.shape[-1]
-    scaled = logits / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None]
-    top_logit = jnp.max(scaled, axis=-1, keepdims=True)
-    weights = jnp.exp(scaled - top_logit)  # the most likely token weighs 1
+    # Subtract before dividing: the most likely token weighs exactly 1 however small the temperature is.
+    below_top = logits - jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(below_top / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None])
     total = jnp.sum(weights, axis=-1)
     top_k = jnp.where((sampling.top_k <= 0) | (sampling.top_k >= vocab), vocab, sampling.top_k)
     u = uniforms(sampling.request_key, sampling.sample_position)
@@ -96,8 +96,8 @@ def _from_candidates(
     before = jnp.cumsum(values, axis=-1) - values
     wanted = sampling.top_p * mass
     in_nucleus = (before < wanted[:, None]) | (rank == 0)
-    # Covered: top-k ends within the candidates, or the nucleus was full before the last candidate was looked at.
-    covered = (top_k <= count) | (jnp.sum(values, axis=-1) >= wanted)
+    # Covered: top-k ends within the candidates, or it is off (its mass would be unknown) and the nucleus is full.
+    covered = (top_k <= count) | ((top_k >= weights.shape[-1]) & (jnp.sum(values, axis=-1) >= wanted))
     covered = covered | (count == weights.shape[-1])
     kept = jnp.where(in_nucleus & (values >= sampling.min_p[:, None]), values, 0.0)
     cdf = jnp.cumsum(kept, axis=-1)
