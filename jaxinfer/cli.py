@@ -126,8 +126,9 @@ def _sampling_options() -> argparse.ArgumentParser:
 
 def run_generate(args: argparse.Namespace) -> None:
     """`jaxinfer generate`: one prompt is streamed, several are printed in order once all are done."""
-    llm = _load(args)
-    params = _sampling_params(args, llm)
+    llm, params = _open(args)
+    if not args.raw and not llm.get_tokenizer().hf.chat_template:
+        raise ValueError("the checkpoint has no chat template: add --raw to continue the text as it stands")
     prompts: list[Any] = args.prompts if args.raw else [[{"role": "user", "content": p}] for p in args.prompts]
     if len(prompts) == 1:
         _print_stream(llm.stream(prompts[0], params))
@@ -139,8 +140,7 @@ def run_generate(args: argparse.Namespace) -> None:
 
 def run_chat(args: argparse.Namespace) -> None:
     """`jaxinfer chat`: every line of stdin is a user's turn, answered with the whole conversation as context."""
-    llm = _load(args)
-    params = _sampling_params(args, llm)
+    llm, params = _open(args)
     opening = [{"role": "system", "content": args.system}] if args.system else []
     messages = list(opening)
     interactive = sys.stdin.isatty()
@@ -170,19 +170,15 @@ def run_convert(args: argparse.Namespace) -> None:
     print(f"converted {args.source} to {args.destination}")
 
 
-def _load(args: argparse.Namespace) -> LLM:
-    from jaxinfer import LLM
+def _open(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
+    """The engine, and the checkpoint's sampling defaults overridden by the options that were given."""
+    from jaxinfer import LLM, SamplingParams
 
-    return LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len)
-
-
-def _sampling_params(args: argparse.Namespace, llm: LLM) -> SamplingParams:
-    """The checkpoint's defaults, overridden by the options that were given."""
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    from jaxinfer import SamplingParams
-
-    return SamplingParams(**given)
+    SamplingParams(**given)  # a bad value is reported before a model is loaded
+    llm = LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len)
+    return llm, llm.default_sampling_params(**given)
 
 
 def _print_stream(deltas: Iterable[RequestOutput]) -> str:

@@ -17,11 +17,17 @@ class EchoLLM:
     """Stands in for the engine: answers with the last words it was given and remembers what it was asked."""
 
     latest: "EchoLLM"
-    generation_config = {"temperature": 0.25, "top_p": 0.5}
+    chat_template = "a template"
 
     def __init__(self, model=None, **options):
         self.model, self.options, self.asked, self.params = model, options, [], None
         EchoLLM.latest = self
+
+    def default_sampling_params(self, **given):
+        return jaxinfer.SamplingParams(**{"temperature": 0.25, "top_p": 0.5, **given})
+
+    def get_tokenizer(self):
+        return SimpleNamespace(hf=SimpleNamespace(chat_template=self.chat_template))
 
     def _answer(self, prompt, params):
         self.asked.append(prompt)
@@ -43,7 +49,7 @@ class EchoLLM:
 
 @pytest.fixture
 def echo(monkeypatch):
-    monkeypatch.setattr(jaxinfer, "LLM", EchoLLM, raising=False)
+    monkeypatch.setattr(jaxinfer, "LLM", EchoLLM)
     return EchoLLM
 
 
@@ -130,6 +136,13 @@ def test_raw_gives_the_prompt_to_the_model_as_it_stands(echo):
     assert echo.latest.asked == ["once upon"]
 
 
+def test_a_checkpoint_without_a_chat_template_asks_for_raw(echo, monkeypatch, capsys):
+    monkeypatch.setattr(echo, "chat_template", None)
+    assert main(["generate", "once upon"]) == 1
+    assert "add --raw" in capsys.readouterr().err
+    assert main(["generate", "--raw", "once upon"]) == 0
+
+
 def test_several_prompts_are_printed_in_order_under_their_own_headings(echo, capsys):
     assert main(["generate", "one", "two"]) == 0
     assert capsys.readouterr().out == "=== one\necho one\n\n=== two\necho two\n\n"
@@ -153,8 +166,8 @@ def test_sampling_options_win_over_the_defaults_of_the_checkpoint(echo):
     assert params.top_p == 0.5
 
 
-def test_a_bad_sampling_value_is_an_error_of_one_line(echo, capsys):
-    assert main(["generate", "hello", "--top-p", "1.5"]) == 1
+def test_a_bad_sampling_value_is_reported_before_a_model_is_looked_for(capsys):
+    assert main(["generate", "hello", "--model", "no-such-model", "--top-p", "1.5"]) == 1
     assert capsys.readouterr().err.startswith("jaxinfer: error: top_p must be")
 
 

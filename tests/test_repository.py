@@ -27,12 +27,13 @@ FORBIDDEN = {
     "an author that is a program": re.compile(r"cl[a]ude|anthr[o]pic|ch[a]tgpt|cop[i]lot", re.IGNORECASE),
 }
 
-# A module may import its own floor and those below it. What a user asks and gets back are words for every floor; the
+# A module may import its own floor and those below it. What a user asks and gets back is for every floor; the
 # engine's settings are the engine's.
 FLOORS = {
     "kernels_pallas": 0,
     "jaxinfer.sampling_params": 0,
     "jaxinfer.outputs": 0,
+    "jaxinfer.tokenizer": 0,
     "jaxinfer.attention": 1,
     "jaxinfer.cache": 2,
     "jaxinfer.sampling": 2,
