@@ -1,0 +1,222 @@
+"""Record what Hugging Face's torch implementations compute on tiny random checkpoints: `tests/fixtures/hf`.
+
+Runs in the parity environment (`make venv-parity`), whose Python has torch; the tests that read the result need
+neither. Every checkpoint is written by transformers itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch  # pyright: ignore[reportMissingImports]
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.utils import logging
+
+PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 63, 100)
+NEW_TOKENS = 32
+SMALLEST_MARGIN = 1e-3  # between the best and the second logit, at every greedy step
+
+_COMMON = {"vocab_size": 128, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+# name -> (model type, configuration, save_pretrained's max_shard_size, old format of config.json)
+CASES: dict[str, tuple[str, dict, str | None, bool]] = {
+    "llama3_tied": (
+        "llama",
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "rms_norm_eps": 1e-5,
+         "max_position_embeddings": 512, "bos_token_id": 3, "eos_token_id": [126, 127],
+         "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                             "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
+        None, False,
+    ),
+    "llama_biases_yarn": (
+        "llama",
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "attention_bias": True, "mlp_bias": True,
+         "max_position_embeddings": 256, "hidden_act": "gelu_pytorch_tanh",
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                             "original_max_position_embeddings": 64}},
+        None, False,
+    ),
+    "qwen2_linear_sharded": (
+        "qwen2",
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 256,
+         "rope_parameters": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 2.0}},
+        "60KB", True,
+    ),
+    "qwen2_tied": (
+        "qwen2",
+        {"num_attention_heads": 4, "num_key_value_heads": 1, "max_position_embeddings": 256,
+         "tie_word_embeddings": True},
+        None, False,
+    ),
+    "qwen3_yarn_tied": (
+        "qwen3",
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+         "tie_word_embeddings": True,
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0, "truncate": False,
+                             "beta_fast": 16.0, "beta_slow": 2.0, "original_max_position_embeddings": 64}},
+        None, False,
+    ),
+    "qwen3_dynamic": (
+        "qwen3",
+        {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16, "max_position_embeddings": 64,
+         "attention_bias": True, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
+        None, False,
+    ),
+}  # fmt: skip
+
+# name -> (head_dim, max_position_embeddings, rope_parameters)
+ROPES: dict[str, tuple[int, int, dict]] = {
+    "default": (64, 4096, {"rope_type": "default", "rope_theta": 10000.0}),
+    "linear": (128, 8192, {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 4.0}),
+    "llama3_8b": (128, 131072, {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}),
+    "llama3_1b": (64, 131072, {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0,
+                               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}),
+    "yarn": (128, 131072, {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0,
+                           "original_max_position_embeddings": 32768}),
+    "yarn_attention_factor": (64, 16384, {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                                          "attention_factor": 0.9, "original_max_position_embeddings": 4096}),
+    "yarn_mscale": (64, 163840, {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "mscale": 0.8,
+                                 "mscale_all_dim": 1.2, "beta_fast": 24.0, "beta_slow": 2.0,
+                                 "original_max_position_embeddings": 4096}),
+    "yarn_untruncated": (64, 131072, {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "truncate": False,
+                                      "original_max_position_embeddings": 4096}),
+    "dynamic": (64, 2048, {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
+}  # fmt: skip
+ROPE_LENGTHS = (1, 100, 2048, 2049, 4096, 7777)
+
+
+def randomize(model: torch.nn.Module, seed: int) -> None:
+    """Fill a model wide enough that one token wins clearly: the defaults' small values make all logits alike."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if "norm" in name:
+            values = 1 + 0.3 * noise
+        elif name.endswith("bias"):
+            values = 0.3 * noise
+        elif "embed_tokens" in name:
+            # A tied table is also the output head, where unit rows would give logits of 30 and more.
+            values = 0.3 * noise if model.config.tie_word_embeddings else noise
+        else:
+            values = 1.5 * noise / parameter.shape[-1] ** 0.5
+        with torch.no_grad():
+            parameter.copy_(values)
+
+
+def prompts(vocab_size: int, seed: int) -> list[list[int]]:
+    """Random token ids, one prompt of each length."""
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, vocab_size, length).tolist() for length in PROMPT_LENGTHS]
+
+
+def greedy(directory: Path, prompt: list[int]) -> tuple[np.ndarray, list[int], float]:
+    """Logits [T, V] of the prompt, the greedy continuation, and the smallest margin on its way.
+
+    The model is opened anew for every prompt: the dynamic rotary type remembers the longest sequence it has seen.
+    """
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        logits = model(ids).logits[0].numpy()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0,
+        output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    best = torch.stack(out.logits)[:, 0].topk(2).values
+    tokens = out.sequences[0, len(prompt) :].tolist()
+    assert len(tokens) == NEW_TOKENS
+    return logits, tokens, float((best[:, 0] - best[:, 1]).min())
+
+
+def old_format(config: dict) -> dict:
+    """The same configuration in the words of transformers before version 5."""
+    values = dict(config)
+    rope = dict(values.pop("rope_parameters"))
+    values["rope_theta"] = rope.pop("rope_theta")
+    rope["type"] = rope.pop("rope_type")
+    values["rope_scaling"] = None if rope["type"] == "default" else rope
+    values["torch_dtype"] = values.pop("dtype")
+    values.pop("layer_types", None)
+    return values
+
+
+def make_checkpoint(name: str, directory: Path, seed: int) -> float:
+    """Write one checkpoint and what it computes; returns the smallest margin."""
+    model_type, fields, max_shard_size, old = CASES[name]
+    shutil.rmtree(directory, ignore_errors=True)
+    config = AutoConfig.for_model(model_type, **(_COMMON | fields))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomize(model, seed)
+    model.save_pretrained(directory, **({"max_shard_size": max_shard_size} if max_shard_size else {}))
+    if old:
+        path = directory / "config.json"
+        path.write_text(json.dumps(old_format(json.loads(path.read_text())), indent=2) + "\n")
+    asked = prompts(config.vocab_size, seed)
+    logits, tokens, margins = zip(*(greedy(directory, prompt) for prompt in asked), strict=True)
+    np.savez_compressed(
+        directory / "expected.npz",
+        prompts=np.concatenate(asked).astype(np.int32),
+        prompt_lengths=np.asarray(PROMPT_LENGTHS, np.int32),
+        last_logits=np.stack([values[-1] for values in logits]),
+        longest_logits=logits[-1],
+        greedy=np.asarray(tokens, np.int32),
+        smallest_margin=np.float32(min(margins)),
+    )
+    return min(margins)
+
+
+def rope_values() -> dict:
+    """Frequencies and scaling factors of every rotary type, and cos of the dynamic one at several lengths."""
+    found = {}
+    for name, (head_dim, length, parameters) in ROPES.items():
+        config: PretrainedConfig = LlamaConfig(
+            hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, max_position_embeddings=length,
+            rope_parameters=dict(parameters),
+        )  # fmt: skip
+        embedding = LlamaRotaryEmbedding(config)
+        entry = {
+            "head_dim": head_dim,
+            "max_position_embeddings": length,
+            "rope_parameters": parameters,
+            "attention_factor": float(embedding.attention_scaling),
+            "inverse_frequencies": embedding.inv_freq.tolist(),
+        }
+        if name == "dynamic":
+            entry["by_length"] = {}
+            for seen in ROPE_LENGTHS:
+                fresh = LlamaRotaryEmbedding(config)
+                fresh(torch.zeros(1), torch.tensor([[seen - 1]]))
+                entry["by_length"][str(seen)] = fresh.inv_freq.tolist()
+        found[name] = entry
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("tests/fixtures/hf"))
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    for name in CASES:
+        for seed in range(100):
+            margin = make_checkpoint(name, arguments.output / name, seed)
+            if margin > SMALLEST_MARGIN:
+                break
+        else:
+            raise RuntimeError(f"{name}: no seed gives margins above {SMALLEST_MARGIN}")
+        print(f"{name}: seed {seed}, smallest margin {margin:.4f}")
+    (arguments.output / "rope.json").write_text(json.dumps(rope_values()) + "\n")
+
+
+if __name__ == "__main__":
+    main()
