@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 _UINT64 = 2**64
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    allowed = numbers.Integral if kind is int else numbers.Real
+    return isinstance(value, allowed) and not isinstance(value, bool)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
 
 
 @dataclass(frozen=True)
@@ -53,36 +63,41 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = field(init=False, default=(), repr=False)
 
     def __post_init__(self) -> None:
-        self._check("n", self.n >= 1, "an integer of at least 1", int)
-        self._check("temperature", 0 <= self.temperature < float("inf"), "a finite number of at least 0")
-        self._check("top_p", 0 < self.top_p <= 1, "in (0, 1]")
-        self._check("top_k", self.top_k >= -1, "an integer: -1 or 0 (off) or at least 1", int)
-        self._check("min_p", 0 <= self.min_p <= 1, "in [0, 1]")
+        self._check("n", int, lambda x: x >= 1, "an integer of at least 1")
+        self._check("temperature", float, lambda x: 0 <= x < float("inf"), "a finite number of at least 0")
+        self._check("top_p", float, lambda x: 0 < x <= 1, "a number in (0, 1]")
+        self._check("top_k", int, lambda x: x >= -1, "an integer: -1 or 0 (off) or at least 1")
+        self._check("min_p", float, lambda x: 0 <= x <= 1, "a number in [0, 1]")
         if self.seed is not None:
-            self._check("seed", -_UINT64 < self.seed < _UINT64, "a 64-bit integer or None", int)
-        self._check("min_tokens", self.min_tokens >= 0, "an integer of at least 0", int)
+            self._check("seed", int, lambda x: -_UINT64 < x < _UINT64, "a 64-bit integer or None")
+        self._check("min_tokens", int, lambda x: x >= 0, "an integer of at least 0")
         if self.max_tokens is not None:
-            self._check("max_tokens", self.max_tokens >= 1, "an integer of at least 1, or None", int)
-            limit = f"at most max_tokens ({self.max_tokens})"
-            self._check("min_tokens", self.min_tokens <= self.max_tokens, limit, int)
+            self._check("max_tokens", int, lambda x: x >= 1, "an integer of at least 1, or None")
+            limit = self.max_tokens
+            self._check("min_tokens", int, lambda x: x <= limit, f"at most max_tokens ({limit})")
         for name in ("presence_penalty", "frequency_penalty"):
-            self._check(name, -2 <= getattr(self, name) <= 2, "in [-2, 2]")
-        self._check("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "a finite number above 0")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if not all(isinstance(text, str) and text for text in stop):
-            raise ValueError(f"stop must be non-empty strings, got {self.stop!r}")
-        if stop and not self.detokenize:
+            self._check(name, float, lambda x: -2 <= x <= 2, "a number in [-2, 2]")
+        self._check("repetition_penalty", float, lambda x: 0 < x < float("inf"), "a finite number above 0")
+        object.__setattr__(self, "stop_strings", self._as_strings(self.stop))
+        if self.stop_strings and not self.detokenize:
             raise ValueError(f"stop={self.stop!r} needs detokenize=True")
-        object.__setattr__(self, "stop_strings", stop)
-        for token in self.stop_token_ids or ():
-            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-                raise ValueError(f"stop_token_ids must be non-negative integers, got {self.stop_token_ids!r}")
+        ids = self.stop_token_ids
+        if ids is not None and not (_is_sequence(ids) and all(_is_number(x, int) and x >= 0 for x in ids)):
+            raise ValueError(f"stop_token_ids must be a list of non-negative integers, got {ids!r}")
 
-    def _check(self, name: str, ok: bool, allowed: str, kind: type = float) -> None:
+    def _check(self, name: str, kind: type, ok: Callable[[Any], bool], allowed: str) -> None:
         value = getattr(self, name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not ok or not number or (kind is int and not isinstance(value, int)):
+        if not (_is_number(value, kind) and ok(value)):
             raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+    @staticmethod
+    def _as_strings(stop: Any) -> tuple[str, ...]:
+        if stop is None:
+            return ()
+        strings = (stop,) if isinstance(stop, str) else tuple(stop) if _is_sequence(stop) else (None,)
+        if not all(isinstance(text, str) and text for text in strings):
+            raise ValueError(f"stop must be a non-empty string or a list of them, got {stop!r}")
+        return strings
 
     @classmethod
     def from_generation_config(cls, generation_config: Mapping[str, Any], **given: Any) -> SamplingParams:

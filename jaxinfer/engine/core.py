@@ -69,6 +69,7 @@ class EngineCore:
             (request, new token) for every request that got a token in this step.
         """
         output = self.scheduler.schedule()
+        self.input_batch.remove(output.finished_req_ids | output.preempted_req_ids)
         if not output.requests:
             return []
         built = self.input_batch.build(output)

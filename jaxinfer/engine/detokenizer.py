@@ -41,7 +41,7 @@ class IncrementalDetokenizer:
         return self._cut_at_stop(begin)
 
     def _cut_at_stop(self, begin: int) -> str | None:
-        """Cut at the stop string that ends first in the text from `begin` on, the longest of those that end together."""
+        """Cut at the stop string that ends first in the text from `begin` on, the longest if several end there."""
         best: tuple[int, int, str] | None = None
         for stop in self._stop:
             start = self.text.find(stop, max(self._searchable_from, begin - len(stop) + 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,9 +42,7 @@ class InputBatch:
         self.biased: set[int] = set()  # seats whose request may ban tokens
 
     def build(self, output: SchedulerOutput) -> BuiltBatch:
-        """The arrays of one step; also takes over arrivals, new pages and departures."""
-        for request_id in (*output.finished_req_ids, *output.preempted_req_ids):
-            self._leave(request_id)
+        """The arrays of one step; also takes over arrivals and new pages."""
         requests, counts = output.requests, np.asarray(output.num_tokens, np.int32)
         for request in requests:
             seat = request.seat if request.request_id in self.seat_of else self._enter(request)
@@ -170,8 +168,10 @@ class InputBatch:
         self.page_table[seat, known : len(pages)] = pages[known:]
         self.num_pages[seat] = len(pages)
 
-    def _leave(self, request_id: str) -> None:
-        seat = self.seat_of.pop(request_id, None)
-        if seat is not None:  # aborted before it ever ran
-            self.free_seats.append(seat)
-            self.biased.discard(seat)
+    def remove(self, request_ids: Iterable[str]) -> None:
+        """Take over departures: finished or preempted requests leave their seats."""
+        for request_id in request_ids:
+            seat = self.seat_of.pop(request_id, None)
+            if seat is not None:  # else it was aborted before it ever ran
+                self.free_seats.append(seat)
+                self.biased.discard(seat)

@@ -121,20 +121,15 @@ class Scheduler:
         )
 
     def _schedule_running(self, plan: _Plan) -> None:
-        index = 0
-        while index < len(self.running) and plan.budget > 0:
-            request = self.running[index]
-            index += 1
-            count = plan.tokens_for(request)
+        for request in list(self.running):  # preemption changes the list
+            if plan.budget == 0:
+                break
+            count = plan.tokens_for(request) if request.status is RequestStatus.RUNNING else 0
             if count == 0:
                 continue
             new_pages = self._take_pages(request, request.num_computed_tokens + count, plan)
-            if new_pages is None:  # it was the victim itself; its place in the list is the next request's now
-                index -= 1
-                continue
-            if plan.preempted:  # victims before it in the list moved it
-                index = self.running.index(request) + 1
-            plan.add_cached(request, count, new_pages)
+            if new_pages is not None:
+                plan.add_cached(request, count, new_pages)
 
     def _take_pages(self, request: Request, num_tokens: int, plan: _Plan) -> list[int] | None:
         """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""
