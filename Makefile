@@ -36,7 +36,7 @@ test-aot:
 endif
 
 test-gpu: ## the GPU tests, with $PYTHON (default python3) of a machine that has a GPU
-	$(or $(PYTHON),python3) -m pytest tests/gpu $(ARGS)
+	JAX_PLATFORMS=cuda $(or $(PYTHON),python3) -m pytest tests/gpu $(ARGS)
 
 bench: .venv/.installed ## throughput of the embedded checkpoint at several batch sizes
 	@$(PYTHON_CPU) scripts/bench_throughput.py $(ARGS)
