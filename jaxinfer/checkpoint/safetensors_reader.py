@@ -88,7 +88,7 @@ def _open_shards(directory: Path) -> dict[str, StoredTensor]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index} is not a safetensors index with a weight_map: {error}") from error
     for shard in shards:
-        if Path(shard).name != shard:
+        if not isinstance(shard, str) or Path(shard).name != shard:
             raise CheckpointError(f"{index} names {shard!r}, which is not a file of its own directory")
     missing = [shard for shard in shards if not (directory / shard).is_file()]
     if missing:

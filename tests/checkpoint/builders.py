@@ -1,0 +1,74 @@
+"""Tiny configurations and random models for the tests of checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxinfer.checkpoint import export_hf
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.registry import build_model
+from jaxinfer.models.rope import RopeConfig
+
+# Every dimension differs from every other, so that no mixed-up axes can fit.
+_SHAPE = {
+    "vocab_size": 40, "hidden_size": 22, "intermediate_size": 26, "num_layers": 2, "num_heads": 6, "num_kv_heads": 2,
+    "head_dim": 10, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def tiny_config(architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelConfig:
+    """A small configuration of a family, with other fields replaced."""
+    maximum = fields.get("max_position_embeddings", _SHAPE["max_position_embeddings"])
+    rope = RopeConfig(max_position_embeddings=maximum, original_max_position_embeddings=maximum)
+    family = {"qkv_bias": architecture == "Qwen2ForCausalLM", "qk_norm": architecture == "Qwen3ForCausalLM"}
+    return ModelConfig(architecture, **({"rope": rope} | _SHAPE | family | fields))
+
+
+FAMILY_CONFIGS = {
+    "llama": tiny_config(),
+    "llama_tied": tiny_config(tie_word_embeddings=True),
+    "llama_biases": tiny_config(qkv_bias=True, o_bias=True, mlp_bias=True),
+    "qwen2": tiny_config("Qwen2ForCausalLM"),
+    "qwen2_tied": tiny_config("Qwen2ForCausalLM", tie_word_embeddings=True),
+    "qwen3": tiny_config("Qwen3ForCausalLM"),
+    "qwen3_biases": tiny_config("Qwen3ForCausalLM", qkv_bias=True, o_bias=True, num_kv_heads=6),
+}
+
+
+def random_model(config: ModelConfig, dtype: Any = jnp.float32, seed: int = 0) -> DecoderLM:
+    """A model of `config` with normally distributed parameters, biases and scales too."""
+    rng = np.random.default_rng(seed)
+    graph, state = nnx.split(nnx.eval_shape(lambda: build_model(config, dtype=dtype)))
+    flat = {
+        path: leaf.replace(jnp.asarray(rng.standard_normal(leaf.get_value().shape, np.float32), dtype))
+        for path, leaf in nnx.to_flat_state(state)
+    }
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def parameters_of(model: nnx.Module) -> dict[str, np.ndarray]:
+    """Every parameter by its path, on the host."""
+    flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in flat}
+
+
+def write_checkpoint(directory: Any, config: ModelConfig | None = None, **options: Any) -> DecoderLM:
+    """A random model in a new Hugging Face directory; returns it."""
+    config = config or tiny_config()
+    model = random_model(config)
+    export_hf(model, config, directory, **options)
+    return model
+
+
+def assert_same_parameters(left: nnx.Module, right: nnx.Module) -> None:
+    """Both models have the same parameters, bit for bit and dtype for dtype."""
+    ours, theirs = parameters_of(left), parameters_of(right)
+    assert ours.keys() == theirs.keys()
+    for path, values in ours.items():
+        assert values.dtype == theirs[path].dtype, path
+        np.testing.assert_array_equal(values, theirs[path], err_msg=path)

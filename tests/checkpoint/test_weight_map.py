@@ -1,0 +1,212 @@
+"""The weight map: every source tensor has one place, every place has one source, and heads are where they belong."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from jaxinfer.checkpoint.errors import CheckpointError
+from jaxinfer.checkpoint.weight_map import match_sources, parameters, placements, tied_copies
+from jaxinfer.models.registry import build_model
+from tests.checkpoint.builders import FAMILY_CONFIGS, tiny_config
+
+
+@pytest.fixture(params=FAMILY_CONFIGS)
+def config(request):
+    return FAMILY_CONFIGS[request.param]
+
+
+def sources(config):
+    return {placement.source: placement.source_shape for placement in placements(config)}
+
+
+def placed(config, source):
+    return next(placement for placement in placements(config) if placement.source == source)
+
+
+def test_the_parameters_of_the_map_are_those_of_the_module(config):
+    abstract = nnx.state(nnx.eval_shape(lambda: build_model(config)), nnx.Param)
+    module = {".".join(map(str, path)): leaf.get_value().shape for path, leaf in nnx.to_flat_state(abstract)}
+    assert {parameter.path: parameter.shape for parameter in parameters(config)} == module
+
+
+def test_sources_cover_every_element_of_every_parameter_once(config):
+    counts = {parameter.path: np.zeros(parameter.shape, int) for parameter in parameters(config)}
+    for placement in placements(config):
+        counts[placement.target.path][placement.part] += 1
+    for path, count in counts.items():
+        assert (count == 1).all(), path
+
+
+def test_source_names_are_unique(config):
+    names = [placement.source for placement in placements(config)]
+    assert len(names) == len(set(names))
+
+
+def test_storing_and_taking_out_again_gives_the_same_tensor(config):
+    rng = np.random.default_rng(0)
+    whole = {parameter.path: np.full(parameter.shape, np.nan, np.float32) for parameter in parameters(config)}
+    tensors = {source: rng.standard_normal(shape, np.float32) for source, shape in sources(config).items()}
+    for placement in placements(config):
+        placement.store(tensors[placement.source], whole[placement.target.path])
+    for placement in placements(config):
+        np.testing.assert_array_equal(placement.to_source(whole[placement.target.path]), tensors[placement.source])
+
+
+def test_query_head_h_is_member_h_mod_g_of_key_value_head_h_div_g():
+    config = tiny_config(qkv_bias=True, o_bias=True)
+    group, dim = config.group_size, config.head_dim
+    for source in ("weight", "bias"):
+        placement = placed(config, f"model.layers.1.self_attn.q_proj.{source}")
+        heads = np.repeat(np.arange(config.num_heads), dim).astype(np.float32)
+        tensor = heads[:, None] + np.zeros(placement.source_shape) if source == "weight" else heads
+        parameter = np.full(placement.target.shape, -1.0)
+        placement.store(tensor, parameter)
+        by_slot = np.moveaxis(parameter, (-3, -2), (0, 1))
+        for head in range(config.num_heads):
+            assert (by_slot[head // group, head % group] == head).all()
+        assert (by_slot[:, group:] == -1).all()
+    placement = placed(config, "model.layers.0.self_attn.o_proj.weight")
+    parameter = np.zeros(placement.target.shape)
+    placement.store(np.broadcast_to(np.repeat(np.arange(config.num_heads), dim), placement.source_shape), parameter)
+    for head in range(config.num_heads):
+        assert (parameter[head // group, head % group] == head).all()
+
+
+def test_key_and_value_follow_their_queries():
+    config = tiny_config()
+    for name, slot in (("k", config.group_size), ("v", config.group_size + 1)):
+        placement = placed(config, f"model.layers.0.self_attn.{name}_proj.weight")
+        parameter = np.full(placement.target.shape, -1.0)
+        heads = np.repeat(np.arange(config.num_kv_heads), config.head_dim)
+        placement.store(heads[:, None] + np.zeros(placement.source_shape), parameter)
+        assert (parameter[:, :, slot] == np.arange(config.num_kv_heads)[:, None]).all()
+
+
+def test_a_matrix_is_stored_transposed_and_gate_stands_before_up():
+    config = tiny_config()
+    rng = np.random.default_rng(0)
+    gate, up = rng.standard_normal((2, config.intermediate_size, config.hidden_size))
+    parameter = np.zeros((config.hidden_size, 2, config.intermediate_size))
+    placed(config, "model.layers.0.mlp.gate_proj.weight").store(gate, parameter)
+    placed(config, "model.layers.0.mlp.up_proj.weight").store(up, parameter)
+    np.testing.assert_array_equal(parameter[:, 0], gate.T)
+    np.testing.assert_array_equal(parameter[:, 1], up.T)
+
+
+def test_storing_casts_to_the_dtype_of_the_parameter():
+    config = tiny_config(hidden_size=130)
+    placement = placed(config, "model.layers.0.mlp.down_proj.weight")
+    source = np.random.default_rng(0).standard_normal(placement.source_shape, np.float32)
+    parameter = np.zeros(placement.target.shape, jnp.bfloat16)
+    placement.store(source, parameter)
+    np.testing.assert_array_equal(parameter, source.T.astype(jnp.bfloat16))
+
+
+def test_parameters_split_over_heads_inner_columns_and_vocabulary():
+    specs = {
+        parameter.path: parameter.spec
+        for parameter in parameters(tiny_config(qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm=True))
+    }
+    layer = "layers.1."
+    assert specs["embed.embedding"] == P("tensor", None)
+    assert specs["lm_head.kernel"] == P("tensor", None)
+    assert specs[layer + "attention.qkv.kernel"] == P(None, "tensor", None, None)
+    assert specs[layer + "attention.qkv.bias"] == P("tensor", None, None)
+    assert specs[layer + "attention.o.kernel"] == P("tensor", None, None, None)
+    assert specs[layer + "mlp.gate_up.kernel"] == P(None, None, "tensor")
+    assert specs[layer + "mlp.gate_up.bias"] == P(None, "tensor")
+    assert specs[layer + "mlp.down.kernel"] == P("tensor", None)
+    whole = {path for path, spec in specs.items() if "tensor" not in spec}
+    assert whole == {"final_norm.scale"} | {
+        f"layers.{i}.{name}"
+        for i in (0, 1)
+        for name in ("input_norm.scale", "post_attention_norm.scale", "attention.q_norm.scale",
+                     "attention.k_norm.scale", "attention.o.bias", "mlp.down.bias")
+    }  # fmt: skip
+
+
+def test_a_checkpoint_with_exactly_the_mapped_tensors_matches(config):
+    assert match_sources(sources(config), config) == {name: name for name in sources(config)}
+
+
+def test_missing_and_superfluous_tensors_are_listed(config):
+    found = sources(config)
+    del found["model.norm.weight"], found["model.layers.1.mlp.up_proj.weight"]
+    found["model.layers.1.mlp.extra.weight"] = (3,)
+    with pytest.raises(CheckpointError) as error:
+        match_sources(found, config)
+    message = str(error.value)
+    assert "missing: model.layers.1.mlp.up_proj.weight, model.norm.weight" in message
+    assert "left over: model.layers.1.mlp.extra.weight" in message
+
+
+@pytest.mark.parametrize(
+    ("field", "source"),
+    [
+        ("qkv_bias", "model.layers.0.self_attn.k_proj.bias"),
+        ("o_bias", "model.layers.0.self_attn.o_proj.bias"),
+        ("mlp_bias", "model.layers.0.mlp.down_proj.bias"),
+        ("qk_norm", "model.layers.0.self_attn.q_norm.weight"),
+    ],
+)
+def test_optional_tensors_are_neither_missing_nor_ignored(field, source):
+    with_them, without = tiny_config(**{field: True}), tiny_config()
+    with pytest.raises(CheckpointError, match=f"left over: .*{source}"):
+        match_sources(sources(with_them), without)
+    with pytest.raises(CheckpointError, match=f"missing: .*{source}"):
+        match_sources(sources(without), with_them)
+
+
+def test_a_wrong_shape_is_reported_with_both_shapes():
+    config = tiny_config()
+    found = sources(config) | {"model.layers.0.self_attn.q_proj.weight": (30, 22)}
+    with pytest.raises(CheckpointError) as error:
+        match_sources(found, config)
+    assert str(error.value) == (
+        "model.layers.0.self_attn.q_proj.weight has shape [30, 22], but the configuration asks for [60, 22]"
+    )
+
+
+def test_long_lists_are_cut():
+    config = tiny_config(num_layers=9)
+    with pytest.raises(CheckpointError, match=r"left over: .*\.8\.|and \d+ more"):
+        match_sources(sources(config), tiny_config(num_layers=2))
+
+
+def test_rotary_buffers_are_known_to_carry_nothing():
+    config = tiny_config()
+    buffers = {"model.layers.0.self_attn.rotary_emb.inv_freq": (5,), "model.rotary_emb.inv_freq": (5,)}
+    assert match_sources(sources(config) | buffers, config).keys() == sources(config).keys()
+
+
+def test_a_copy_of_a_tied_table_is_accepted_and_named():
+    config = tiny_config(tie_word_embeddings=True)
+    found = sources(config) | {"lm_head.weight": (40, 22)}
+    assert match_sources(found, config).keys() == sources(config).keys()
+    assert tied_copies(found, config) == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert tied_copies(found, tiny_config()) == {}
+
+
+def test_a_bare_decoder_lacks_the_prefix():
+    config = tiny_config(tie_word_embeddings=True)
+    bare = {name.removeprefix("model."): shape for name, shape in sources(config).items()}
+    assert match_sources(bare, config) == {name: name.removeprefix("model.") for name in sources(config)}
+
+
+def test_a_mixture_of_prefixed_and_bare_names_is_refused():
+    config = tiny_config()
+    found = sources(config)
+    found["norm.weight"] = found.pop("model.norm.weight")
+    with pytest.raises(CheckpointError, match="missing: model.norm.weight; left over: norm.weight"):
+        match_sources(found, config)
+
+
+def test_a_bare_decoder_without_tied_embeddings_has_no_head():
+    config = tiny_config()
+    bare = {name.removeprefix("model."): s for name, s in sources(config).items() if name != "lm_head.weight"}
+    with pytest.raises(CheckpointError, match="missing: lm_head.weight"):
+        match_sources(bare, config)
