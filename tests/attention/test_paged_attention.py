@@ -1,0 +1,86 @@
+"""Every attention backend over the same case table: equal to dense attention, blind to garbage and to neighbours."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.attention import xla
+from jaxinfer.attention.backend import ATTENTION_BACKENDS, select_backend
+from tests.attention.cases import CASES
+from tests.attention.lanes import branched_lane, plain_lane, with_tail
+from tests.attention.scenes import make_scene
+
+BACKENDS = {"xla": xla.paged_attention}
+TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
+
+
+@pytest.fixture(params=BACKENDS, scope="module")
+def attention(request):
+    return BACKENDS[request.param]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_paged_attention_equals_dense_attention_over_what_each_token_sees(attention, name):
+    scene = CASES[name]()
+    out = scene.run(attention)
+    tolerance = TOLERANCE[scene.q.dtype.name]
+    np.testing.assert_allclose(out, scene.expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["decodes_beside_prefills_with_padding_in_both_groups", "draft_trees_of_one_word"])
+def test_padding_tokens_give_zeros(attention, name):
+    scene = CASES[name]()
+    padding = scene.run(attention)[scene.row_of < 0]
+    assert len(padding) and np.array_equal(padding, np.zeros_like(padding))
+
+
+def mixed_rows():
+    rng = np.random.default_rng(3)
+    decodes = [plain_lane(16, n, 1) for n in (3, 150)]
+    decodes += [branched_lane(rng, 16, 21, (4, 9)), with_tail(rng, plain_lane(16, 40, 1), 3)]
+    prefills = [plain_lane(16, 0, 30), plain_lane(16, 140, 70), plain_lane(16, 7, 9)]
+    return {"decode": decodes, "prefill": prefills, "decode_width": 3, "num_words": 1, "prefill_tokens": 128}
+
+
+@pytest.mark.parametrize("row", range(7))
+def test_a_row_does_not_change_by_a_bit_when_all_its_neighbours_change(attention, row):
+    neighbours = [other for other in range(7) if other != row]
+    before, after = make_scene(**mixed_rows()), make_scene(**mixed_rows(), redrawn_rows=neighbours)
+    own = before.row_of == row
+    one, other = before.run(attention), after.run(attention)
+    assert np.array_equal(one[own], other[own])
+    assert not np.array_equal(one[~own], other[~own])
+
+
+def test_a_row_does_not_change_by_a_bit_beside_neighbours_of_other_lengths(attention):
+    def run(*neighbours: int) -> np.ndarray:
+        lanes = [plain_lane(16, length, 1) for length in (33, *neighbours)]
+        return make_scene(lanes, [plain_lane(16, 0, 500)]).run(attention)[0]
+
+    # As many pages in all, so that the shapes are the same, and four chunks instead of two to walk over.
+    assert np.array_equal(run(225, 230), run(5, 450))
+
+
+def test_where_the_pages_lie_in_the_pool_does_not_matter(attention):
+    rng = np.random.default_rng(0)
+    scene = make_scene([branched_lane(rng, 4, 10, (5, 6, 7))], [plain_lane(4, 6, 20)], decode_width=3)
+    moved_to = rng.permutation(scene.k_pages.shape[0])
+    k, v = (jnp.zeros_like(pool).at[moved_to].set(pool) for pool in (scene.k_pages, scene.v_pages))
+    table = jnp.asarray(moved_to, jnp.int32)[scene.metadata.page_table]
+    moved = replace(scene, k_pages=k, v_pages=v, metadata=replace(scene.metadata, page_table=table))
+    assert np.array_equal(scene.run(attention), moved.run(attention))
+
+
+def test_auto_selects_a_backend_that_is_in_the_table():
+    assert select_backend("auto").attention in BACKENDS.values()
+
+
+def test_every_backend_that_can_be_asked_for_is_in_the_table():
+    assert {"auto", *BACKENDS} == set(ATTENTION_BACKENDS)
+
+
+def test_an_unknown_backend_is_refused_by_name():
+    with pytest.raises(ValueError, match="attention_backend must be one of auto, xla, got 'cuda'"):
+        select_backend("cuda")

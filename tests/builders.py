@@ -1,0 +1,129 @@
+"""What tests are made of: tiny random models of every family, random prompts, requests and engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.request import Request
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.registry import build_model
+from jaxinfer.models.rope import RopeConfig
+from jaxinfer.sampling_params import SamplingParams
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+}
+# Each family with the features that it has and the others lack.
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {
+        "rope": RopeConfig(
+            "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+        ),
+        "o_bias": True,
+        "mlp_bias": True,
+        "num_kv_heads": 1,
+    },
+    "Qwen2ForCausalLM": {"qkv_bias": True, "tie_word_embeddings": True, "num_kv_heads": 4},
+    "Qwen3ForCausalLM": {"qk_norm": True, "rope": RopeConfig("linear", factor=2.0)},
+}
+FAMILIES = tuple(_FAMILIES)
+
+
+def model_config(family: str = "Qwen3ForCausalLM", **overrides: Any) -> ModelConfig:
+    """A two-layer configuration of `family` with its own features switched on."""
+    return ModelConfig(family, **{**_SHAPE, **_FAMILIES[family], **overrides})
+
+
+def random_model(config: ModelConfig, *, seed: int = 0, dtype: jnp.dtype = jnp.float32) -> DecoderLM:
+    """A model all of whose weights matter: wide kernels, biases that are not 0 and norm scales that are not 1.
+
+    Freshly initialised weights would leave biases and scales untested, and a tied model would repeat its last token.
+    """
+    model = build_model(config, dtype=dtype, rngs=nnx.Rngs(seed))
+    rng = np.random.default_rng(seed)
+
+    def widen(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(path)
+        if "scale" in name:
+            return jnp.asarray(np.exp(0.4 * rng.standard_normal(leaf.shape)), leaf.dtype)
+        if "bias" in name:
+            return jnp.asarray(0.3 * rng.standard_normal(leaf.shape), leaf.dtype)
+        return leaf if "embed" in name else leaf * 2
+
+    nnx.update(model, jax.tree_util.tree_map_with_path(widen, nnx.state(model)))
+    return model
+
+
+def random_prompts(lengths: Iterable[int], *, vocab_size: int = 101, seed: int = 0) -> list[list[int]]:
+    """Prompts of the given lengths with uniformly random tokens."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, vocab_size, length).tolist() for length in lengths]
+
+
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 8,
+    eos_token_ids: Iterable[int] = (),
+    priority: int = 0,
+    request_key: tuple[int, int] | None = None,
+    **sampling: Any,
+) -> Request:
+    """A request, greedy unless a temperature is given; its random bits follow from `seed` or `request_key`."""
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, **sampling})
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=params,
+        max_total_tokens=len(prompt) + max_tokens,
+        eos_token_ids=frozenset(eos_token_ids),
+        request_key=request_key or (0, params.seed or 0),
+        priority=priority,
+    )
+
+
+def make_engine(model: DecoderLM, *, dtype: jnp.dtype = jnp.float32, **limits: Any) -> EngineCore:
+    """An engine with few batch shapes: 4 rows, 64 tokens a step, pages of 4."""
+    defaults: dict[str, Any] = {
+        "max_model_len": 160,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "page_size": 4,
+        "kv_cache_tokens": 640,
+    }
+    return EngineCore(model, EngineConfig(**{**defaults, **limits}), dtype=dtype)
+
+
+def drain(core: EngineCore, *, max_steps: int = 10_000) -> None:
+    """Step until nothing is left to do, checking after every step that each page is in exactly one state."""
+    for _ in range(max_steps):
+        if not core.has_unfinished_requests():
+            return
+        core.step()
+        core.check_integrity()
+    raise AssertionError(f"requests are unfinished after {max_steps} steps")
+
+
+def run_requests(core: EngineCore, requests: Sequence[Request]) -> list[list[int]]:
+    """Output tokens of requests that are added in this order and run together to their end."""
+    for request in requests:
+        core.add_request(request)
+    drain(core)
+    return [request.output_token_ids for request in requests]
