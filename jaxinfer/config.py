@@ -34,9 +34,19 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     attention_backend: str = "auto"
     seed: int = 0
+    max_decode_steps: int = 16  # most decode steps in one launch, where no request needs the host in between; 1: off
+    overlap: bool = True  # launch a step before the results of the one before are read
+    strict_compiles: bool = False  # a compile after warm-up is an error
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "kv_cache_tokens"):
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "page_size",
+            "kv_cache_tokens",
+            "max_decode_steps",
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")

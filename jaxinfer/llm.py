@@ -122,7 +122,7 @@ class LLM:
         Raises:
             ValueError: a prompt or its parameters cannot be served; nothing has run then.
         """
-        return self._run(self._requests(as_prompt_list(prompts), sampling_params), use_tqdm)
+        return self._run(self._requests(as_prompt_list(prompts), sampling_params, stream=False), use_tqdm)
 
     def chat(
         self,
@@ -142,7 +142,7 @@ class LLM:
         """
         conversations = [messages] if is_conversation(messages) else list(messages)
         prompts = [self._render(c, i, template_arguments) for i, c in enumerate(conversations)]
-        return self._run(self._requests(prompts, sampling_params), use_tqdm)
+        return self._run(self._requests(prompts, sampling_params, stream=False), use_tqdm)
 
     def stream(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -159,7 +159,7 @@ class LLM:
             prompts = [prompts]
         items = as_prompt_list(prompts)
         items = [self._render(p, i, {}) if is_conversation(p) else p for i, p in enumerate(items)]
-        requests = self._requests(items, sampling_params)
+        requests = self._requests(items, sampling_params, stream=True)
         return self._steps(requests, stream=True)
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
@@ -195,7 +195,7 @@ class LLM:
         return {"prompt_token_ids": self.tokenizer.apply_chat_template(conversation, **template_arguments)}
 
     def _requests(
-        self, prompts: list[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+        self, prompts: list[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None, *, stream: bool
     ) -> list[Request]:
         """Checked requests for all prompts; none is queued yet."""
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
@@ -212,22 +212,27 @@ class LLM:
             )
             self._check_params(params[index], index)
             tokenized.append(tokens)
-        return [self._request(tokens, p) for tokens, p in zip(tokenized, params, strict=True)]
+        return [self._request(tokens, p, stream) for tokens, p in zip(tokenized, params, strict=True)]
 
     def _check_params(self, params: SamplingParams, index: int) -> None:
-        if params.unsupported:
-            named = ", ".join(f"{name}={getattr(params, name)!r}" for name in params.unsupported)
-            raise ValueError(f"sampling_params of prompt {index}: {named} is not supported yet")
+        if params.n > 1:
+            raise ValueError(
+                f"sampling_params of prompt {index}: n={params.n} is not supported yet; "
+                f"pass the prompt {params.n} times"
+            )
+        if params.bad_words and self.tokenizer is None:
+            raise ValueError(f"sampling_params of prompt {index}: bad_words={params.bad_words!r} needs a tokenizer")
         if params.stop_strings and self.tokenizer is None:
             raise ValueError(f"sampling_params of prompt {index}: stop={params.stop!r} needs a tokenizer")
-        for token in params.stop_token_ids or ():
-            if token >= self.model_config.vocab_size:
-                raise ValueError(
-                    f"sampling_params of prompt {index}: stop_token_ids has {token}, outside the vocabulary of "
-                    f"{self.model_config.vocab_size}"
-                )
+        vocab = self.model_config.vocab_size
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token in getattr(params, name) or ():
+                if token >= vocab:
+                    raise ValueError(
+                        f"sampling_params of prompt {index}: {name} has {token}, outside the vocabulary of {vocab}"
+                    )
 
-    def _request(self, prompt: TokenizedPrompt, params: SamplingParams) -> Request:
+    def _request(self, prompt: TokenizedPrompt, params: SamplingParams, stream: bool) -> Request:
         number = self._num_requests
         self._num_requests += 1
         limit = self.core.config.max_model_len
@@ -241,7 +246,16 @@ class LLM:
         return Request(
             request_id=str(number), prompt_token_ids=prompt.token_ids, sampling_params=params,
             max_total_tokens=limit, eos_token_ids=self.eos_token_ids, prompt=prompt.text, request_key=key,
+            stream=stream, bad_token_ids=self._bad_token_ids(params),
         )  # fmt: skip
+
+    def _bad_token_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of the bad words: as a text begins with them, and as they follow a space."""
+        if not params.bad_words or self.tokenizer is None:
+            return ()
+        texts = [text for word in params.bad_words for text in (word.lstrip(), " " + word.lstrip())]
+        sequences = (tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
+
+from jaxinfer.limits import MAX_LOGPROBS
 
 _UINT64 = 2**64
 
@@ -13,6 +15,14 @@ _UINT64 = 2**64
 def _is_number(value: Any, kind: type) -> bool:
     allowed = numbers.Integral if kind is int else numbers.Real
     return isinstance(value, allowed) and not isinstance(value, bool)
+
+
+def _is_token(value: Any) -> bool:
+    return _is_number(value, int) and value >= 0
+
+
+def _is_bias(value: Any) -> bool:
+    return _is_number(value, float) and -100 <= value <= 100
 
 
 def _is_sequence(value: Any) -> bool:
@@ -29,6 +39,13 @@ class SamplingParams:
         top_p: keep the most likely tokens up to this probability mass, in (0, 1].
         top_k: keep this many tokens; 0 or -1 is off.
         min_p: keep tokens at least this fraction as likely as the most likely one, in [0, 1].
+        presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once or per occurrence.
+        repetition_penalty: divides positive (multiplies negative) logits of tokens in prompt or output; 1 is off.
+        logit_bias: token id -> number in [-100, 100] that is added to its logit.
+        allowed_token_ids: no other tokens are sampled.
+        bad_words: texts that are never completed, with or without a space before them.
+        logprobs, prompt_logprobs: log probabilities of each token and of that many most likely ones, by the model's own
+            distribution (before temperature and adjustments).
         seed: the request's random numbers are a function of the seed and the token's position alone.
         stop: strings that end the text (they are not part of it unless `include_stop_str_in_output`).
         stop_token_ids: tokens that end it, besides the checkpoint's end-of-sequence tokens.
@@ -82,8 +99,23 @@ class SamplingParams:
         if self.stop_strings and not self.detokenize:
             raise ValueError(f"stop={self.stop!r} needs detokenize=True")
         ids = self.stop_token_ids
-        if ids is not None and not (_is_sequence(ids) and all(_is_number(x, int) and x >= 0 for x in ids)):
+        if ids is not None and not (_is_sequence(ids) and all(_is_token(x) for x in ids)):
             raise ValueError(f"stop_token_ids must be a list of non-negative integers, got {ids!r}")
+
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._check(name, int, lambda x: 0 <= x <= MAX_LOGPROBS, f"an integer in [0, {MAX_LOGPROBS}], or None")
+        allowed = self.allowed_token_ids
+        if allowed is not None and not (_is_sequence(allowed) and allowed and all(_is_token(x) for x in allowed)):
+            raise ValueError(f"allowed_token_ids must be a non-empty list of token ids, got {allowed!r}")
+        bias = self.logit_bias
+        if bias is not None and not (
+            isinstance(bias, Mapping) and all(_is_token(t) and _is_bias(b) for t, b in bias.items())
+        ):
+            raise ValueError(f"logit_bias must map token ids to numbers in [-100, 100], got {bias!r}")
+        words = self.bad_words
+        if words is not None and not (_is_sequence(words) and all(isinstance(w, str) and w for w in words)):
+            raise ValueError(f"bad_words must be a list of non-empty strings, got {words!r}")
 
     def _check(self, name: str, kind: type, ok: Callable[[Any], bool], allowed: str) -> None:
         value = getattr(self, name)
@@ -109,13 +141,3 @@ class SamplingParams:
         if generation_config.get("do_sample") is False:
             defaults["temperature"] = 0.0
         return cls(**{**defaults, **given})
-
-    @property
-    def unsupported(self) -> list[str]:
-        """Names of fields whose value asks for something that the engine does not do yet."""
-        default = {f.name: f.default for f in fields(self)}
-        names = (
-            "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids",
-            "bad_words", "logprobs", "prompt_logprobs",
-        )  # fmt: skip
-        return [name for name in names if getattr(self, name) != default[name]]

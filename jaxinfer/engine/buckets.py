@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxinfer.engine.step_batch import BatchShape
@@ -26,8 +27,8 @@ def _powers(first: int, last: int, factor: int) -> list[int]:
 class Buckets:
     """Shapes for steps of up to `max_num_seqs` rows and `max_num_batched_tokens` tokens.
 
-    Steps of decodes alone have one of `decode_rows` rows. Mixed steps have one of the coarser `mixed_decode_rows` and
-    one of `prefill_tokens`, whose number of prefill rows follows from it.
+    Steps of decodes alone have a power of two of rows. Mixed steps have one of a few numbers of rows, some of them for
+    prefill chunks, and one of a few numbers of prefill tokens.
     """
 
     max_num_seqs: int
@@ -46,43 +47,55 @@ class Buckets:
         return _powers(1, self.max_num_seqs, 2)
 
     @property
-    def mixed_decode_rows(self) -> list[int]:
-        return [0, *_powers(min(8, self.max_num_seqs), self.max_num_seqs, 4)]
-
-    @property
     def prefill_tokens(self) -> list[int]:
         return _powers(min(_MIN_PREFILL_TOKENS, self.max_num_batched_tokens), self.max_num_batched_tokens, 4)
 
-    def prefill_rows(self, prefill_tokens: int) -> int:
-        """Rows that a step of this many prefill tokens has room for."""
-        return min(self.max_num_seqs, max(_MIN_PREFILL_ROWS, prefill_tokens // _TOKENS_PER_PREFILL_ROW))
+    def mixed_rows(self, prefill_tokens: int) -> list[tuple[int, int]]:
+        """(decode rows, prefill rows) that mixed steps of so many prefill tokens come in, from few to many."""
+        prefill_rows = min(self.max_num_seqs, max(_MIN_PREFILL_ROWS, prefill_tokens // _TOKENS_PER_PREFILL_ROW))
+        found = []
+        rows = 2 * _MIN_PREFILL_ROWS
+        while not found or found[-1][0] < self.max_num_seqs - 1 or found[-1][1] < prefill_rows:
+            share = min(prefill_rows, rows // 2)
+            found.append((min(rows - share, self.max_num_seqs), share))
+            rows *= 4
+        return found
 
     @property
     def max_prefill_rows(self) -> int:
-        return self.prefill_rows(self.prefill_tokens[-1])
+        return self.mixed_rows(self.prefill_tokens[-1])[-1][1]
 
-    def shape_for(
-        self, *, decode_rows: int, prefill_rows: int, prefill_tokens: int, pages_per_row: int, num_biases: int = 0
-    ) -> BatchShape:
+    def shape_for(self, *, decode_rows: int, prefill_rows: int, prefill_tokens: int, pages_per_row: int) -> BatchShape:
         """The smallest shape that holds a step.
 
         Raises:
             ValueError: the step is larger than the limits.
         """
         pages = _first(self.pages_per_row, pages_per_row, "pages_per_row")
-        biases = 0 if num_biases == 0 else _first(_powers(64, max(64, num_biases), 8), num_biases, "num_biases")
         if prefill_tokens == 0:
-            return BatchShape(_first(self.decode_rows, decode_rows, "decode_rows"), 0, 0, pages, num_biases=biases)
-        tokens = next(
-            (t for t in self.prefill_tokens if t >= prefill_tokens and self.prefill_rows(t) >= prefill_rows), 0
+            return BatchShape(_first(self.decode_rows, decode_rows, "decode_rows"), 0, 0, pages)
+        for tokens in self.prefill_tokens:
+            for decodes, prefills in self.mixed_rows(tokens):
+                if tokens >= prefill_tokens and decodes >= decode_rows and prefills >= prefill_rows:
+                    return BatchShape(decodes, prefills, tokens, pages)
+        raise ValueError(
+            f"{decode_rows} decode rows and {prefill_tokens} prefill tokens in {prefill_rows} rows exceed the limits"
         )
-        if not tokens:
-            raise ValueError(f"{prefill_tokens} prefill tokens in {prefill_rows} rows exceed {self.prefill_tokens[-1]}")
-        decodes = _first(self.mixed_decode_rows, decode_rows, "decode_rows")
-        return BatchShape(decodes, self.prefill_rows(tokens), tokens, pages, num_biases=biases)
+
+    def all_shapes(self) -> list[BatchShape]:
+        """Every shape that `shape_for` can return, decodes first."""
+        return [
+            *(BatchShape(rows, 0, 0, pages) for pages in self.pages_per_row for rows in self.decode_rows),
+            *(
+                BatchShape(decodes, prefills, tokens, pages)
+                for pages in self.pages_per_row
+                for tokens in self.prefill_tokens
+                for decodes, prefills in self.mixed_rows(tokens)
+            ),
+        ]
 
 
-def _first(buckets, size: int, name: str) -> int:
+def _first(buckets: Sequence[int], size: int, name: str) -> int:
     for bucket in buckets:
         if bucket >= size:
             return bucket

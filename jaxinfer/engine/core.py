@@ -1,9 +1,11 @@
-"""The engine: requests in, tokens out, one device step at a time."""
+"""The engine: requests in, tokens out, one launch ahead of the results that it reads."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,26 +13,45 @@ from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.config import EngineConfig
+from jaxinfer.engine.adjusting import adjustments_of, prompt_targets, take_logprobs, take_prompt_logprobs
 from jaxinfer.engine.buckets import Buckets
-from jaxinfer.engine.input_batch import InputBatch
+from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.request import Request, RequestStatus
-from jaxinfer.engine.scheduler import Scheduler, SchedulerLimits
-from jaxinfer.engine.step import StepRunner
-from jaxinfer.engine.step_batch import BatchShape
+from jaxinfer.engine.runner import LaunchedStep, StepRunner
+from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.sampling.logprobs import TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
 
+class CompileAfterWarmUpError(RuntimeError):
+    """A step needed a program that warm-up had not compiled, and the engine was told to treat that as an error."""
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A step on its way."""
+
+    output: SchedulerOutput
+    built: BuiltBatch
+    step: LaunchedStep
+    prompt_logprobs: TokenLogprobs | None
+
+
 class EngineCore:
-    """Continuous batching of one model over one KV pool. Not thread-safe: one caller drives it."""
+    """Continuous batching of one model over one KV pool. Not thread-safe: one caller drives it.
+
+    While the device runs a launch, the host prepares the next one; results are read one launch late. Requests whose
+    next sampling depends on their latest token through the host (penalties, bad words) make it wait for each result.
+    """
 
     def __init__(self, model: DecoderLM, config: EngineConfig, *, dtype, mesh=None) -> None:
         self.config = config
         self.model_config = model.config
         self.metrics = EngineMetrics()
-        buckets = Buckets.from_limits(
+        self.buckets = Buckets.from_limits(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=config.max_model_len,
@@ -43,18 +64,32 @@ class EngineCore:
             SchedulerLimits(
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_num_seqs=config.max_num_seqs,
-                max_prefill_rows=buckets.max_prefill_rows,
+                max_prefill_rows=self.buckets.max_prefill_rows,
                 page_size=config.page_size,
                 scheduling_policy=config.scheduling_policy,
+                max_decode_steps=config.max_decode_steps,
             ),
             PageAllocator(config.num_pages),
         )
-        self.input_batch = InputBatch(buckets, page_size=config.page_size, num_pages=config.num_pages)
-        self.runner = StepRunner(model, cache, select_backend(config.attention_backend), self._count_compile)
+        self.input_batch = InputBatch(self.buckets, page_size=config.page_size, num_pages=config.num_pages)
+        self.runner = StepRunner(
+            model,
+            cache,
+            select_backend(config.attention_backend),
+            num_seats=config.max_num_seqs,
+            max_decode_steps=config.max_decode_steps,
+            on_compile=self._count_compile,
+        )
+        self.warm = False
+        self._in_flight: deque[_Launch] = deque()
         self._arrivals = 0
 
     def add_request(self, request: Request) -> None:
-        """Queue a request; it takes part from the next step on."""
+        """Queue a request; it takes part from the next step on.
+
+        Raises:
+            ValueError: its id is in use, or the whole pool could not hold it.
+        """
         request.arrival = self._arrivals
         self._arrivals += 1
         self.scheduler.add_request(request)
@@ -62,33 +97,83 @@ class EngineCore:
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests()
 
-    def step(self) -> list[tuple[Request, int]]:
-        """Schedule, run and account for one device step.
+    def step(self) -> list[Landing]:
+        """Launch the next step and account for the results of the one before.
 
         Returns:
-            (request, new token) for every request that got a token in this step.
+            The tokens that landed; a request that ended with them has a finished status.
         """
+        landings = []
+        if self.scheduler.num_adjusting_by_output:
+            landings = self._land_all()
+        launched = self._launch()
+        if not launched or not self.config.overlap:
+            return landings + self._land_all()
+        while len(self._in_flight) > 1:
+            landings += self._land()
+        return landings
+
+    def _launch(self) -> bool:
+        """Schedule and launch; whether there was anything to run."""
+        begin = time.perf_counter()
         output = self.scheduler.schedule()
         self.input_batch.remove(output.finished_req_ids | output.preempted_req_ids)
         if not output.requests:
-            return []
+            return False
         built = self.input_batch.build(output)
-        result = self.runner.run(built.packed)
-        sampled = np.asarray(result.token_ids)[built.rows].tolist()
-        landed = self.scheduler.update_from_output(output, sampled)
+        prompt_logprobs = None
+        if output.num_steps > 1:
+            step = self.runner.decode_loop(built.packed)
+        else:
+            step = self.runner.step(built.packed, adjustments_of(output, built))
+            targets = prompt_targets(output, built)
+            if targets is not None and step.output is not None:
+                prompt_logprobs = self.runner.prompt_logprobs(step.output, targets)
+        self._in_flight.append(_Launch(output, built, step, prompt_logprobs))
         metrics = self.metrics
-        metrics.num_steps_total += 1
-        metrics.scheduled_rows_total += len(output.requests)
+        metrics.num_launches_total += 1
         metrics.scheduled_tokens_total += output.total_num_scheduled_tokens
-        metrics.generation_tokens_total += len(landed)
-        for request, _ in landed:
-            if request.num_output_tokens == 1:
+        metrics.host_seconds_total += time.perf_counter() - begin
+        return True
+
+    def _land_all(self) -> list[Landing]:
+        landings = []
+        while self._in_flight:
+            landings += self._land()
+        return landings
+
+    def _land(self) -> list[Landing]:
+        """Read the oldest launch's results and account for them."""
+        launch = self._in_flight.popleft()
+        tokens = np.asarray(launch.step.token_ids)  # waits for the device
+        begin = time.perf_counter()
+        steps = int((tokens >= 0).any(axis=1).sum()) if launch.output.num_steps > 1 else 1
+        by_request = tokens[:steps, launch.built.rows].T.tolist()
+        if launch.prompt_logprobs is not None:
+            take_prompt_logprobs(launch.output, launch.built, launch.prompt_logprobs)
+        landings = self.scheduler.update_from_output(launch.output, by_request)
+        if launch.step.logprobs is not None:
+            take_logprobs(landings, launch.built, launch.step.logprobs)
+        metrics = self.metrics
+        metrics.num_steps_total += steps
+        metrics.scheduled_rows_total += steps * len(launch.output.requests)
+        now = time.perf_counter()
+        for landing in landings:
+            request, count = landing.request, landing.last - landing.first
+            metrics.generation_tokens_total += count
+            if landing.first == request.num_prompt_tokens:
                 metrics.prompt_tokens_total += request.num_prompt_tokens
-                request.metrics.first_token_time = time.perf_counter()
-        return landed
+                metrics.time_to_first_token_seconds.observe(now - request.metrics.arrival_time)
+                request.metrics.first_token_time = now
+            elif request.metrics.last_token_time is not None:
+                gap = (now - request.metrics.last_token_time) / count
+                metrics.inter_token_latency_seconds.observe(gap, count)
+            request.metrics.last_token_time = now
+        metrics.host_seconds_total += time.perf_counter() - begin
+        return landings
 
     def finish(self, request: Request, status: RequestStatus) -> None:
-        """End a request now, whatever it is doing; its pages return to the pool."""
+        """End a request now, whatever it is doing; its pages return to the pool and what is in flight is dropped."""
         self.scheduler.finish_requests([request], status)
 
     def abort(self, request_id: str) -> Request | None:
@@ -111,6 +196,12 @@ class EngineCore:
         """Raises AssertionError unless every page is in exactly one state."""
         self.scheduler.check_integrity()
 
-    def _count_compile(self, shape: BatchShape) -> None:
+    def _count_compile(self, program: str) -> None:
         self.metrics.num_compiles_total += 1
-        logger.debug("compiling a step for %s", shape)
+        if not self.warm:
+            logger.debug("compiling: %s", program)
+            return
+        self.metrics.num_compiles_after_warm_up_total += 1
+        if self.config.strict_compiles:
+            raise CompileAfterWarmUpError(f"compiled after warm-up: {program}")
+        logger.warning("compiled after warm-up, which delays running requests: %s", program)

@@ -11,14 +11,16 @@ from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.scheduler import SchedulerOutput
 from jaxinfer.engine.step_batch import PackedBatch
+from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 
 
 @dataclass(frozen=True)
 class BuiltBatch:
-    """A packed step and, for each scheduled request in the scheduler's order, the row that it got."""
+    """A packed step and, for each scheduled request in the scheduler's order, its row and where its tokens start."""
 
     packed: PackedBatch
-    rows: np.ndarray
+    rows: np.ndarray  # int32
+    computed: np.ndarray  # int32, tokens of the request computed before this launch
 
 
 class InputBatch:
@@ -39,7 +41,7 @@ class InputBatch:
         self.top_p = np.ones(seats, np.float32)
         self.min_p = np.zeros(seats, np.float32)
         self.request_key = np.zeros((seats, 2), np.uint32)
-        self.biased: set[int] = set()  # seats whose request may ban tokens
+        self.ending_token_ids = np.full((seats, MAX_ENDING_TOKEN_IDS), -1, np.int32)
 
     def build(self, output: SchedulerOutput) -> BuiltBatch:
         """The arrays of one step; also takes over arrivals and new pages."""
@@ -49,21 +51,21 @@ class InputBatch:
             if self.num_pages[seat] != len(request.pages):
                 self._add_pages(seat, request.pages)
         seats = np.fromiter((request.seat for request in requests), np.int32, len(requests))
-        computed = np.fromiter((request.num_computed_tokens for request in requests), np.int32, len(requests))
-        kv_len = computed + counts
+        # The scheduler has counted this launch's tokens as computed already.
+        after = np.fromiter((request.num_computed_tokens for request in requests), np.int32, len(requests))
+        kv_len = after - (output.num_steps - 1)
+        computed = kv_len - counts
 
         is_decode = counts == 1
         decodes = np.flatnonzero(is_decode)
         # Long lanes beside long lanes: a tile of decode rows costs what its longest row costs.
         decodes = decodes[np.argsort(-kv_len[decodes], kind="stable")]
         prefills = np.flatnonzero(~is_decode)
-        biases = self._biases(requests) if self.biased else []
         shape = self.buckets.shape_for(
             decode_rows=len(decodes),
             prefill_rows=len(prefills),
             prefill_tokens=int(counts[prefills].sum()),
             pages_per_row=int(self.num_pages[seats].max()),
-            num_biases=len(biases),
         )
         rows = np.zeros(len(requests), np.int32)
         rows[decodes] = np.arange(len(decodes))
@@ -71,12 +73,11 @@ class InputBatch:
         packed = PackedBatch(shape)
         self._fill_rows(packed, rows, seats, kv_len)
         self._fill_tokens(packed, requests, rows, seats, computed, counts, decodes, prefills)
-        for entry, (index, token, value) in enumerate(biases):
-            packed["bias_row"][entry] = rows[index]
-            packed["bias_token"][entry] = token
-            packed["bias_value"][entry] = value
-        packed["bias_row"][len(biases) :] = shape.num_logits
-        return BuiltBatch(packed, rows)
+        samples = np.asarray(output.samples)
+        packed["seat"][:] = len(self.page_table)
+        packed["seat"][rows[samples]] = seats[samples]
+        packed["num_steps"][...] = output.num_steps
+        return BuiltBatch(packed, rows, computed)
 
     def _fill_rows(self, packed: PackedBatch, rows: np.ndarray, seats: np.ndarray, kv_len: np.ndarray) -> None:
         pages = packed.shape.pages_per_row
@@ -91,6 +92,8 @@ class InputBatch:
         packed["min_p"][rows] = self.min_p[seats]
         packed["request_key"][rows] = self.request_key[seats]
         packed["sample_position"][rows] = kv_len
+        packed["ending_token_ids"][:] = -1
+        packed["ending_token_ids"][rows] = self.ending_token_ids[seats]
 
     def _fill_tokens(
         self,
@@ -114,7 +117,11 @@ class InputBatch:
         positions = np.repeat(computed[order], repeat) + offset
         seat = np.repeat(seats[order], repeat)
 
-        tokens = [requests[i].token_ids[computed[i]] for i in decodes]
+        tokens = []
+        for i, start in zip(decodes.tolist(), computed[decodes].tolist(), strict=True):
+            known = requests[i].token_ids
+            # A token in flight is on the device already, at its request's seat.
+            tokens.append(known[start] if start < len(known) else -1 - requests[i].seat)
         for i in prefills:
             tokens += requests[i].token_ids[computed[i] : computed[i] + counts[i]]
         packed["token_ids"][where] = tokens
@@ -138,16 +145,6 @@ class InputBatch:
         packed["logits_index"][rows[decodes]] = np.arange(len(decodes))
         packed["logits_index"][rows[prefills]] = ends - 1
 
-    def _biases(self, requests: Sequence[Request]) -> list[tuple[int, int, float]]:
-        found = []
-        for index, request in enumerate(requests):
-            if request.seat in self.biased:
-                banned = request.banned_tokens()
-                found += [(index, token, -np.inf) for token in banned]
-                if not banned:
-                    self.biased.discard(request.seat)
-        return found
-
     def _enter(self, request: Request) -> int:
         seat = request.seat = self.free_seats.pop()
         self.seat_of[request.request_id] = seat
@@ -159,8 +156,9 @@ class InputBatch:
         self.top_p[seat] = params.top_p
         self.min_p[seat] = params.min_p
         self.request_key[seat] = request.request_key
-        if request.banned_tokens():
-            self.biased.add(seat)
+        ending = sorted(request.ending_token_ids)[:MAX_ENDING_TOKEN_IDS]
+        self.ending_token_ids[seat] = -1
+        self.ending_token_ids[seat, : len(ending)] = ending
         return seat
 
     def _add_pages(self, seat: int, pages: Sequence[int]) -> None:
@@ -174,4 +172,3 @@ class InputBatch:
             seat = self.seat_of.pop(request_id, None)
             if seat is not None:  # else it was aborted before it ever ran
                 self.free_seats.append(seat)
-                self.biased.discard(seat)

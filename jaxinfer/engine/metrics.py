@@ -1,8 +1,34 @@
-"""Counters and gauges of an engine, under vLLM's names without prefix."""
+"""Counters, gauges and histograms of an engine, under vLLM's names without prefix."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import bisect
+from dataclasses import dataclass, field, fields
+
+# Upper ends of the buckets, in seconds: from a fast GPU's step to a slow CPU's prompt.
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+@dataclass
+class Histogram:
+    """How often a value fell into which bucket; the last count is of values above every bound."""
+
+    bounds: tuple[float, ...] = _SECONDS
+    counts: list[int] = field(default_factory=lambda: [0] * (len(_SECONDS) + 1))
+    sum: float = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float:
+        """0 before the first observation."""
+        return self.sum / max(1, self.count)
 
 
 @dataclass
@@ -16,11 +42,33 @@ class EngineMetrics:
     generation_tokens_total: int = 0
     num_preemptions_total: int = 0
     num_compiles_total: int = 0
-    num_steps_total: int = 0
+    num_compiles_after_warm_up_total: int = 0
+    num_steps_total: int = 0  # device steps; a decode loop runs several in one launch
+    num_launches_total: int = 0
     scheduled_rows_total: int = 0  # rows summed over steps: divided by steps, the average batch
     scheduled_tokens_total: int = 0
+    host_seconds_total: float = 0.0  # spent by scheduler, batch building and accounting
+    time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
+    inter_token_latency_seconds: Histogram = field(default_factory=Histogram)
 
     @property
     def average_batch(self) -> float:
         """Rows per step."""
         return self.scheduled_rows_total / max(1, self.num_steps_total)
+
+    def prometheus(self) -> str:
+        """All metrics in Prometheus' text format, as jaxinfer:NAME."""
+        lines = []
+        for item in fields(self):
+            value, name = getattr(self, item.name), f"jaxinfer:{item.name}"
+            if isinstance(value, Histogram):
+                lines.append(f"# TYPE {name} histogram")
+                total = 0
+                for bound, count in zip((*value.bounds, "+Inf"), value.counts, strict=True):
+                    total += count
+                    lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
+                lines += [f"{name}_sum {value.sum}", f"{name}_count {total}"]
+            else:
+                kind = "counter" if item.name.endswith("_total") else "gauge"
+                lines += [f"# TYPE {name} {kind}", f"{name} {value}"]
+        return "\n".join(lines) + "\n"

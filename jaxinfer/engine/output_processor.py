@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.detokenizer import IncrementalDetokenizer
 from jaxinfer.engine.request import Request, RequestStatus
-from jaxinfer.outputs import CompletionOutput, RequestOutput
+from jaxinfer.engine.scheduler import Landing
+from jaxinfer.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxinfer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -21,6 +25,7 @@ class _Follower:
     stream: bool
     detokenizer: IncrementalDetokenizer | None
     num_streamed: int = 0  # output tokens that earlier deltas held
+    failed: bool = False
 
 
 class OutputProcessor:
@@ -42,16 +47,29 @@ class OutputProcessor:
             detokenizer = IncrementalDetokenizer(self._tokenizer, request.prompt_token_ids, params)
         self._followers[request.request_id] = _Follower(inbox, stream, detokenizer)
 
-    def process(self, landed: Sequence[tuple[Request, int]]) -> None:
-        """Take the tokens of one step."""
-        for request, token in landed:
-            follower = self._followers[request.request_id]
-            if follower.detokenizer is not None:
-                self._detokenize(request, token, follower.detokenizer)
+    def process(self, landings: Sequence[Landing]) -> None:
+        """Take the tokens of one step. What goes wrong with one request ends that request and no other."""
+        for landing in landings:
+            request = landing.request
+            follower = self._followers.get(request.request_id)
+            if follower is None:
+                continue  # added to the engine by someone who reads its tokens himself
+            try:
+                self._take(landing, follower)
+                if not request.is_finished and follower.stream:
+                    self._send_delta(request, follower)
+            except Exception as error:
+                logger.exception("request %s failed on the host", request.request_id)
+                self._fail(request, follower, error)
             if request.is_finished:
                 self.close(request)
-            elif follower.stream:
-                self._send_delta(request, follower)
+
+    def _fail(self, request: Request, follower: _Follower, error: Exception) -> None:
+        if not request.is_finished:
+            self._core.finish(request, RequestStatus.FINISHED_ERROR)
+        request.status = RequestStatus.FINISHED_ERROR
+        request.error = f"{type(error).__name__}: {error}"
+        follower.failed = True  # what made its text cannot be asked again
 
     def close(self, request: Request) -> None:
         """Send the last output of a finished request and forget it."""
@@ -59,31 +77,40 @@ class OutputProcessor:
         if follower.stream:
             self._send_delta(request, follower)
         else:
-            text = self._whole_text(request, follower.detokenizer)
-            follower.inbox.append(_output(request, text, request.output_token_ids))
+            text = "" if follower.failed else self._whole_text(request, follower.detokenizer)
+            follower.inbox.append(self._output(request, text, 0))
 
-    def _detokenize(self, request: Request, token: int, detokenizer: IncrementalDetokenizer) -> None:
+    def _take(self, landing: Landing, follower: _Follower) -> None:
+        """Make text of landed tokens, and cut text and tokens at the stop string that is completed first."""
+        request, detokenizer = landing.request, follower.detokenizer
+        if detokenizer is None:
+            return
         matched = None
-        if not _ended_by_token(request) or request.sampling_params.include_stop_str_in_output:
-            matched = detokenizer.append(token)
+        for index in range(landing.first, landing.last):
+            is_stop_token = index == landing.last - 1 and _ended_by_token(request)
+            if not is_stop_token or request.sampling_params.include_stop_str_in_output:
+                matched = detokenizer.append(request.token_ids[index])
+            if matched is not None:
+                request.truncate_output(index + 1 - request.num_prompt_tokens)
+                break
         if matched is None and request.is_finished:
             matched = detokenizer.finish()
         if matched is not None:
             if not request.is_finished:
                 self._core.finish(request, RequestStatus.FINISHED_STOPPED)
-            # A stop string that the last allowed token completes is a stop, not a length.
+            # It came before whatever else ended the request: a later token, or its length.
             request.status = RequestStatus.FINISHED_STOPPED
             request.stop_reason = matched
 
     def _send_delta(self, request: Request, follower: _Follower) -> None:
         text = ""
-        if follower.detokenizer is not None:
+        if follower.detokenizer is not None and not follower.failed:
             text = follower.detokenizer.take_delta(finished=request.is_finished)
             if not text and not request.is_finished:
                 return  # nothing to show yet; its tokens come with the text
-        tokens = request.output_token_ids[follower.num_streamed :]
-        follower.num_streamed += len(tokens)
-        follower.inbox.append(_output(request, text, tokens))
+        first = follower.num_streamed
+        follower.num_streamed = max(first, request.num_output_tokens)
+        follower.inbox.append(self._output(request, text, first))
 
     def _whole_text(self, request: Request, detokenizer: IncrementalDetokenizer | None) -> str:
         params = request.sampling_params
@@ -96,18 +123,46 @@ class OutputProcessor:
             tokens = tokens[:-1]
         return self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
 
+    def _output(self, request: Request, text: str, first: int) -> RequestOutput:
+        """An output with the tokens (and log probabilities) from output token `first` on."""
+        params = request.sampling_params
+        logprobs = cumulative = None
+        if params.logprobs is not None:
+            logprobs = [self._decoded(entry) for entry in request.logprobs[first:]]
+            # A position's first entry is the token that was chosen.
+            cumulative = sum(next(iter(entry.values())).logprob for entry in request.logprobs)
+        prompt_logprobs = None
+        if params.prompt_logprobs is not None:
+            prompt_logprobs = [None if entry is None else self._decoded(entry) for entry in request.prompt_logprobs]
+        completion = CompletionOutput(
+            index=0,
+            text=text,
+            token_ids=request.output_token_ids[first:],
+            cumulative_logprob=cumulative,
+            logprobs=logprobs,
+            finish_reason=request.status.value if request.is_finished else None,
+            stop_reason=request.stop_reason,
+        )
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=[completion],
+            finished=request.is_finished,
+            prompt_logprobs=prompt_logprobs,
+            metrics=request.metrics,
+            num_cached_tokens=request.num_cached_tokens,
+            error=request.error,
+        )
 
-def _output(request: Request, text: str, token_ids: list[int]) -> RequestOutput:
-    reason = request.status.value if request.is_finished else None
-    return RequestOutput(
-        request_id=request.request_id,
-        prompt=request.prompt,
-        prompt_token_ids=request.prompt_token_ids,
-        outputs=[CompletionOutput(0, text, token_ids, finish_reason=reason, stop_reason=request.stop_reason)],
-        finished=request.is_finished,
-        metrics=request.metrics,
-        num_cached_tokens=request.num_cached_tokens,
-    )
+    def _decoded(self, entry: dict[int, Logprob]) -> dict[int, Logprob]:
+        if self._tokenizer is None:
+            return entry
+        decode = self._tokenizer.decode
+        return {
+            token: replace(logprob, decoded_token=decode([token], skip_special_tokens=False))
+            for token, logprob in entry.items()
+        }
 
 
 def _ended_by_token(request: Request) -> bool:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import enum
 import time
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jaxinfer.outputs import RequestMetrics
+from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
+from jaxinfer.outputs import Logprob, RequestMetrics
+from jaxinfer.sampling.adjustments import ALLOWED, IN_PROMPT
 from jaxinfer.sampling_params import SamplingParams
 
 
@@ -53,8 +57,15 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_in_flight: int = 0  # tokens that launched steps will sample and that have not landed yet
+    epoch: int = 0  # counts preemptions: results launched in an earlier epoch are dropped
     pages: list[int] = field(default_factory=list)
     seat: int = -1  # row of the engine's host arrays while running
+    stream: bool = False  # its tokens are wanted at every step
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+    error: str | None = None
     stop_reason: int | str | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(time.perf_counter()))
 
@@ -64,6 +75,19 @@ class Request:
         params = self.sampling_params
         stop_ids = frozenset(params.stop_token_ids or ())
         self.ending_token_ids = stop_ids if params.ignore_eos else stop_ids | self.eos_token_ids
+        penalized = params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
+        self._output_counts = Counter[int]() if penalized else None
+        # Its adjustments depend on the latest token, which must have landed before the next step is built.
+        self.adjusts_by_output = penalized or bool(self.bad_token_ids)
+        self._always_adjusts = self.adjusts_by_output or bool(params.logit_bias) or params.allowed_token_ids is not None
+        # The host has to see every token, or has to prepare every sampling: no decode loop for it.
+        self.needs_host = (
+            self._always_adjusts
+            or self.stream
+            or bool(params.stop_strings)
+            or params.logprobs is not None
+            or len(self.ending_token_ids) > MAX_ENDING_TOKEN_IDS
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -78,12 +102,19 @@ class Request:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output, the tokens in flight included."""
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
     def is_finished(self) -> bool:
         return self.status in _FINISHED
 
     def append(self, token: int) -> RequestStatus | None:
         """Add a sampled token; the finished status that it brings about by the rules on tokens and length, if any."""
         self.token_ids.append(token)
+        if self._output_counts is not None:
+            self._output_counts[token] += 1
         if token in self.ending_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
             if token not in self.eos_token_ids or self.sampling_params.ignore_eos:
                 self.stop_reason = token
@@ -92,8 +123,37 @@ class Request:
             return RequestStatus.FINISHED_LENGTH
         return None
 
-    def banned_tokens(self) -> frozenset[int]:
-        """Tokens that must not be sampled next: those that would end it before `min_tokens`."""
-        if self.num_output_tokens < self.sampling_params.min_tokens:
-            return self.ending_token_ids
-        return frozenset()
+    def truncate_output(self, num_output_tokens: int) -> None:
+        """Drop output tokens (and what is kept beside them) from the end."""
+        del self.token_ids[self.num_prompt_tokens + num_output_tokens :]
+        del self.logprobs[num_output_tokens:]
+
+    def adjusts_logits(self, num_outputs: int) -> bool:
+        """Whether logits are adjusted before the token after `num_outputs` output tokens is sampled."""
+        return self._always_adjusts or num_outputs < self.sampling_params.min_tokens
+
+    def adjustment_entries(self, num_outputs: int) -> dict[int, tuple[float, int]]:
+        """Token -> (bias, state), as `Adjustments` has them, for the token after `num_outputs` output tokens."""
+        params = self.sampling_params
+        entries: dict[int, tuple[float, int]] = {}
+        if self._output_counts is not None:
+            entries = {token: (0.0, count) for token, count in self._output_counts.items()}
+            if params.repetition_penalty != 1.0:
+                _mark(entries, self.prompt_token_ids, IN_PROMPT)
+        _mark(entries, params.allowed_token_ids or (), ALLOWED)
+        biases = dict(params.logit_bias or {})
+        if num_outputs < params.min_tokens:
+            biases.update(dict.fromkeys(self.ending_token_ids, float("-inf")))
+        for sequence in self.bad_token_ids:
+            prefix = list(sequence[:-1])
+            if not prefix or self.token_ids[self.num_prompt_tokens :][-len(prefix) :] == prefix:
+                biases[sequence[-1]] = float("-inf")
+        for token, bias in biases.items():
+            entries[token] = (bias, entries.get(token, (0.0, 0))[1])
+        return entries
+
+
+def _mark(entries: dict[int, tuple[float, int]], tokens: Iterable[int], mark: int) -> None:
+    for token in set(tokens):
+        bias, state = entries.get(token, (0.0, 0))
+        entries[token] = (bias, state + mark)

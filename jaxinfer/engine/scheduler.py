@@ -19,13 +19,15 @@ from jaxinfer.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """What a step may hold: tokens in all, rows, rows that carry more than one token, and the policy."""
+    """What a step may hold: tokens in all, rows, rows that carry more than one token; the policy; and how many decode
+    steps may run in one launch."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
     max_prefill_rows: int
     page_size: int
     scheduling_policy: str = "fcfs"
+    max_decode_steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,13 @@ class CachedRequestData:
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """One step's decisions. `requests` and `num_tokens` run in parallel; the rest says the same for observers."""
+    """One launch's decisions. The first four lists run in parallel; the rest says the same for observers."""
 
     requests: list[Request]
-    num_tokens: list[int]
+    num_tokens: list[int]  # to compute
+    samples: list[bool]  # whether the row's known tokens are all computed then, so that a new one is sampled
+    epochs: list[int]  # of the requests, at this launch
+    num_steps: int  # 1, or the steps of a decode loop
     scheduled_new_reqs: list[NewRequestData]
     scheduled_cached_reqs: CachedRequestData
     finished_req_ids: set[str]
@@ -69,6 +74,16 @@ class SchedulerOutput:
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:
         return {r.request_id: n for r, n in zip(self.requests, self.num_tokens, strict=True)}
+
+
+@dataclass(frozen=True)
+class Landing:
+    """Tokens that came back for a request: `request.token_ids[first:last]`, from entry `index` of their launch."""
+
+    request: Request
+    index: int
+    first: int
+    last: int
 
 
 class Scheduler:
@@ -82,6 +97,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.num_preemptions = 0
+        self.num_adjusting_by_output = 0  # running requests whose latest token must land before the next launch
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
@@ -109,16 +125,55 @@ class Scheduler:
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)
+        num_steps = self._decode_steps(plan)
+        samples = []
+        for request, count in plan.entries:
+            request.num_computed_tokens += count + num_steps - 1
+            samples.append(request.num_computed_tokens - (num_steps - 1) == request.num_known_tokens)
+            if samples[-1]:
+                request.num_in_flight += num_steps
         finished, self.finished_req_ids = self.finished_req_ids, set()
         return SchedulerOutput(
             requests=[entry[0] for entry in plan.entries],
             num_tokens=[entry[1] for entry in plan.entries],
+            samples=samples,
+            epochs=[entry[0].epoch for entry in plan.entries],
+            num_steps=num_steps,
             scheduled_new_reqs=plan.new,
             scheduled_cached_reqs=plan.cached,
             finished_req_ids=finished,
             preempted_req_ids={request.request_id for request in plan.preempted},
             total_num_scheduled_tokens=self.limits.max_num_batched_tokens - plan.budget,
         )
+
+    def _decode_steps(self, plan: _Plan) -> int:
+        """How many steps one launch may run: more than one if all rows decode and nobody needs the host in between.
+
+        Takes the pages for all of them; with too few free pages there are fewer steps.
+        """
+        limit = self.limits.max_decode_steps
+        if limit == 1 or not plan.entries or len(self.waiting):
+            return 1
+        for request in self.running:
+            known = request.num_known_tokens
+            left = request.max_total_tokens - known
+            if left == 0:
+                continue  # its last token is in flight: it takes no part any more
+            decodes = known - request.num_computed_tokens == 1
+            if not decodes or request.needs_host or request.adjusts_logits(known - request.num_prompt_tokens):
+                return 1
+            limit = min(limit, left)
+        while limit > 1:
+            missing = [
+                max(0, self._pages_for(request.num_known_tokens + limit - 1) - len(request.pages))
+                for request, _ in plan.entries
+            ]
+            if sum(missing) <= self.allocator.num_free:
+                for (request, _), count in zip(plan.entries, missing, strict=True):
+                    request.pages += self.allocator.allocate(count)
+                return limit
+            limit //= 2
+        return 1
 
     def _schedule_running(self, plan: _Plan) -> None:
         for request in list(self.running):  # preemption changes the list
@@ -156,6 +211,9 @@ class Scheduler:
         self._release(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
+        victim.num_in_flight = 0  # what is in flight is dropped when it lands, and sampled again
+        victim.epoch += 1
+        self.num_adjusting_by_output -= victim.adjusts_by_output
         victim.metrics.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.prepend_request(victim)
@@ -171,6 +229,7 @@ class Scheduler:
             request.pages = self.allocator.allocate(missing)
             resumed = request.status is RequestStatus.PREEMPTED
             request.status = RequestStatus.RUNNING
+            self.num_adjusting_by_output += request.adjusts_by_output
             self.running.append(request)
             if resumed:
                 plan.add_cached(request, count, list(request.pages), resumed=True)
@@ -178,30 +237,32 @@ class Scheduler:
                 request.metrics.first_scheduled_time = time.perf_counter()
                 plan.add_new(request, count)
 
-    def update_from_output(self, output: SchedulerOutput, sampled: Sequence[int]) -> list[tuple[Request, int]]:
-        """Take a step's results: advance computed tokens, append the sampled ones, release what finished.
+    def update_from_output(self, output: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> list[Landing]:
+        """Take a launch's results: append sampled tokens, release what finished.
 
         Args:
-            sampled: a token for each of `output.requests`; only read where the request's known tokens are all computed.
-
-        Returns:
-            (request, new token) for every request that got a token; those that ended have a finished status.
+            sampled: for each of `output.requests` its tokens, one for each step that ran; only read where
+                `output.samples` says so.
         """
-        landed: list[tuple[Request, int]] = []
+        landings: list[Landing] = []
         ended: list[Request] = []
-        for request, count, token in zip(output.requests, output.num_tokens, sampled, strict=True):
-            if request.status is not RequestStatus.RUNNING:
-                continue  # aborted between launch and landing
-            request.num_computed_tokens += count
-            if request.num_computed_tokens < len(request.token_ids):
-                continue  # a chunk of a prompt: its last token's logits mean nothing yet
-            status = request.append(token)
-            landed.append((request, token))
-            if status is not None:
-                request.status = status
-                ended.append(request)
+        for index, (request, samples, epoch) in enumerate(
+            zip(output.requests, output.samples, output.epochs, strict=True)
+        ):
+            if not samples or request.epoch != epoch or request.status is not RequestStatus.RUNNING:
+                continue  # a chunk of a prompt; or preempted, aborted or finished since the launch
+            request.num_in_flight -= output.num_steps
+            first = len(request.token_ids)
+            status = None
+            for token in sampled[index]:
+                status = request.append(token)
+                if status is not None:
+                    request.status = status
+                    ended.append(request)
+                    break
+            landings.append(Landing(request, index, first, len(request.token_ids)))
         self._forget(ended)
-        return landed
+        return landings
 
     def finish_requests(self, requests: Sequence[Request], status: RequestStatus) -> None:
         """End requests from outside (a stop string, an abort, an error), wherever they stand."""
@@ -217,6 +278,8 @@ class Scheduler:
         if not ended:
             return
         for request in ended:
+            request.num_in_flight = 0
+            self.num_adjusting_by_output -= request.adjusts_by_output and bool(request.pages)
             request.metrics.finished_time = time.perf_counter()
             self._release(request)
             self.finished_req_ids.add(request.request_id)
@@ -256,7 +319,9 @@ class _Plan:
 
     def tokens_for(self, request: Request) -> int:
         """How many of its tokens the request may compute in this step."""
-        count = min(len(request.token_ids) - request.num_computed_tokens, self.budget)
+        if request.num_known_tokens >= request.max_total_tokens:
+            return 0  # its last token is in flight
+        count = min(request.num_known_tokens - request.num_computed_tokens, self.budget)
         return 0 if count > 1 and self.prefill_rows == 0 else count
 
     def _add(self, request: Request, count: int) -> None:

@@ -1,17 +1,17 @@
-"""The one device step: (params, cache, batch) -> (cache, output), pure, compiled once per shape."""
+"""The device steps: (params, cache, batch) -> (cache, output), pure, compiled once per shape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from dataclasses import dataclass
-from functools import partial
 
 import jax
-from flax import nnx
+import jax.numpy as jnp
+from jax import lax
 
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.engine.step_batch import BatchShape, PackedBatch, StepBatch, unpack
+from jaxinfer.engine.step_batch import StepBatch
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.sampling.sampler import sample
 
@@ -19,9 +19,11 @@ from jaxinfer.sampling.sampler import sample
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepOutput:
-    """What comes back from the device. Q wanted logits."""
+    """What a step leaves on the device. T tokens, Q wanted logits, V words."""
 
     token_ids: jax.Array  # int32 [Q], sampled
+    logits: jax.Array  # float32 [Q, V]
+    hidden: jax.Array  # [T, hidden], after the final norm
 
 
 def forward(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend) -> tuple[KVCache, jax.Array]:
@@ -42,35 +44,58 @@ def step(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionB
     """One step of every way of decoding: new tokens into their slots, logits where wanted, sampled tokens out."""
     cache, hidden = forward(model, cache, batch, backend)
     logits = model.logits(hidden[batch.logits_index])
-    return cache, StepOutput(token_ids=sample(logits, batch.sampling))
+    return cache, StepOutput(token_ids=sample(logits, batch.sampling), logits=logits, hidden=hidden)
 
 
-class StepRunner:
-    """Holds parameters and cache on the device and runs steps on them.
+def decode_loop(
+    model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend, *, max_steps: int
+) -> tuple[KVCache, jax.Array]:
+    """`batch.num_steps` decode steps in one launch, fewer if every row ends before.
 
-    The model is flattened once: a step's call passes its leaves, and the module tree exists only while tracing.
+    A row ends with one of its `ending_token_ids`; from then on it writes nothing and its tokens are -1. The page table
+    must have room for all steps.
+
+    Args:
+        batch: decode rows alone, one token each.
+        max_steps: the most steps that the compiled program can run.
+
+    Returns:
+        The cache, and int32 [max_steps, Q]: the tokens of each step, -1 where a row had ended or a step did not run.
     """
+    rows = jnp.arange(batch.decode_rows)
+    page_size = cache.page_size
+    num_slots = cache.num_pages * page_size
 
-    def __init__(
-        self,
-        model: DecoderLM,
-        cache: KVCache,
-        backend: AttentionBackend,
-        on_compile: Callable[[BatchShape], None] = lambda shape: None,
-    ) -> None:
-        graph, state = nnx.split(model)
-        self.params, structure = jax.tree.flatten(state)
-        self.cache = cache
+    def unfinished(state: tuple[jax.Array, KVCache, StepBatch, jax.Array, jax.Array]) -> jax.Array:
+        index, _, _, ended, _ = state
+        return (index < batch.num_steps) & ~jnp.all(ended)
 
-        @partial(jax.jit, static_argnames="shape", donate_argnames="cache")
-        def run_step(params: list[jax.Array], cache: KVCache, buffer: jax.Array, shape: BatchShape):
-            on_compile(shape)  # runs while tracing: once per compiled program
-            model = nnx.merge(graph, jax.tree.unflatten(structure, params))
-            return step(model, cache, unpack(buffer, shape), backend)
+    def one_step(state: tuple[jax.Array, KVCache, StepBatch, jax.Array, jax.Array]):
+        index, cache, now, ended, tokens = state
+        cache, output = step(model, cache, now, backend)
+        sampled = jnp.where(ended, -1, output.token_ids)
+        tokens = lax.dynamic_update_index_in_dim(tokens, sampled, index, axis=0)
+        ended = ended | jnp.any(sampled[:, None] == now.ending_token_ids, axis=1)
+        position = now.positions + 1
+        # A page is looked up for the position of the token just sampled, which the next round writes.
+        page = jnp.take_along_axis(now.page_table, (position // page_size)[:, None], axis=1, mode="clip")[:, 0]
+        slot = jnp.where(ended | (now.kv_len == 0), num_slots + rows, page * page_size + position % page_size)
+        longer = jnp.where(now.kv_len > 0, now.kv_len + 1, 0)
+        now = dataclasses.replace(
+            now,
+            token_ids=jnp.where(ended, 0, output.token_ids),
+            positions=position,
+            lengths=jnp.maximum(now.lengths, position + 1),
+            slot_mapping=slot,
+            limit=jnp.where(now.kv_len > 0, now.limit + 1, -1),
+            kv_len=longer,
+            trunk_len=longer,
+            tail_start=longer,
+            sampling=dataclasses.replace(now.sampling, sample_position=now.sampling.sample_position + 1),
+        )
+        return index + 1, cache, now, ended, tokens
 
-        self._run_step = run_step
-
-    def run(self, packed: PackedBatch) -> StepOutput:
-        """Launch one step. Returns at once; reading the output waits for the device."""
-        self.cache, output = self._run_step(self.params, self.cache, packed.buffer, shape=packed.shape)
-        return output
+    tokens = jnp.full((max_steps, batch.decode_rows), -1, jnp.int32)
+    start = (jnp.int32(0), cache, batch, batch.kv_len == 0, tokens)
+    _, cache, _, _, tokens = lax.while_loop(unfinished, one_step, start)
+    return cache, tokens

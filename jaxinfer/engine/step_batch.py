@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxinfer.attention.metadata import AttentionMetadata
+from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 from jaxinfer.sampling.sampler import SamplingBatch
 
 
@@ -27,7 +28,6 @@ class BatchShape:
     pages_per_row: int
     decode_width: int = 1
     tail_words: int = 0
-    num_biases: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -42,6 +42,13 @@ class BatchShape:
         """One set of logits per row: its last token's."""
         return self.num_rows
 
+    def describe(self) -> str:
+        """In words, for logs and progress lines."""
+        words = [f"{self.decode_rows} decodes"] if self.decode_rows else []
+        if self.prefill_tokens:
+            words.append(f"{self.prefill_tokens} prompt tokens in {self.prefill_rows} rows")
+        return f"{' and '.join(words)}, {self.pages_per_row} pages a row"
+
     def layout(self) -> dict[str, tuple[tuple[int, ...], type]]:
         """Name -> (shape, dtype) of every host array of the step, in the order of the packed buffer."""
         t, r, p, q = self.num_tokens, self.num_rows, self.pages_per_row, self.num_logits
@@ -53,8 +60,7 @@ class BatchShape:
             "tail_start": ((r,), i), "query_start_loc": ((r + 1,), i), "logits_index": ((q,), i),
             "temperature": ((q,), f), "top_k": ((q,), i), "top_p": ((q,), f), "min_p": ((q,), f),
             "request_key": ((q, 2), u), "sample_position": ((q,), i),
-            "bias_row": ((self.num_biases,), i), "bias_token": ((self.num_biases,), i),
-            "bias_value": ((self.num_biases,), f),
+            "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "num_steps": ((), i),
         }  # fmt: skip
 
 
@@ -68,6 +74,9 @@ class StepBatch(AttentionMetadata):
     lengths: jax.Array  # int32 [T], the sequence's length when the token was first computed (dynamic rotary types)
     logits_index: jax.Array  # int32 [Q], the tokens whose logits are wanted
     sampling: SamplingBatch  # [Q]
+    seat: jax.Array  # int32 [Q], where the sampled token is kept for the next step; out of range: nowhere
+    ending_token_ids: jax.Array  # int32 [Q, MAX_ENDING_TOKEN_IDS], tokens that end the row in a decode loop; -1: none
+    num_steps: jax.Array  # int32 [], of a decode loop
 
 
 class PackedBatch:

@@ -21,7 +21,7 @@ _ONE_BITS = 0x3F800000  # the bit pattern of 1.0
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplingBatch:
-    """Per-row parameters as arrays, and a flat list of (row, token, value) to add to logits. Q rows, N entries."""
+    """Per-row parameters as arrays. Q rows."""
 
     temperature: jax.Array  # float32 [Q], 0 is greedy
     top_k: jax.Array  # int32 [Q], 0 is off
@@ -29,19 +29,14 @@ class SamplingBatch:
     min_p: jax.Array  # float32 [Q], 0 is off
     request_key: jax.Array  # uint32 [Q, 2]
     sample_position: jax.Array  # int32 [Q], the index in its sequence of the token that is sampled
-    bias_row: jax.Array  # int32 [N], out of range: no entry
-    bias_token: jax.Array  # int32 [N]
-    bias_value: jax.Array  # float32 [N]
 
 
 def sample(logits: jax.Array, sampling: SamplingBatch) -> jax.Array:
     """Tokens int32 [Q] from logits float32 [Q, V].
 
-    Order, as in Hugging Face's and vLLM's documentation: added values, temperature, top-k, top-p (of what top-k kept),
-    min-p (relative to the most likely token). The token that crosses top_p is kept; ties go to the lower token id.
+    Order, as in Hugging Face's documentation: temperature, top-k, top-p (of what top-k kept), min-p (relative to the
+    most likely token). The token that crosses top_p is kept; ties go to the lower token id.
     """
-    if sampling.bias_row.shape[0]:
-        logits = logits.at[sampling.bias_row, sampling.bias_token].add(sampling.bias_value, mode="drop")
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     is_random = sampling.temperature > 0
     return lax.cond(

@@ -1,0 +1,111 @@
+"""The host's side of adjusted sampling and log probabilities: entries for the device, results back to requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxinfer.engine.input_batch import BuiltBatch
+from jaxinfer.engine.request import Request
+from jaxinfer.engine.scheduler import Landing, SchedulerOutput
+from jaxinfer.outputs import Logprob
+from jaxinfer.sampling.adjustments import Adjustments
+from jaxinfer.sampling.logprobs import TokenLogprobs
+
+# Numbers of entries come in few sizes: a compiled program belongs to each.
+ENTRY_BUCKETS = tuple(64 * 16**power for power in range(6))
+
+
+def adjustments_of(output: SchedulerOutput, built: BuiltBatch) -> Adjustments | None:
+    """The entries of all rows of a launch; None where no row adjusts logits or wants log probabilities."""
+    concerned = [
+        (request, row)
+        for request, row, samples in zip(output.requests, built.rows.tolist(), output.samples, strict=True)
+        if samples
+        and (request.adjusts_logits(_outputs_before(request)) or request.sampling_params.logprobs is not None)
+    ]
+    if not concerned:
+        return None
+    entries = [(row, request.adjustment_entries(_outputs_before(request))) for request, row in concerned]
+    total = sum(len(of_row) for _, of_row in entries)
+    adjustments = Adjustments.empty(
+        built.packed.shape.num_logits, next(bucket for bucket in ENTRY_BUCKETS if bucket >= total)
+    )
+    start = 0
+    for row, of_row in entries:
+        end = start + len(of_row)
+        adjustments.row[start:end] = row
+        adjustments.token[start:end] = list(of_row)
+        adjustments.bias[start:end] = [bias for bias, _ in of_row.values()]
+        adjustments.state[start:end] = [state for _, state in of_row.values()]
+        start = end
+    for request, row in concerned:
+        params = request.sampling_params
+        adjustments.restrict[row] = params.allowed_token_ids is not None
+        adjustments.presence_penalty[row] = params.presence_penalty
+        adjustments.frequency_penalty[row] = params.frequency_penalty
+        adjustments.repetition_penalty[row] = params.repetition_penalty
+    return adjustments
+
+
+def _outputs_before(request: Request) -> int:
+    """How many output tokens stand before the one that this launch samples, which counts as in flight already."""
+    return request.num_known_tokens - 1 - request.num_prompt_tokens
+
+
+def take_logprobs(landings: Sequence[Landing], built: BuiltBatch, logprobs: TokenLogprobs) -> None:
+    """Give landed tokens' log probabilities to the requests that want them."""
+    arrays = jax.tree.map(np.asarray, logprobs)
+    for landing in landings:
+        wanted = landing.request.sampling_params.logprobs
+        if wanted is not None and landing.last > landing.first:
+            token = landing.request.token_ids[landing.first]
+            landing.request.logprobs.append(_as_dict(arrays, built.rows[landing.index], token, wanted))
+
+
+def prompt_targets(output: SchedulerOutput, built: BuiltBatch) -> np.ndarray | None:
+    """int32 [T]: after which token of the launch which prompt token stands; None where nobody wants to know."""
+    targets = None
+    for request, start, positions in _prompt_spans(output, built):
+        if targets is None:
+            targets = np.zeros(built.packed.shape.num_tokens, np.int32)
+        following = request.prompt_token_ids[positions.start + 1 : positions.stop + 1]
+        targets[start : start + len(following)] = following
+    return targets
+
+
+def take_prompt_logprobs(output: SchedulerOutput, built: BuiltBatch, logprobs: TokenLogprobs) -> None:
+    """Give prompt tokens' log probabilities to the requests that want them; recomputed prompts keep the first ones."""
+    arrays = jax.tree.map(np.asarray, logprobs)
+    for request, start, positions in _prompt_spans(output, built):
+        known = request.prompt_logprobs
+        if not known:
+            known.append(None)  # nothing stands before the first token
+        for offset, position in enumerate(positions):
+            if len(known) == position + 1 and position + 1 < request.num_prompt_tokens:
+                token = request.prompt_token_ids[position + 1]
+                wanted = request.sampling_params.prompt_logprobs or 0
+                known.append(_as_dict(arrays, start + offset, token, wanted))
+
+
+def _prompt_spans(output: SchedulerOutput, built: BuiltBatch) -> list[tuple[Request, int, range]]:
+    """(request, first index in T, positions of its tokens) of rows whose request wants prompt log probabilities."""
+    starts = built.packed["query_start_loc"]
+    return [
+        (request, int(starts[row]), range(first, first + count))
+        for request, row, first, count in zip(
+            output.requests, built.rows.tolist(), built.computed.tolist(), output.num_tokens, strict=True
+        )
+        if request.sampling_params.prompt_logprobs is not None and first < request.num_prompt_tokens
+    ]
+
+
+def _as_dict(logprobs: TokenLogprobs, index: int, token: int, count: int) -> dict[int, Logprob]:
+    """The `count` most likely tokens and the chosen one, as users get them."""
+    found = {token: Logprob(float(logprobs.logprob[index]), int(logprobs.rank[index]))}
+    top = zip(logprobs.top_token[index].tolist(), logprobs.top_logprob[index].tolist(), strict=True)
+    for rank, (other, logprob) in enumerate(list(top)[:count], start=1):
+        found.setdefault(other, Logprob(logprob, rank))
+    return found

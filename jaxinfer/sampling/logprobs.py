@@ -1,0 +1,35 @@
+"""Log probabilities of chosen and of the most likely tokens, from the model's own logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.limits import MAX_LOGPROBS
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Q positions, K = MAX_LOGPROBS (or the vocabulary, if that is smaller) most likely tokens of each."""
+
+    logprob: jax.Array  # float32 [Q], of the chosen token
+    rank: jax.Array  # int32 [Q], 1: it is the most likely one
+    top_token: jax.Array  # int32 [Q, K]
+    top_logprob: jax.Array  # float32 [Q, K]
+
+
+def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
+    """Of float32 logits [Q, V], before temperature and adjustments, and chosen tokens int32 [Q]."""
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
+    top_logit, top_token = lax.top_k(logits, min(MAX_LOGPROBS, logits.shape[-1]))
+    return TokenLogprobs(
+        logprob=chosen[:, 0] - normalizer,
+        rank=1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32),
+        top_token=top_token.astype(jnp.int32),
+        top_logprob=top_logit - normalizer[:, None],
+    )
