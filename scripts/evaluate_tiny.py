@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,13 +21,15 @@ import optax  # noqa: E402
 from jaxinfer import LLM, SamplingParams  # noqa: E402
 from jaxinfer.attention.dense import causal_attend  # noqa: E402
 from jaxinfer.checkpoint.load import load_checkpoint  # noqa: E402
-from tiny_corpus import MIXTURE, Sample, held_out_cases  # noqa: E402
+from tiny_corpus import KINDS, MIXTURE, Sample, held_out_cases  # noqa: E402
 from tiny_packing import Document, pack_rows  # noqa: E402
 from tiny_scores import CHECKS, Score, score  # noqa: E402
 from tiny_tokenizer import encode_document, load_tokenizer  # noqa: E402
 
 CHECKPOINT = ROOT / "checkpoints" / "tiny"
 MAX_TOKENS = 320
+# The facts of the small world have only so many held-out wordings.
+FEWER_CASES = {"world": 50}
 
 
 def evaluate(checkpoint: Path, cases: int) -> tuple[list[Score], dict[str, list[dict[str, Any]]]]:
@@ -36,7 +39,7 @@ def evaluate(checkpoint: Path, cases: int) -> tuple[list[Score], dict[str, list[
     scores: list[Score] = []
     shown: dict[str, list[dict[str, Any]]] = {}
     for kind in dict.fromkeys(kind for kind, *_ in CHECKS):
-        samples = held_out_cases(kind, cases)
+        samples = held_out_cases(kind, min(cases, FEWER_CASES.get(kind, cases)))
         outputs = llm.chat([sample.prompt for sample in samples], greedy, use_tqdm=False)
         answers = [output.outputs[0].text for output in outputs]
         found = score(kind, samples, answers)
@@ -66,7 +69,8 @@ def perplexity(checkpoint: Path, cases: int) -> tuple[float, float]:
 
     totals = {"all": [0.0, 0.0], "answers": [0.0, 0.0]}
     for kind, share in MIXTURE.items():
-        for sample in held_out_cases(kind, cases, seed=2):
+        rng = random.Random(f"perplexity:{kind}")
+        for sample in (KINDS[kind](rng, True) for _ in range(cases)):
             document = Document(*encode_document(tokenizer, sample))
             length = 128 * math.ceil(len(document.ids) / 128)
             if length > config.max_position_embeddings:
