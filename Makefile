@@ -1,7 +1,7 @@
 # Every target sets up what it needs from a fresh clone, given git, make, bash and any Python 3.12 or newer.
 SHELL := bash
 .DEFAULT_GOAL := targets
-.PHONY: targets venv demo test test-aot test-gpu bench lint types format lock clean
+.PHONY: targets venv venv-parity demo test test-aot test-gpu bench lint types format lock clean
 
 # Extra arguments for pytest or a script: make test ARGS="-k sampler"
 ARGS ?=
@@ -20,6 +20,13 @@ venv: .venv/.installed ## create .venv from requirements.lock
 
 .venv-cuda/.installed: requirements-cuda13.lock pyproject.toml
 	@bash scripts/make_venv.sh .venv-cuda requirements-cuda13.lock
+
+# No hashes here and any Python that torch has a wheel for: which of torch's builds is right depends on the machine.
+venv-parity: .venv-parity/.installed ## create .venv-parity: torch and transformers, to compare results with
+.venv-parity/.installed: requirements-parity.lock
+	@test -x .venv-parity/bin/python || $(or $(PYTHON),python3) -m venv .venv-parity
+	.venv-parity/bin/python -m pip install -qq --disable-pip-version-check --requirement requirements-parity.lock
+	@touch $@
 
 demo: .venv/.installed ## several prompts at once from the embedded checkpoint
 	@$(PYTHON_CPU) scripts/demo.py $(ARGS)
@@ -52,7 +59,7 @@ format: .venv/.installed ## let ruff format and repair what it can
 types: .venv/.installed ## pyright
 	.venv/bin/pyright
 
-lock: .venv-lock/.installed ## resolve requirements.lock and requirements-cuda13.lock anew
+lock: .venv-lock/.installed ## resolve the lock files anew
 	scripts/lock.sh $(LOCK_JAX)
 
 .venv-lock/.installed:
@@ -61,5 +68,5 @@ lock: .venv-lock/.installed ## resolve requirements.lock and requirements-cuda13
 	@touch $@
 
 clean: ## remove environments, caches and build products
-	rm -rf .venv .venv-cuda .venv-lock .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-cuda .venv-lock .venv-parity .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

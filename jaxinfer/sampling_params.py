@@ -126,10 +126,10 @@ class SamplingParams:
     def _as_strings(stop: Any) -> tuple[str, ...]:
         if stop is None:
             return ()
-        strings = (stop,) if isinstance(stop, str) else tuple(stop) if _is_sequence(stop) else (None,)
-        if not all(isinstance(text, str) and text for text in strings):
+        strings = [stop] if isinstance(stop, str) else list(stop) if _is_sequence(stop) else []
+        if not strings and stop != [] and stop != () or not all(isinstance(text, str) and text for text in strings):
             raise ValueError(f"stop must be a non-empty string or a list of them, got {stop!r}")
-        return strings
+        return tuple(strings)
 
     @classmethod
     def from_generation_config(cls, generation_config: Mapping[str, Any], **given: Any) -> SamplingParams:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# lock.sh JAX_VERSION: resolve both lock files anew, for every platform and Python, with hashes and without any
-# address of an index, so that plain pip installs them from whichever index it is configured for.
+# lock.sh JAX_VERSION: resolve the lock files anew, for every platform and Python, with hashes and without any address
+# of an index, so that plain pip installs them from whichever index it is configured for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,3 +15,6 @@ compile() {
 jax=$1
 compile requirements.lock --group build --group test --group train
 compile requirements-cuda13.lock --extra cuda13 --group build --group test
+# Only what is compared with, and no hashes: builds of torch for other devices are as good.
+.venv-lock/bin/uv pip compile --quiet --no-config --upgrade --no-deps --python-version 3.12 --no-emit-index-url \
+    --no-emit-find-links --no-annotate --no-header --output-file requirements-parity.lock --group parity
