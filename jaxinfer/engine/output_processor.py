@@ -56,6 +56,8 @@ class OutputProcessor:
     def close(self, request: Request) -> None:
         """Send the last output of a finished request and forget it."""
         follower = self._followers.pop(request.request_id)
+        if follower.detokenizer is not None:
+            follower.detokenizer.finish()  # an abort may leave a character incomplete
         if follower.stream:
             self._send_delta(request, follower)
         else:
@@ -81,7 +83,7 @@ class OutputProcessor:
             text = follower.detokenizer.take_delta(finished=request.is_finished)
             if not text and not request.is_finished:
                 return  # nothing to show yet; its tokens come with the text
-        tokens = request.output_token_ids[follower.num_streamed :]
+        tokens = request.token_ids[request.num_prompt_tokens + follower.num_streamed :]
         follower.num_streamed += len(tokens)
         follower.inbox.append(_output(request, text, tokens))
 
@@ -94,7 +96,9 @@ class OutputProcessor:
         tokens = request.output_token_ids
         if _ended_by_token(request) and not params.include_stop_str_in_output:
             tokens = tokens[:-1]
-        return self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
+        return self._tokenizer.decode_after(
+            request.prompt_token_ids, tokens, skip_special_tokens=params.skip_special_tokens
+        )
 
 
 def _output(request: Request, text: str, token_ids: list[int]) -> RequestOutput:
