@@ -102,6 +102,7 @@ class TokenStream:
             context.pop()
         self._context = context  # tokens whose text is out: what the pending ones are read after
         self._pending: list[int] = []
+        self._num_shown = 0  # characters of the pending tokens that are out: those before an incomplete one
         self._stream = tokenizers.decoders.DecodeStream(ids=context, skip_special_tokens=skip_special)
 
     def append(self, token_id: int) -> str:
@@ -118,16 +119,24 @@ class TokenStream:
             self._stream = tokenizers.decoders.DecodeStream(skip_special_tokens=self._skip_special)
             text = self._stream.step(self._tokenizer, self._pending)
         if not text:
-            return ""
-        self._context, self._pending = self._pending, []
-        return text
+            complete = self._pending_text().rstrip("\ufffd")
+            text, self._num_shown = complete[self._num_shown :], max(self._num_shown, len(complete))
+            return text
+        return self._take(text)
 
     def finish(self) -> str:
         """The rest, incomplete characters as U+FFFD; nothing more after that."""
-        before, whole = self._decode(self._context), self._decode(self._context + self._pending)
-        text = whole[len(before) :] if whole.startswith(before) else self._decode(self._pending)
-        self._context, self._pending = self._pending, []
+        return self._take(self._pending_text())
+
+    def _take(self, text: str) -> str:
+        """What of the text of all pending tokens is not out yet; they are no longer pending."""
+        text = text[self._num_shown :]
+        self._context, self._pending, self._num_shown = self._pending, [], 0
         return text
+
+    def _pending_text(self) -> str:
+        before, whole = self._decode(self._context), self._decode(self._context + self._pending)
+        return whole[len(before) :] if whole.startswith(before) else self._decode(self._pending)
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ STORIES: dict[str, tuple[bytes, ...]] = {
 }  # fmt: skip
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{% if message['role'] not in ['user', 'assistant'] %}{{ raise_exception('no role ' + message['role']) }}{% endif %}"
+    "{% if message['role'] not in ['user', 'assistant'] %}"
+    "{{ raise_exception('no role ' + message['role']) }}{% endif %}"
     "<|{{ message['role'] }}|>{{ message['content'] }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -61,20 +62,25 @@ def byte_characters() -> tuple[str, ...]:
     return tuple(chr(byte if byte in kept else next(others)) for byte in range(256))
 
 
-@functools.cache
-def fast_tokenizer() -> FastTokenizer:
-    """Byte-level BPE: bytes 0 to 255 are tokens 0 to 255, then merges and the words of the stories, then SPECIAL."""
-    letters = byte_characters()
-    special = {text.encode() for text in SPECIAL}
-    words = ["".join(merge) for merge in MERGES]
-    words += ["".join(letters[byte] for byte in token) for story in STORIES.values() for token in story
-              if token not in special]  # fmt: skip
-    vocabulary = {text: number for number, text in enumerate(dict.fromkeys([*letters, *words]))}
-    tokenizer = FastTokenizer(models.BPE(vocab=vocabulary, merges=list(MERGES)))
+def byte_level_tokenizer(words: Iterable[bytes], merges: Sequence[tuple[str, str]] = ()) -> FastTokenizer:
+    """Byte-level BPE: bytes 0 to 255 are tokens 0 to 255, then come merged letters, then `words`, then SPECIAL.
+
+    Words may end in the middle of a character; text is never encoded to them.
+    """
+    known = [*byte_characters(), *map("".join, merges), *map(_letters, words)]
+    vocabulary = {text: number for number, text in enumerate(dict.fromkeys(known))}
+    tokenizer = FastTokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     return tokenizer
+
+
+@functools.cache
+def fast_tokenizer() -> FastTokenizer:
+    """The tokenizer of all checkpoints here: its words are those of the stories."""
+    special = {text.encode() for text in SPECIAL}
+    return byte_level_tokenizer((t for story in STORIES.values() for t in story if t not in special), MERGES)
 
 
 def vocab_size() -> int:
@@ -150,9 +156,11 @@ def filled_model(config: ModelConfig, fill: Callable[[str, tuple[int, ...]], np.
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
-def write_tokenizer(directory: Path, *, chat_template: str | None = CHAT_TEMPLATE) -> None:
+def write_tokenizer(
+    directory: Path, *, fast: FastTokenizer | None = None, chat_template: str | None = CHAT_TEMPLATE
+) -> None:
     """Tokenizer files as Hugging Face writes them."""
-    fast_tokenizer().save(str(directory / "tokenizer.json"))
+    (fast or fast_tokenizer()).save(str(directory / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "clean_up_tokenization_spaces": False}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     if chat_template is not None:
