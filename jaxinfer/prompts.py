@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.tokenizer import Tokenizer
+
+_FORMS = "text, a list of token ids, {'prompt_token_ids': [...]} or {'prompt': ...}"
+_NO_COLLECTIONS = (str, bytes, bytearray)
 
 
 @dataclass(frozen=True)
@@ -19,9 +22,15 @@ class TokenizedPrompt:
 
 
 def as_prompt_list(prompts: Any) -> list[Any]:
-    """One prompt or many, as a list of prompts: str, list[int] and {"prompt_token_ids": [...]} are one prompt each."""
+    """One prompt or many, as a list of prompts: str, list[int] and {"prompt_token_ids": [...]} are one prompt each.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if not _is_collection(prompts):
+        raise ValueError(f"prompts must be {_FORMS}, or a list of these, got {prompts!r}")
     prompts = list(prompts)
     if prompts and all(_is_token(item) for item in prompts):
         return [prompts]
@@ -34,12 +43,11 @@ def tokenize_prompt(prompt: Any, index: int, tokenizer: Tokenizer | None) -> Tok
     Raises:
         ValueError: it is of no known form, or text without a tokenizer; names the prompt's index.
     """
-    text = None
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
             return TokenizedPrompt(_token_list(prompt["prompt_token_ids"], index), prompt.get("prompt"))
         if "prompt" not in prompt:
-            raise ValueError(f"prompt {index} must have the key prompt or prompt_token_ids, got {sorted(prompt)}")
+            raise ValueError(f"prompt {index} must have the key prompt or prompt_token_ids, got {list(prompt)}")
         prompt = prompt["prompt"]
     if isinstance(prompt, str):
         if tokenizer is None:
@@ -47,8 +55,10 @@ def tokenize_prompt(prompt: Any, index: int, tokenizer: Tokenizer | None) -> Tok
                 f"prompt {index} is text, but this engine has no tokenizer (the checkpoint has no tokenizer files or "
                 "skip_tokenizer_init is set): pass token ids, as {'prompt_token_ids': [...]}"
             )
-        text = prompt
-        return TokenizedPrompt(tokenizer.encode(text), text)
+        try:
+            return TokenizedPrompt(tokenizer.encode(prompt), prompt)
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error
     return TokenizedPrompt(_token_list(prompt, index))
 
 
@@ -71,9 +81,14 @@ def _is_token(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def _is_collection(value: Any) -> bool:
+    """Whether this may hold prompts or token ids. Bytes would pass for ids, but are text of an unknown encoding."""
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0 and not isinstance(value, _NO_COLLECTIONS)
+
+
 def _token_list(value: Any, index: int) -> list[int]:
-    if not hasattr(value, "__iter__") or isinstance(value, str):
-        raise ValueError(f"prompt {index} must be text, token ids or {{'prompt_token_ids': [...]}}, got {value!r}")
+    if not _is_collection(value):
+        raise ValueError(f"prompt {index} must be {_FORMS}, got {value!r}")
     tokens = list(value)
     if not all(_is_token(token) for token in tokens):
         raise ValueError(f"prompt {index} must hold integer token ids, got {tokens[:8]!r}")

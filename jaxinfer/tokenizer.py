@@ -20,8 +20,11 @@ class Tokenizer:
         """Load the tokenizer files of `directory`.
 
         Raises:
+            FileNotFoundError: there is no such directory.
             ValueError: the files are damaged, or there is no fast tokenizer for them.
         """
+        if not Path(directory).is_dir():  # a mistyped path would be taken for a hub id, and looked for at length
+            raise FileNotFoundError(f"no tokenizer directory at {Path(directory).absolute()}")
         with _quiet_import():
             from transformers import AutoTokenizer
         try:
@@ -39,11 +42,28 @@ class Tokenizer:
         return any((Path(directory) / name).is_file() for name in TOKENIZER_FILES)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with what the tokenizer puts around a prompt unless switched off."""
+        """Token ids of a text, with what the tokenizer puts around a prompt unless switched off.
+
+        Raises:
+            ValueError: the text has lone surrogates, which are no characters.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text is not valid Unicode: {error}") from error
         return self.hf.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids; bytes that are no character become U+FFFD."""
         return self.fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def decode_after(
+        self, prompt_token_ids: Sequence[int], token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> str:
+        """The text of tokens that follow a prompt: character by character what `stream` gives for them."""
+        stream = self.stream(prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        pieces = [stream.append(token) for token in token_ids]
+        return "".join([*pieces, stream.finish()])
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
@@ -66,7 +86,10 @@ class Tokenizer:
 
 
 class TokenStream:
-    """Text of tokens as they arrive; what could still change (an incomplete character) is held back."""
+    """Text of tokens as they arrive after a prompt; what could still change (an incomplete character) is held back.
+
+    It is the text of these tokens alone: they do not complete a character that the prompt leaves incomplete.
+    """
 
     # Some tokenizers decode a token differently at the start of a text: a few tokens of the prompt give the context.
     CONTEXT_TOKENS = 6
@@ -74,23 +97,49 @@ class TokenStream:
     def __init__(self, tokenizer: tokenizers.Tokenizer, prompt_token_ids: Sequence[int], skip_special: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._context = list(prompt_token_ids[-self.CONTEXT_TOKENS :])
-        self._token_ids: list[int] = []
-        self._stream = tokenizers.decoders.DecodeStream(ids=self._context, skip_special_tokens=skip_special)
-        self._emitted = 0
+        context = list(prompt_token_ids[-self.CONTEXT_TOKENS :])
+        while context and self._decode(context).endswith("\ufffd"):
+            context.pop()
+        self._context = context  # tokens whose text is out: what the pending ones are read after
+        self._pending: list[int] = []
+        self._num_shown = 0  # characters of the pending tokens that are out: those before an incomplete one
+        self._stream = tokenizers.decoders.DecodeStream(ids=context, skip_special_tokens=skip_special)
 
     def append(self, token_id: int) -> str:
         """The text that this token completes; empty while a character is incomplete."""
-        self._token_ids.append(token_id)
-        text = self._stream.step(self._tokenizer, token_id) or ""
-        self._emitted += len(text)
-        return text
+        self._pending.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception as error:
+            if not str(error).startswith("Invalid prefix"):
+                raise
+            # With byte fallback, one bad byte takes back the whole run of bytes before it. What was shown stays, and
+            # the tokens after it are read anew.
+            self._context = []
+            self._stream = tokenizers.decoders.DecodeStream(skip_special_tokens=self._skip_special)
+            text = self._stream.step(self._tokenizer, self._pending)
+        if not text:
+            complete = self._pending_text().rstrip("\ufffd")
+            text, self._num_shown = complete[self._num_shown :], max(self._num_shown, len(complete))
+            return text
+        return self._take(text)
 
     def finish(self) -> str:
-        """The rest, incomplete characters as U+FFFD."""
-        before = self._tokenizer.decode(self._context, skip_special_tokens=self._skip_special)
-        whole = self._tokenizer.decode(self._context + self._token_ids, skip_special_tokens=self._skip_special)
-        return whole[len(before) + self._emitted :]
+        """The rest, incomplete characters as U+FFFD; nothing more after that."""
+        return self._take(self._pending_text())
+
+    def _take(self, text: str) -> str:
+        """What of the text of all pending tokens is not out yet; they are no longer pending."""
+        text = text[self._num_shown :]
+        self._context, self._pending, self._num_shown = self._pending, [], 0
+        return text
+
+    def _pending_text(self) -> str:
+        before, whole = self._decode(self._context), self._decode(self._context + self._pending)
+        return whole[len(before) :] if whole.startswith(before) else self._decode(self._pending)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,10 @@
 """The `jaxinfer` command: its options reach the engine, its errors are one line, its help shows examples."""
 
 import io
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +14,8 @@ from jaxinfer.checkpoint.export import export_hf
 from jaxinfer.cli import build_parser, main
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.registry import build_model
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 class EchoLLM:
@@ -33,6 +38,8 @@ class EchoLLM:
         self.asked.append(prompt)
         self.params = params
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+        if text == "interrupt":
+            raise KeyboardInterrupt
         if text == "refuse":
             raise ValueError("prompt is too long")
         return f"echo {text}"
@@ -169,6 +176,21 @@ def test_sampling_options_win_over_the_defaults_of_the_checkpoint(echo):
 def test_a_bad_sampling_value_is_reported_before_a_model_is_looked_for(capsys):
     assert main(["generate", "hello", "--model", "no-such-model", "--top-p", "1.5"]) == 1
     assert capsys.readouterr().err.startswith("jaxinfer: error: top_p must be")
+
+
+def test_an_interrupted_command_exits_as_shells_expect_and_shows_no_traceback(echo, capsys):
+    assert main(["generate", "interrupt"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_a_pipe_early_is_no_error():
+    code = "import sys; from jaxinfer import cli; cli.run_generate = lambda _: print('text'); sys.exit(cli.main())"
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", code, "generate", "hello"]
+    result = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (141, "")
 
 
 def test_chat_keeps_the_conversation(echo, monkeypatch):

@@ -55,7 +55,7 @@ class IncrementalDetokenizer:
         return stop
 
     def finish(self) -> str | None:
-        """No more tokens: incomplete characters become U+FFFD; they too may complete a stop string."""
+        """No more tokens: incomplete characters become U+FFFD; they too may complete a stop string. Once is enough."""
         return self._take(self._stream.finish())
 
     def take_delta(self, *, finished: bool) -> str:
@@ -67,10 +67,11 @@ class IncrementalDetokenizer:
         return delta
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Length of the longest end of the text, as far as stop strings count there, that begins a stop string."""
         longest = 0
+        searchable = len(self.text) - self._searchable_from
         for stop in self._stop:
-            for length in range(min(len(stop) - 1, len(self.text)), longest, -1):
+            for length in range(min(len(stop) - 1, searchable), longest, -1):
                 if self.text.endswith(stop[:length]):
                     longest = length
                     break

@@ -74,6 +74,8 @@ class OutputProcessor:
     def close(self, request: Request) -> None:
         """Send the last output of a finished request and forget it."""
         follower = self._followers.pop(request.request_id)
+        if follower.detokenizer is not None and not follower.failed:
+            follower.detokenizer.finish()  # an abort may leave a character incomplete
         if follower.stream:
             self._send_delta(request, follower)
         else:
@@ -121,7 +123,9 @@ class OutputProcessor:
         tokens = request.output_token_ids
         if _ended_by_token(request) and not params.include_stop_str_in_output:
             tokens = tokens[:-1]
-        return self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
+        return self._tokenizer.decode_after(
+            request.prompt_token_ids, tokens, skip_special_tokens=params.skip_special_tokens
+        )
 
     def _output(self, request: Request, text: str, first: int) -> RequestOutput:
         """An output with the tokens (and log probabilities) from output token `first` on."""
@@ -137,7 +141,7 @@ class OutputProcessor:
         completion = CompletionOutput(
             index=0,
             text=text,
-            token_ids=request.output_token_ids[first:],
+            token_ids=request.token_ids[request.num_prompt_tokens + first :],
             cumulative_logprob=cumulative,
             logprobs=logprobs,
             finish_reason=request.status.value if request.is_finished else None,
