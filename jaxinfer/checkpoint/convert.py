@@ -25,6 +25,7 @@ from jaxinfer.checkpoint.directory import (
 from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.checkpoint.errors import CheckpointError
 from jaxinfer.checkpoint.huggingface import HuggingFaceWeights
+from jaxinfer.checkpoint.orbax_store import save_parameters
 
 
 def convert_checkpoint(
@@ -74,7 +75,7 @@ def convert_checkpoint(
         with tqdm(unit="B", unit_scale=True, desc=f"converting {source.name}", disable=not progress) as bar:
             weights = HuggingFaceWeights(source, config, wanted, on_read=bar.update)
             bar.reset(total=weights.nbytes)
-            _save(folder / WEIGHTS_FOLDER, weights)
+            save_parameters(folder / WEIGHTS_FOLDER, weights)
         for name in COMPANIONS:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
@@ -82,12 +83,6 @@ def convert_checkpoint(
         (folder / FORMAT_FILE).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
         _put_in_place(folder, target)
     return target
-
-
-def _save(path: Path, weights: HuggingFaceWeights) -> None:
-    from jaxinfer.checkpoint.orbax_store import save_parameters  # slow to import, and errors above need none of it
-
-    save_parameters(path, weights)
 
 
 def _in_use(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Names of weight dtypes."""
+"""Dtypes of weights: their names, and what does not fit into them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from jaxinfer.checkpoint.errors import CheckpointError
 
 _NAMES = {
     "float32": np.dtype(np.float32),
@@ -34,3 +36,28 @@ def parse_dtype(dtype: Any) -> np.dtype | None:
         if found is not None and found in _NAMES.values():
             return found
     raise ValueError(f"dtype={dtype!r} is not supported; allowed: auto, {', '.join(_NAMES)}")
+
+
+def narrow(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    """`values` in another dtype, or themselves if they have it.
+
+    Raises:
+        CheckpointError: see `check_narrowed`.
+    """
+    with np.errstate(over="ignore"):  # reported by name
+        narrowed = values.astype(dtype, copy=False)
+    check_narrowed(narrowed, values.dtype, name)
+    return narrowed
+
+
+def check_narrowed(narrowed: np.ndarray, source: np.dtype, name: str) -> None:
+    """Check weights that were cast from `source`: float16 has a much smaller range than the others.
+
+    Raises:
+        CheckpointError: a value became infinite, or was no number; says that it was in `name`.
+    """
+    if narrowed.dtype == np.float16 and source != np.float16 and not np.isfinite(narrowed).all():
+        raise CheckpointError(
+            f"{name} has values that float16 cannot hold (its largest is 65504, and NaN or infinity are not weights); "
+            "use bfloat16 or float32"
+        )

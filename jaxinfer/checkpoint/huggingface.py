@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxinfer.checkpoint.dtypes import parse_dtype
+from jaxinfer.checkpoint.dtypes import check_narrowed, parse_dtype
 from jaxinfer.checkpoint.errors import CheckpointError, some_of
 from jaxinfer.checkpoint.safetensors_reader import StoredTensor, open_checkpoint
 from jaxinfer.checkpoint.weight_map import Placement, match_sources, placements, tied_copies
@@ -72,14 +72,23 @@ class HuggingFaceWeights:
             CheckpointError: a value does not fit into the dtype that was asked for.
         """
         parts = self._parts[target]
-        parameter = np.empty(parts[0][0].target.shape, self.dtype)
+        first, tensor = parts[0]
+        if first.is_whole_as_stored and tensor.dtype == self.dtype:
+            parameter = tensor.read()
+            self._on_read(tensor.nbytes)
+            return parameter
+        parameter = np.empty(first.target.shape, self.dtype)
         for placement, tensor in parts:
             with np.errstate(over="ignore"):  # reported below, with the tensor's name
                 placement.store(tensor.read(), parameter)
-            if self.dtype == np.float16 and tensor.dtype != np.float16:
-                _check_finite(parameter[placement.part], tensor)
+            check_narrowed(parameter[placement.part], tensor.dtype, f"{tensor.name} in {tensor.file}")
             self._on_read(tensor.nbytes)
         return parameter
+
+    def view(self, target: str, index: Any = ...) -> Callable[[Any], np.ndarray]:
+        """Gives any part (a slice per axis) of a parameter, or of what `index` selects of it; assembles it at once."""
+        parameter = self.read(target)[index]
+        return lambda part: parameter[part]
 
     def _stored_dtype(self, config: ModelConfig) -> np.dtype:
         found = {tensor.dtype for parts in self._parts.values() for _, tensor in parts}
@@ -93,14 +102,6 @@ class HuggingFaceWeights:
         if dtype not in (np.float32, np.float16, ml_dtypes.bfloat16):
             raise CheckpointError(f"{self.directory} stores {dtype} weights; pass dtype to convert them")
         return np.dtype(dtype)
-
-
-def _check_finite(values: np.ndarray, tensor: StoredTensor) -> None:
-    if not np.isfinite(values).all():
-        raise CheckpointError(
-            f"{tensor.name} in {tensor.file} has values that float16 cannot hold (its largest is 65504, and NaN or "
-            "infinity are not weights); use bfloat16 or float32"
-        )
 
 
 def _check_equal(copy: StoredTensor, original: StoredTensor) -> None:

@@ -5,28 +5,24 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from jaxinfer.checkpoint.directory import (
-    FORMAT_FILE,
     WEIGHTS_FOLDER,
     find_checkpoint,
     is_converted,
     read_config,
-    read_json,
 )
 from jaxinfer.checkpoint.dtypes import parse_dtype
-from jaxinfer.checkpoint.errors import CheckpointError
 from jaxinfer.checkpoint.huggingface import HuggingFaceWeights
-from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel, repeat_kv_heads, stored_sharding
+from jaxinfer.checkpoint.orbax_store import StoredParameters
+from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel, regrouping
 from jaxinfer.checkpoint.weight_map import MESH_AXIS, Parameter, parameters
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
@@ -62,18 +58,17 @@ def load_checkpoint(
     _, config = read_config(directory)
     effective = for_tensor_parallel(config, _tensor_size(mesh))
     if converted:
-        stored = parse_dtype(read_json(directory / FORMAT_FILE).get("dtype"))
-        if stored is None:
-            raise CheckpointError(f"{directory / FORMAT_FILE} names no dtype; convert the source again")
-        wanted = wanted or stored
-        arrays = _restore(directory / WEIGHTS_FOLDER, config, effective, wanted, mesh)
-        if wanted == np.float16 and stored != np.float16:
-            _check_finite(arrays, directory)
+        shapes = {parameter.path: parameter.shape for parameter in parameters(config)}
+        source = StoredParameters(directory / WEIGHTS_FOLDER, shapes, wanted)
     else:
-        weights = HuggingFaceWeights(directory, config, wanted)
-        wanted = weights.dtype
-        arrays = _assemble(weights, config, effective, mesh)
-    effective = dataclasses.replace(effective, dtype=str(wanted))
+        source = HuggingFaceWeights(directory, config, wanted)
+    arrays = {}
+    for stored, final in zip(parameters(config), parameters(effective), strict=True):
+        index = ... if stored.shape == final.shape else regrouping(stored, effective.num_kv_heads)
+        array = _on_devices(source.view(stored.path, index), final, mesh)
+        # Waiting keeps the host's share at one parameter: transfers would otherwise queue up with their sources.
+        arrays[stored.path] = jax.block_until_ready(array)
+    effective = dataclasses.replace(effective, dtype=str(source.dtype))
     return effective, _module(effective, arrays)
 
 
@@ -85,52 +80,17 @@ def _tensor_size(mesh: Mesh | None) -> int:
     return mesh.shape[MESH_AXIS]
 
 
-def _sharding(parameter: Parameter, mesh: Mesh | None) -> Sharding:
-    return SingleDeviceSharding(jax.devices()[0]) if mesh is None else NamedSharding(mesh, parameter.spec)
+def _on_devices(read: Callable[[Any], np.ndarray], parameter: Parameter, mesh: Mesh | None) -> jax.Array:
+    """A parameter on its devices; a share that several of them keep is read once."""
+    sharding = SingleDeviceSharding(jax.devices()[0]) if mesh is None else NamedSharding(mesh, parameter.spec)
+    shares: dict[Any, np.ndarray] = {}
 
+    def share(part: Any) -> np.ndarray:
+        if part not in shares:
+            shares[part] = read(part)
+        return shares[part]
 
-def _restore(
-    path: Path, config: ModelConfig, effective: ModelConfig, dtype: np.dtype, mesh: Mesh | None
-) -> dict[str, jax.Array]:
-    from jaxinfer.checkpoint.orbax_store import restore_parameters  # slow to import, only needed here
-
-    wanted, regroup = {}, {}
-    for parameter, final in zip(parameters(config), parameters(effective), strict=True):
-        sharding = _sharding(final, mesh)
-        if parameter.shape != final.shape and mesh is not None:
-            regroup[parameter.path] = jax.jit(
-                partial(repeat_kv_heads, parameter=parameter, num_kv_heads=effective.num_kv_heads),
-                out_shardings=sharding,
-            )
-            sharding = stored_sharding(parameter, config.num_kv_heads, mesh)
-        wanted[parameter.path] = jax.ShapeDtypeStruct(parameter.shape, dtype, sharding=sharding)
-    arrays = restore_parameters(path, wanted)
-    for name, function in regroup.items():
-        arrays[name] = function(arrays[name])
-    return arrays
-
-
-def _assemble(
-    weights: HuggingFaceWeights, config: ModelConfig, effective: ModelConfig, mesh: Mesh | None
-) -> dict[str, jax.Array]:
-    arrays = {}
-    for parameter, final in zip(parameters(config), parameters(effective), strict=True):
-        array = weights.read(parameter.path)
-        if parameter.shape != final.shape:
-            array = repeat_kv_heads(array, parameter, effective.num_kv_heads)
-        # Waiting keeps the host's share at one parameter: transfers would otherwise queue up with their sources.
-        arrays[parameter.path] = jax.block_until_ready(jax.device_put(array, _sharding(final, mesh)))
-    return arrays
-
-
-def _check_finite(arrays: Mapping[str, jax.Array], directory: Path) -> None:
-    finite: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: jnp.isfinite(x).all())
-    for name, array in arrays.items():
-        if not finite(array):
-            raise CheckpointError(
-                f"{name} in {directory} has values that float16 cannot hold (its largest is 65504, and NaN or infinity "
-                "are not weights); use bfloat16 or float32"
-            )
+    return jax.make_array_from_callback(parameter.shape, sharding, share)
 
 
 def _module(config: ModelConfig, arrays: Mapping[str, jax.Array]) -> DecoderLM:

@@ -1,20 +1,22 @@
-"""Parameters in an Orbax checkpoint: written one at a time, restored straight onto devices."""
+"""Parameters in an Orbax checkpoint: written one at a time, read share by share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
+import tensorstore as ts
 
-from jaxinfer.checkpoint.errors import CheckpointError
+from jaxinfer.checkpoint.dtypes import narrow, parse_dtype
+from jaxinfer.checkpoint.errors import CheckpointError, some_of
 
-# A chunk is the least that a device reads of an array, and the most that is encoded at a time.
-CHUNK_BYTES = 32 * 2**20
+# A chunk is the least that a device reads of an array.
+CHUNK_BYTES = 16 * 2**20
+# Parameters are written one by one, or this many bytes of smaller ones together.
+WRITE_BYTES = 16 * 2**20
 
 
 class ParameterSource(Protocol):
@@ -28,59 +30,122 @@ class ParameterSource(Protocol):
     def read(self, target: str) -> np.ndarray: ...
 
 
-class _Pending:
-    """A leaf that is not in memory yet; it has what Orbax asks of an array before it writes one."""
-
-    def __init__(self, source: ParameterSource, target: str) -> None:
-        self.source, self.target = source, target
-        self.shape, self.dtype = source.shapes[target], source.dtype
-        self.ndim, self.size = len(self.shape), math.prod(self.shape)
-        self.nbytes = self.size * self.dtype.itemsize
-
-
-class _PendingHandler(ocp.type_handlers.NumpyHandler):
-    """Writes pending leaves one after the other, so that one at a time is in memory."""
-
-    def __init__(self) -> None:
-        super().__init__(deepcopy_host_arrays=False)
-
-    async def serialize(self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None) -> list:
-        for value, info, arg in zip(values, infos, args or [ocp.SaveArgs()] * len(values), strict=True):
-            for written in await super().serialize([value.source.read(value.target)], [info], [arg]):
-                written.result()
-        return []
-
-
 def save_parameters(path: Path, source: ParameterSource) -> None:
-    """Write every parameter of `source` to a new Orbax checkpoint at `path`; one at a time is read and held."""
+    """Write every parameter of `source` to a new Orbax checkpoint at `path`; few are in memory at a time.
+
+    Weights hardly compress, and compressing would cost memory and time here and whenever they are read; so they are
+    stored plain.
+    """
+    import jax
+    import orbax.checkpoint as ocp  # reading needs none of it, and it takes a while
+
+    class Pending:
+        """A leaf that is not in memory yet; it has what Orbax asks of an array before it writes one."""
+
+        def __init__(self, name: str) -> None:
+            self.name, self.shape, self.dtype = name, source.shapes[name], source.dtype
+            self.ndim, self.size = len(self.shape), math.prod(self.shape)
+            self.nbytes = self.size * self.dtype.itemsize
+
+    class InTurn(ocp.type_handlers.NumpyHandler):
+        """Makes pending leaves, writes them, and waits, before it turns to the next: one large or some small ones."""
+
+        async def serialize(
+            self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
+        ) -> list[Any]:
+            options = args or [ocp.SaveArgs()] * len(values)
+            start = 0
+            while start < len(values):
+                end, nbytes = start + 1, values[start].nbytes
+                while end < len(values) and nbytes + values[end].nbytes <= WRITE_BYTES:
+                    nbytes += values[end].nbytes
+                    end += 1
+                arrays = [source.read(value.name) for value in values[start:end]]
+                for written in await super().serialize(arrays, infos[start:end], options[start:end]):
+                    written.result()
+                del arrays
+                start = end
+            return []
+
     registry = ocp.type_handlers.create_type_handler_registry(
-        (_Pending, _PendingHandler()), (jax.Array, ocp.type_handlers.ArrayHandler())
+        (Pending, InTurn(deepcopy_host_arrays=False)), (jax.Array, ocp.type_handlers.ArrayHandler())
     )
-    tree = nest({target: _Pending(source, target) for target in source.shapes})
+    tree = _nest({name: Pending(name) for name in source.shapes})
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as checkpointer:
+    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
+    with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunks))
 
 
-def restore_parameters(path: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """The parameters at `path`, each with the dtype and the sharding of its entry in `wanted`.
+class StoredParameters:
+    """The parameters of an Orbax checkpoint, as arrays of which any part can be read.
 
-    Every device's share is read by itself; an array is never whole on the host unless a device holds it whole.
+    Orbax keeps its arrays in TensorStore's formats (zarr in an OCDBT database, keys are tree paths). They are opened
+    there directly: Orbax's own restore holds several arrays of a model on the host at once, and takes three times as
+    long.
+
+    Args:
+        path: the checkpoint.
+        shapes: every parameter that must be there, by its path.
+        dtype: of the parameters as they are read; None for the dtype in which they are stored.
 
     Raises:
         CheckpointError: a parameter is missing, superfluous, damaged, or has another shape.
     """
-    tree = nest(wanted)
-    args = ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
-    try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            restored = checkpointer.restore(path.absolute(), args=args)
-    except (ValueError, KeyError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or incomplete; convert the source again ({error})") from error
-    return flatten(restored)
+
+    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: Any = None) -> None:
+        self.path = path
+        database = {"driver": "ocdbt", "base": f"file://{path.absolute()}/"}
+        context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+        try:
+            keys = ts.KvStore.open(database, context=context).result().list().result()
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged or incomplete; convert the source again ({error})") from error
+        found = {key.decode().removesuffix("/.zarray") for key in keys if key.endswith(b"/.zarray")}
+        missing, left = [name for name in shapes if name not in found], sorted(found - shapes.keys())
+        if missing or left:
+            lists = [
+                f"{word}: {some_of(names)}" for word, names in (("missing", missing), ("left over", left)) if names
+            ]
+            raise CheckpointError(
+                f"{path} does not hold the parameters of its configuration; convert the source again "
+                f"({'; '.join(lists)})"
+            )
+        specs = {name: {"driver": "zarr", "kvstore": {**database, "path": f"{name}/"}} for name in shapes}
+        opening = {name: ts.open(spec, open=True, read=True, context=context) for name, spec in specs.items()}
+        self._arrays = {name: self._wait(name, future) for name, future in opening.items()}
+        for name, array in self._arrays.items():
+            if tuple(array.shape) != tuple(shapes[name]):
+                raise CheckpointError(
+                    f"{name} in {path} has shape {list(array.shape)}, "
+                    f"but the configuration asks for {list(shapes[name])}"
+                )
+
+        self._stored = next(iter(self._arrays.values())).dtype.numpy_dtype
+        self.dtype = parse_dtype(dtype) or self._stored
+
+    def view(self, name: str, index: Any = ...) -> Callable[[Any], np.ndarray]:
+        """Reads any part (a slice per axis) of a parameter, or of what `index` selects of it.
+
+        Raises:
+            CheckpointError: from the reading; the parameter is damaged or does not fit into the dtype.
+        """
+        array = self._arrays[name][index]
+
+        def read(part: Any) -> np.ndarray:
+            stored = self._wait(name, array[part].read())
+            return narrow(stored, self.dtype, f"{name} in {self.path}")
+
+        return read
+
+    def _wait(self, name: str, future: Any) -> Any:
+        try:
+            return future.result()
+        except (ValueError, OSError) as error:
+            raise CheckpointError(f"{name} in {self.path} is damaged; convert the source again ({error})") from error
 
 
-def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """{"a.b": x} -> {"a": {"b": x}}."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
@@ -90,12 +155,3 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(folder, {})
         node[name] = value
     return tree
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The inverse of `nest`."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        path = f"{prefix}{name}"
-        flat.update(flatten(value, f"{path}.") if isinstance(value, Mapping) else {path: value})
-    return flat

@@ -6,12 +6,9 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxinfer.checkpoint.weight_map import MESH_AXIS, Parameter
+from jaxinfer.checkpoint.weight_map import Parameter
 from jaxinfer.models.config import ModelConfig
-
-_REPLICA_AXIS = "replica"
 
 
 def for_tensor_parallel(config: ModelConfig, size: int) -> ModelConfig:
@@ -35,33 +32,21 @@ def for_tensor_parallel(config: ModelConfig, size: int) -> ModelConfig:
     return dataclasses.replace(config, num_kv_heads=size)
 
 
-def repeat_kv_heads(array: Any, parameter: Parameter, num_kv_heads: int) -> Any:
-    """A parameter, a numpy or jax array, regrouped for `num_kv_heads`, a multiple of the heads it has.
+def regrouping(parameter: Parameter, num_kv_heads: int) -> tuple[Any, ...]:
+    """The index that takes a parameter of the checkpoint to its layout with `num_kv_heads` key/value heads.
 
-    The fused projection [..., kv, g + 2, d] gets every head's k and v several times, each beside its share of the
-    head's queries; the output projection [kv, g, d, h] only counts its groups anew. Others stay as they are.
+    `num_kv_heads` is a multiple of the heads that the parameter has. In the fused projection [..., kv, g + 2, d] every
+    new head gets its share of an old head's queries, and the old head's k and v; in the output projection
+    [kv, g, d, h] it gets the same share. Other parameters stay as they are.
     """
     if "kv" not in parameter.axes:
-        return array
+        return (...,)
     axis = parameter.axes.index("kv")
-    lead, (heads, rows), tail = array.shape[:axis], array.shape[axis : axis + 2], array.shape[axis + 2 :]
+    heads, rows = parameter.shape[axis : axis + 2]
+    shared = 2 if "slot" in parameter.axes else 0  # k and v
     repeats = num_kv_heads // heads
-    if "slot" not in parameter.axes:
-        return array.reshape(*lead, num_kv_heads, rows // repeats, *tail)
-    xp = array.__array_namespace__()
-    before = (slice(None),) * (axis + 1)
-    q = array[*before, : rows - 2].reshape(*lead, num_kv_heads, (rows - 2) // repeats, *tail)
-    kv = xp.repeat(array[*before, rows - 2 :], repeats, axis=axis)
-    return xp.concat([q, kv], axis=axis + 1)
-
-
-def stored_sharding(parameter: Parameter, num_kv_heads: int, mesh: Mesh) -> NamedSharding:
-    """How a parameter of a checkpoint with `num_kv_heads` heads, fewer than devices, lies on `mesh` before it is
-    regrouped: every device gets the key/value head that it will keep.
-    """
-    axis = mesh.axis_names.index(MESH_AXIS)
-    shape = mesh.devices.shape
-    devices = np.reshape(mesh.devices, (*shape[:axis], num_kv_heads, shape[axis] // num_kv_heads, *shape[axis + 1 :]))
-    names = (*mesh.axis_names[: axis + 1], _REPLICA_AXIS, *mesh.axis_names[axis + 1 :])
-    split = {"kv": MESH_AXIS, "g": _REPLICA_AXIS}
-    return NamedSharding(Mesh(devices, names), PartitionSpec(*(split.get(name) for name in parameter.axes)))
+    share = (rows - shared) // repeats
+    head, part = np.divmod(np.arange(num_kv_heads), repeats)
+    queries = part[:, None] * share + np.arange(share)
+    others = np.broadcast_to(np.arange(rows - shared, rows), (num_kv_heads, shared))
+    return (slice(None),) * axis + (head[:, None], np.concatenate([queries, others], axis=1))

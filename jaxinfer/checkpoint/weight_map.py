@@ -99,6 +99,11 @@ class Placement:
     grouped_shape: tuple[int, ...]
     order: tuple[int, ...]
 
+    @property
+    def is_whole_as_stored(self) -> bool:
+        """Whether the source tensor is the parameter, element for element in the same order."""
+        return self.source_shape == self.target.shape and self.order == tuple(range(len(self.order)))
+
     def store(self, source: np.ndarray, parameter: np.ndarray) -> None:
         """Write the source tensor into its share of the whole parameter, with a cast where the dtypes differ."""
         out = parameter[self.part]

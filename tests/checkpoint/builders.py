@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+import struct
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +13,8 @@ import numpy as np
 from flax import nnx
 
 from jaxinfer.checkpoint import export_hf
+from jaxinfer.checkpoint.export import hf_config
+from jaxinfer.checkpoint.weight_map import placements
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.registry import build_model
@@ -72,3 +78,30 @@ def assert_same_parameters(left: nnx.Module, right: nnx.Module) -> None:
     for path, values in ours.items():
         assert values.dtype == theirs[path].dtype, path
         np.testing.assert_array_equal(values, theirs[path], err_msg=path)
+
+
+def write_large_checkpoint(directory: Path, num_layers: int = 7) -> tuple[int, int]:
+    """Random bfloat16 weights of 256 MB in many tensors; returns the bytes of the largest and of all of them."""
+    config = tiny_config(
+        vocab_size=8192, hidden_size=1024, intermediate_size=4096, num_heads=16, num_kv_heads=8, head_dim=64,
+        num_layers=num_layers,
+    )  # fmt: skip
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(hf_config(config)))
+    sizes = {p.source: 2 * math.prod(p.source_shape) for p in placements(config)}
+    header, offset = {}, 0
+    for placement in placements(config):
+        end = offset + sizes[placement.source]
+        header[placement.source] = {
+            "dtype": "BF16",
+            "shape": placement.source_shape,
+            "data_offsets": (offset, end),
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    rng = np.random.default_rng(0)
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for size in sizes.values():
+            file.write(rng.bytes(size))
+    return max(sizes.values()), offset

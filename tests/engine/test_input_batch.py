@@ -1,0 +1,190 @@
+"""The arrays of a step against a slow recomputation, token by token."""
+
+import numpy as np
+import pytest
+
+from jaxinfer.engine.buckets import Buckets
+from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.scheduler import SchedulerOutput
+from tests.builders import make_request
+from tests.engine.fake_device import Simulation
+
+PAGE_SIZE, NUM_PAGES, ROWS, BUDGET, MAX_LEN = 4, 30, 5, 24, 80
+
+
+def random_sampling(rng: np.random.Generator) -> dict:
+    return {
+        "temperature": float(rng.choice([0.0, 0.7])),
+        "top_k": int(rng.choice([-1, 0, 5])),
+        "top_p": float(rng.choice([1.0, 0.9])),
+        "min_p": float(rng.choice([0.0, 0.1])),
+        "request_key": (int(rng.integers(2**32)), int(rng.integers(2**32))),
+        "min_tokens": int(rng.choice([0, 0, 3])),
+        "eos_token_ids": [5000, 6000],
+    }
+
+
+def random_steps(seed: int, steps: int = 120):
+    """(scheduler's output, built batch) of a random life with preemptions and aborts, before each step lands."""
+    rng = np.random.default_rng(seed)
+    policy = ("fcfs", "priority")[seed % 2]
+    sim = Simulation(num_pages=NUM_PAGES, page_size=PAGE_SIZE, budget=BUDGET, rows=ROWS, prefill_rows=3, policy=policy)
+    buckets = Buckets.from_limits(
+        max_num_seqs=ROWS, max_num_batched_tokens=BUDGET, max_model_len=MAX_LEN, page_size=PAGE_SIZE
+    )
+    batch = InputBatch(buckets, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
+    requests: list[Request] = []
+    for _ in range(steps):
+        if rng.random() < 0.4:
+            prompt = rng.integers(0, 1000, rng.integers(1, 50)).tolist()
+            sizes = {"max_tokens": int(rng.integers(4, 25)), "priority": int(rng.integers(3))}
+            requests.append(sim.add(make_request(str(len(requests)), prompt, **sizes, **random_sampling(rng))))
+        unfinished = [request for request in requests if not request.is_finished]
+        if unfinished and rng.random() < 0.05:
+            sim.scheduler.finish_requests([unfinished[rng.integers(len(unfinished))]], RequestStatus.FINISHED_ABORTED)
+        output = sim.scheduler.schedule()
+        batch.remove(output.finished_req_ids | output.preempted_req_ids)
+        if output.requests:
+            yield output, batch.build(output)
+        sim.scheduler.update_from_output(output, sim.device.run(output))
+    assert sim.scheduler.num_preemptions > 3
+
+
+@pytest.fixture(scope="module", params=range(4))
+def life(request) -> list[tuple[dict, BuiltBatch]]:
+    """Each step as {request id: facts that hold when it is built} and the batch."""
+    return [(facts_of(output), built) for output, built in random_steps(request.param)]
+
+
+def facts_of(output: SchedulerOutput) -> dict[str, dict]:
+    """What must be true of each request's row, recomputed from the request one token at a time."""
+    facts = {}
+    for at, (request, count) in enumerate(zip(output.requests, output.num_tokens, strict=True)):
+        computed = request.num_computed_tokens
+        tokens = []
+        for index in range(computed, computed + count):
+            page, offset = request.pages[index // PAGE_SIZE], index % PAGE_SIZE
+            tokens.append(
+                {
+                    "token_ids": request.token_ids[index],
+                    "positions": index,
+                    "lengths": max(index + 1, len(request.prompt_token_ids)),
+                    "slot_mapping": page * PAGE_SIZE + offset,
+                    "limit": index,
+                    "branch": -1,
+                }
+            )
+        params = request.sampling_params
+        facts[request.request_id] = {
+            "at": at,
+            "tokens": tokens,
+            "pages": list(request.pages),
+            "row": {"kv_len": computed + count, "trunk_len": computed + count, "tail_start": computed + count},
+            "logits": {
+                "temperature": np.float32(params.temperature),
+                "top_k": max(params.top_k, 0),
+                "top_p": np.float32(params.top_p),
+                "min_p": np.float32(params.min_p),
+                "sample_position": computed + count,
+            },
+            "request_key": request.request_key,
+            "banned": request.banned_tokens(),
+        }
+    return facts
+
+
+def tokens_of(built: BuiltBatch, row: int) -> range:
+    start = built.packed["query_start_loc"]
+    return range(start[row], start[row + 1])
+
+
+def test_each_token_has_its_id_position_slot_and_limit(life):
+    for facts, built in life:
+        for fact in facts.values():
+            row = built.rows[fact["at"]]
+            where = tokens_of(built, row)
+            assert len(where) == len(fact["tokens"])
+            for t, token in zip(where, fact["tokens"], strict=True):
+                assert {name: built.packed[name][t] for name in token} == token
+                assert built.packed["row"][t] == row
+
+
+def test_each_row_has_its_lengths_and_its_pages(life):
+    for facts, built in life:
+        for fact in facts.values():
+            row = built.rows[fact["at"]]
+            assert {name: built.packed[name][row] for name in fact["row"]} == fact["row"]
+            assert built.packed["page_table"][row, : len(fact["pages"])].tolist() == fact["pages"]
+
+
+def test_each_row_is_sampled_at_its_last_token_with_its_own_parameters(life):
+    for facts, built in life:
+        for fact in facts.values():
+            row = built.rows[fact["at"]]
+            assert built.packed["logits_index"][row] == tokens_of(built, row)[-1]
+            assert {name: built.packed[name][row] for name in fact["logits"]} == fact["logits"]
+            assert tuple(built.packed["request_key"][row]) == fact["request_key"]
+
+
+def test_exactly_the_tokens_that_would_end_a_request_too_early_are_banned(life):
+    seen = 0
+    for facts, built in life:
+        expected = {(built.rows[fact["at"]], token) for fact in facts.values() for token in fact["banned"]}
+        entries = zip(*(built.packed[name].tolist() for name in ("bias_row", "bias_token", "bias_value")), strict=True)
+        real = [(row, token, value) for row, token, value in entries if row < built.packed.shape.num_logits]
+        assert {(row, token) for row, token, _ in real} == expected and len(real) == len(expected)
+        assert all(value == -np.inf for _, _, value in real)
+        seen += len(real)
+    assert seen > 20
+
+
+def test_no_two_requests_share_a_row(life):
+    assert all(len(set(built.rows.tolist())) == len(facts) for facts, built in life)
+
+
+def test_rows_of_one_token_come_first_in_rows_of_width_one(life):
+    for facts, built in life:
+        shape = built.packed.shape
+        for fact in facts.values():
+            assert (built.rows[fact["at"]] < shape.decode_rows) == (len(fact["tokens"]) == 1)
+        starts = built.packed["query_start_loc"]
+        assert starts[: shape.decode_rows + 1].tolist() == list(range(shape.decode_rows + 1))
+        assert np.all(np.diff(starts) >= 0)
+
+
+def test_padding_tokens_write_nowhere_and_see_nothing(life):
+    padded = 0
+    for facts, built in life:
+        used = {t for fact in facts.values() for t in tokens_of(built, built.rows[fact["at"]])}
+        rest = [t for t in range(built.packed.shape.num_tokens) if t not in used]
+        slots = built.packed["slot_mapping"]
+        assert np.all(slots[rest] >= NUM_PAGES * PAGE_SIZE)
+        assert np.all(built.packed["limit"][rest] == -1)
+        assert len(set(slots.tolist())) == len(slots), "two tokens would be written to one slot"
+        padded += len(rest)
+    assert padded > 100
+
+
+def test_padding_rows_are_empty(life):
+    padded = 0
+    for facts, built in life:
+        used = set(built.rows.tolist())
+        rest = [row for row in range(built.packed.shape.num_rows) if row not in used]
+        assert len(facts) + len(rest) == built.packed.shape.num_rows
+        assert not built.packed["kv_len"][rest].any() and not built.packed["temperature"][rest].any()
+        padded += len(rest)
+    assert padded > 50
+
+
+def test_a_request_that_ran_under_a_used_id_gets_its_own_parameters():
+    sim = Simulation(rows=2, page_size=PAGE_SIZE)
+    buckets = Buckets.from_limits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=64, page_size=PAGE_SIZE)
+    batch = InputBatch(buckets, page_size=PAGE_SIZE, num_pages=64)
+    for temperature in (0.5, 0.25):
+        sim.add(make_request("same", [1, 2, 3], max_tokens=1, temperature=temperature))
+        output = sim.scheduler.schedule()
+        batch.remove(output.finished_req_ids | output.preempted_req_ids)
+        built = batch.build(output)
+        assert built.packed["temperature"][built.rows[0]] == np.float32(temperature)
+        sim.scheduler.update_from_output(output, sim.device.run(output))

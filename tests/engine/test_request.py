@@ -1,0 +1,93 @@
+"""How a request's own tokens bring about its end."""
+
+import pytest
+
+from jaxinfer.engine.request import RequestStatus
+from tests.builders import make_request
+
+
+def feed(request, *tokens):
+    """Append tokens; the status that the last of them brings about."""
+    status = None
+    for token in tokens:
+        assert status is None, "a token after the end"
+        status = request.append(token)
+    return status
+
+
+def test_a_request_starts_with_its_prompt_known_and_nothing_computed():
+    request = make_request("a", [4, 5, 6])
+    assert (request.num_tokens, request.num_prompt_tokens, request.num_output_tokens) == (3, 3, 0)
+    assert request.num_computed_tokens == 0 and request.status is RequestStatus.WAITING
+
+
+def test_output_tokens_follow_the_prompt_and_leave_it_unchanged():
+    request = make_request("a", [4, 5, 6])
+    feed(request, 7, 8)
+    assert request.token_ids == [4, 5, 6, 7, 8]
+    assert (request.output_token_ids, request.prompt_token_ids) == ([7, 8], [4, 5, 6])
+
+
+def test_max_tokens_end_a_request_for_its_length():
+    assert feed(make_request("a", [4], max_tokens=2), 7) is None
+    assert feed(make_request("a", [4], max_tokens=2), 7, 8) is RequestStatus.FINISHED_LENGTH
+
+
+def test_an_end_of_sequence_token_stops_a_request_without_a_reason():
+    request = make_request("a", [4], eos_token_ids=[2, 3])
+    assert feed(request, 7, 3) is RequestStatus.FINISHED_STOPPED
+    assert request.stop_reason is None
+
+
+def test_a_stop_token_stops_a_request_and_is_the_reason():
+    request = make_request("a", [4], eos_token_ids=[2], stop_token_ids=[9])
+    assert feed(request, 9) is RequestStatus.FINISHED_STOPPED
+    assert request.stop_reason == 9
+
+
+def test_a_token_that_is_both_counts_as_end_of_sequence():
+    request = make_request("a", [4], eos_token_ids=[2], stop_token_ids=[2])
+    assert feed(request, 2) is RequestStatus.FINISHED_STOPPED
+    assert request.stop_reason is None
+
+
+def test_an_ending_token_in_the_last_place_is_a_stop_and_not_a_length():
+    assert feed(make_request("a", [4], max_tokens=2, eos_token_ids=[2]), 7, 2) is RequestStatus.FINISHED_STOPPED
+
+
+def test_ignore_eos_goes_on_after_an_end_of_sequence_token():
+    request = make_request("a", [4], max_tokens=3, eos_token_ids=[2], ignore_eos=True)
+    assert feed(request, 2, 2, 2) is RequestStatus.FINISHED_LENGTH
+
+
+def test_ignore_eos_does_not_ignore_stop_tokens():
+    request = make_request("a", [4], eos_token_ids=[2], stop_token_ids=[2], ignore_eos=True)
+    assert feed(request, 2) is RequestStatus.FINISHED_STOPPED
+    assert request.stop_reason == 2
+
+
+def test_ending_tokens_of_the_prompt_do_not_count():
+    assert feed(make_request("a", [2, 2], eos_token_ids=[2]), 7) is None
+
+
+def test_tokens_that_would_end_it_are_banned_until_min_tokens_are_there():
+    request = make_request("a", [4], eos_token_ids=[2], stop_token_ids=[9], min_tokens=2)
+    banned = [request.banned_tokens()]
+    for token in (7, 8):
+        request.append(token)
+        banned.append(request.banned_tokens())
+    assert banned == [{2, 9}, {2, 9}, set()]
+
+
+def test_the_first_token_after_min_tokens_may_end_it():
+    request = make_request("a", [4], eos_token_ids=[2], min_tokens=2)
+    assert feed(request, 7, 8, 2) is RequestStatus.FINISHED_STOPPED
+
+
+def test_nothing_is_banned_where_nothing_can_end_it():
+    assert make_request("a", [4], eos_token_ids=[2], ignore_eos=True, min_tokens=5).banned_tokens() == frozenset()
+
+
+@pytest.mark.parametrize("status", RequestStatus)
+def test_finished_statuses_are_the_finish_reasons_of_the_api(status):
+    assert status.is_finished == (status.value in ("stop", "length", "abort", "error"))

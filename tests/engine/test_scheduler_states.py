@@ -1,0 +1,112 @@
+"""Random lives of a scheduler: whatever is added, stepped, aborted and stopped, pages and outputs stay right."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from jaxinfer.engine.request import Request, RequestStatus
+from tests.builders import make_request
+from tests.engine.fake_device import Simulation, expected_output
+
+PAGE_SIZE = 4
+
+
+class SchedulerLife(RuleBasedStateMachine):
+    """Rules are what a user or the engine may do between two steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sim = Simulation()
+        self.requests: list[Request] = []
+        self.ended: set[str] = set()  # from outside
+
+    @initialize(
+        num_pages=st.integers(4, 24),
+        budget=st.integers(4, 24),
+        rows=st.integers(1, 4),
+        prefill_rows=st.integers(1, 4),
+        policy=st.sampled_from(["fcfs", "priority"]),
+    )
+    def make(self, num_pages, budget, rows, prefill_rows, policy):
+        self.sim = Simulation(
+            num_pages=num_pages,
+            page_size=PAGE_SIZE,
+            budget=max(budget, rows),
+            rows=rows,
+            prefill_rows=prefill_rows,
+            policy=policy,
+        )
+
+    @rule(length=st.integers(1, 40), max_tokens=st.integers(1, 12), priority=st.integers(0, 2))
+    def add(self, length, max_tokens, priority):
+        name = str(len(self.requests))
+        prompt = [(7 * len(self.requests) + i) % 1000 for i in range(length)]
+        request = make_request(name, prompt, max_tokens=max_tokens, priority=priority)
+        if length + max_tokens > self.sim.scheduler.allocator.num_pages * PAGE_SIZE:
+            with pytest.raises(ValueError, match=f"'{name}' may grow to {length + max_tokens} tokens"):
+                self.sim.add(request)
+        else:
+            self.requests.append(self.sim.add(request))
+
+    @rule()
+    def step(self):
+        scheduler = self.sim.scheduler
+        had_work = scheduler.has_unfinished_requests()
+        before = {request.request_id for request in scheduler.running}
+        output = self.sim.step()
+        counts, limits = output.num_tokens, scheduler.limits
+        assert output.total_num_scheduled_tokens == sum(counts) <= limits.max_num_batched_tokens
+        assert (sum(counts) > 0) == had_work
+        assert all(count > 0 for count in counts)
+        assert len(counts) <= limits.max_num_seqs
+        assert sum(count > 1 for count in counts) <= limits.max_prefill_rows
+        scheduled = set(output.num_scheduled_tokens)
+        assert len(scheduled) == len(counts) and not scheduled & output.preempted_req_ids
+        told = [new.req_id for new in output.scheduled_new_reqs] + output.scheduled_cached_reqs.req_ids
+        assert sorted(told) == sorted(scheduled)
+        room_left = sum(counts) < limits.max_num_batched_tokens
+        if room_left and sum(count > 1 for count in counts) < limits.max_prefill_rows:
+            assert before <= scheduled | output.preempted_req_ids, "a running request was passed over"
+
+    @precondition(lambda self: any(not request.is_finished for request in self.requests))
+    @rule(data=st.data(), status=st.sampled_from([RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_STOPPED]))
+    def end_from_outside(self, data, status):
+        request = data.draw(st.sampled_from([request for request in self.requests if not request.is_finished]))
+        self.sim.scheduler.finish_requests([request], status)
+        self.ended.add(request.request_id)
+
+    @invariant()
+    def every_page_is_in_one_state(self):
+        self.sim.scheduler.check_integrity()
+
+    @invariant()
+    def first_come_is_first_served(self):
+        scheduler = self.sim.scheduler
+        if scheduler.limits.scheduling_policy == "fcfs":
+            arrivals = [request.arrival for request in (*scheduler.running, *scheduler.waiting)]
+            assert arrivals == sorted(arrivals)
+
+    @invariant()
+    def tokens_are_those_of_the_request_alone(self):
+        for request in self.requests:
+            got = request.output_token_ids
+            if request.is_finished and request.request_id not in self.ended:
+                assert len(got) == request.sampling_params.max_tokens
+            assert got == expected_output(request.prompt_token_ids, len(got))
+
+    def teardown(self) -> None:
+        self.sim.drain()
+        assert all(request.is_finished and not request.pages for request in self.requests)
+        self.tokens_are_those_of_the_request_alone()
+        allocator = self.sim.scheduler.allocator
+        assert allocator.num_free == allocator.num_pages
+
+
+class TestSchedulerLife(SchedulerLife.TestCase):
+    settings = settings(max_examples=200, stateful_step_count=40)
+
+
+@pytest.mark.slow
+class TestLongSchedulerLife(SchedulerLife.TestCase):
+    settings = settings(max_examples=3000, stateful_step_count=80)

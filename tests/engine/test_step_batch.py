@@ -1,0 +1,69 @@
+"""A step's host arrays travel to the device as one buffer and arrive bit for bit."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxinfer.engine.step_batch import BatchShape, PackedBatch, StepBatch, unpack
+from jaxinfer.sampling.sampler import SamplingBatch
+
+SHAPES = [
+    BatchShape(1, 0, 0, 1),
+    BatchShape(8, 0, 0, 32),
+    BatchShape(0, 4, 16, 5),
+    BatchShape(4, 4, 64, 7, num_biases=64),
+    BatchShape(3, 0, 0, 9, decode_width=5, tail_words=1),
+    BatchShape(2, 3, 48, 9, decode_width=40, tail_words=3, num_biases=8),
+]
+
+
+def random_batch(shape: BatchShape) -> PackedBatch:
+    """Every bit of the buffer random: NaN payloads, negative integers and large unsigned ones among them."""
+    packed = PackedBatch(shape)
+    rng = np.random.default_rng(len(packed.buffer))
+    packed.buffer[:] = rng.integers(-(2**31), 2**31, packed.buffer.shape)
+    return packed
+
+
+def arrays_of(batch: StepBatch) -> dict[str, jax.Array]:
+    """Every array of a step by name, the sampling parameters among them."""
+    nested = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    sampling = nested.pop("sampling")
+    nested |= {f.name: getattr(sampling, f.name) for f in dataclasses.fields(SamplingBatch)}
+    return {name: value for name, value in nested.items() if isinstance(value, jax.Array)}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_array_arrives_on_the_device_bit_for_bit(shape):
+    packed = random_batch(shape)
+    batch = jax.jit(unpack, static_argnums=1)(packed.buffer, shape)
+    arrays = arrays_of(batch)
+    assert set(arrays) == set(shape.layout())
+    for name, array in arrays.items():
+        host, device = packed[name], np.asarray(array)
+        assert (device.shape, device.dtype) == (host.shape, host.dtype), name
+        assert np.array_equal(device.view(np.int32), host.view(np.int32)), name
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_views_tile_the_buffer(shape):
+    packed = PackedBatch(shape)
+    for mark, view in enumerate(packed.views.values(), start=1):
+        assert np.array_equal(view.view(np.int32), np.zeros(view.shape, np.int32)), "two views share a word"
+        view.view(np.int32)[...] = mark
+    assert np.all(packed.buffer != 0)
+    assert len(packed.buffer) == sum(math.prod(extent) for extent, _ in shape.layout().values())
+
+
+def test_the_static_sizes_arrive_with_the_arrays():
+    shape = SHAPES[-1]
+    batch = unpack(jax.numpy.asarray(PackedBatch(shape).buffer), shape)
+    assert (batch.decode_rows, batch.decode_width) == (2, 40)
+
+
+def test_sizes_follow_from_rows_width_and_prefill_tokens():
+    shape = BatchShape(2, 3, 48, 9, decode_width=40)
+    assert (shape.num_tokens, shape.num_rows, shape.num_logits) == (2 * 40 + 48, 5, 5)
