@@ -166,6 +166,14 @@ class LLM:
         """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
         return SamplingParams.from_generation_config(self.generation_config, **given)
 
+    def warm_up(self, use_tqdm: bool = True) -> None:
+        """Compile every program that requests can need, with a progress line that names it.
+
+        Without it, programs are compiled when they are first needed. Either way they are kept on disk, so that the next
+        process loads them.
+        """
+        self.core.warm_up(progress=use_tqdm)
+
     def abort(self, request_id: str) -> bool:
         """End an unfinished request; False if there is none of that id."""
         request = self.core.abort(request_id)

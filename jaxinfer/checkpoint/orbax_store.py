@@ -111,7 +111,9 @@ class StoredParameters:
                 f"{path} does not hold the parameters of its configuration; convert the source again "
                 f"({'; '.join(lists)})"
             )
-        specs = {name: {"driver": "zarr", "kvstore": {**database, "path": f"{name}/"}} for name in shapes}
+        # zarr would read zeros where a chunk is missing.
+        zarr = {"driver": "zarr", "fill_missing_data_reads": False}
+        specs = {name: {**zarr, "kvstore": {**database, "path": f"{name}/"}} for name in shapes}
         opening = {name: ts.open(spec, open=True, read=True, context=context) for name, spec in specs.items()}
         self._arrays = {name: self._wait(name, future) for name, future in opening.items()}
         for name, array in self._arrays.items():

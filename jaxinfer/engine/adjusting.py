@@ -14,12 +14,18 @@ from jaxinfer.outputs import Logprob
 from jaxinfer.sampling.adjustments import Adjustments
 from jaxinfer.sampling.logprobs import TokenLogprobs
 
-# Numbers of entries come in few sizes: a compiled program belongs to each.
-ENTRY_BUCKETS = tuple(64 * 16**power for power in range(6))
+
+def entry_buckets(num_seqs: int, vocab_size: int) -> list[int]:
+    """The numbers of entries that launches come in, up to every word for every row: a program belongs to each."""
+    buckets = [64]
+    while buckets[-1] < num_seqs * vocab_size:
+        buckets.append(min(buckets[-1] * 64, num_seqs * vocab_size))
+    return buckets
 
 
-def adjustments_of(output: SchedulerOutput, built: BuiltBatch) -> Adjustments | None:
-    """The entries of all rows of a launch; None where no row adjusts logits or wants log probabilities."""
+def adjustments_of(output: SchedulerOutput, built: BuiltBatch, buckets: Sequence[int]) -> Adjustments | None:
+    """The entries of all rows of a launch, in one of the `buckets` of entries; None where no row adjusts logits or
+    wants log probabilities."""
     concerned = [
         (request, row)
         for request, row, samples in zip(output.requests, built.rows.tolist(), output.samples, strict=True)
@@ -30,9 +36,7 @@ def adjustments_of(output: SchedulerOutput, built: BuiltBatch) -> Adjustments | 
         return None
     entries = [(row, request.adjustment_entries(_outputs_before(request))) for request, row in concerned]
     total = sum(len(of_row) for _, of_row in entries)
-    adjustments = Adjustments.empty(
-        built.packed.shape.num_logits, next(bucket for bucket in ENTRY_BUCKETS if bucket >= total)
-    )
+    adjustments = Adjustments.empty(built.packed.shape.num_logits, next(n for n in buckets if n >= total))
     start = 0
     for row, of_row in entries:
         end = start + len(of_row)

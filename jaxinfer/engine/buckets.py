@@ -50,20 +50,21 @@ class Buckets:
     def prefill_tokens(self) -> list[int]:
         return _powers(min(_MIN_PREFILL_TOKENS, self.max_num_batched_tokens), self.max_num_batched_tokens, 4)
 
-    def mixed_rows(self, prefill_tokens: int) -> list[tuple[int, int]]:
-        """(decode rows, prefill rows) that mixed steps of so many prefill tokens come in, from few to many."""
-        prefill_rows = min(self.max_num_seqs, max(_MIN_PREFILL_ROWS, prefill_tokens // _TOKENS_PER_PREFILL_ROW))
-        found = []
-        rows = 2 * _MIN_PREFILL_ROWS
-        while not found or found[-1][0] < self.max_num_seqs - 1 or found[-1][1] < prefill_rows:
-            share = min(prefill_rows, rows // 2)
-            found.append((min(rows - share, self.max_num_seqs), share))
-            rows *= 4
-        return found
+    def _prefill_rows(self, prefill_tokens: int) -> int:
+        return min(self.max_num_seqs, max(_MIN_PREFILL_ROWS, prefill_tokens // _TOKENS_PER_PREFILL_ROW))
 
     @property
     def max_prefill_rows(self) -> int:
-        return self.mixed_rows(self.prefill_tokens[-1])[-1][1]
+        return self._prefill_rows(self.max_num_batched_tokens)
+
+    def mixed_rows(self, prefill_tokens: int) -> list[tuple[int, int]]:
+        """(decode rows, prefill rows) that mixed steps of so many prefill tokens come in, from few to many.
+
+        The sums are the same for every number of tokens, so that few numbers of logits occur.
+        """
+        most = self._prefill_rows(prefill_tokens)
+        sums = _powers(2 * _MIN_PREFILL_ROWS, max(2 * _MIN_PREFILL_ROWS, self.max_num_seqs + self.max_prefill_rows), 4)
+        return [(rows - min(most, rows // 2), min(most, rows // 2)) for rows in sums]
 
     def shape_for(self, *, decode_rows: int, prefill_rows: int, prefill_tokens: int, pages_per_row: int) -> BatchShape:
         """The smallest shape that holds a step.

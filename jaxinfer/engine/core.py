@@ -13,13 +13,14 @@ from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.adjusting import adjustments_of, prompt_targets, take_logprobs, take_prompt_logprobs
+from jaxinfer.engine.adjusting import adjustments_of, entry_buckets, prompt_targets, take_logprobs, take_prompt_logprobs
 from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.runner import LaunchedStep, StepRunner
 from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
+from jaxinfer.engine.warm_up import warm_up
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.sampling.logprobs import TokenLogprobs
 
@@ -81,8 +82,20 @@ class EngineCore:
             on_compile=self._count_compile,
         )
         self.warm = False
+        self._entry_buckets = entry_buckets(config.max_num_seqs, model.config.vocab_size)
         self._in_flight: deque[_Launch] = deque()
         self._arrivals = 0
+
+    def warm_up(self, *, progress: bool = True) -> int:
+        """Compile every program that requests can need; from then on a compile is counted, logged and, with
+        `strict_compiles`, an error.
+
+        Returns:
+            The number of programs.
+        """
+        count = warm_up(self.runner, self.buckets, vocab_size=self.model_config.vocab_size, progress=progress)
+        self.warm = True
+        return count
 
     def add_request(self, request: Request) -> None:
         """Queue a request; it takes part from the next step on.
@@ -125,7 +138,7 @@ class EngineCore:
         if output.num_steps > 1:
             step = self.runner.decode_loop(built.packed)
         else:
-            step = self.runner.step(built.packed, adjustments_of(output, built))
+            step = self.runner.step(built.packed, adjustments_of(output, built, self._entry_buckets))
             targets = prompt_targets(output, built)
             if targets is not None and step.output is not None:
                 prompt_logprobs = self.runner.prompt_logprobs(step.output, targets)

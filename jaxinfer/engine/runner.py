@@ -25,6 +25,11 @@ from jaxinfer.sampling.sampler import SamplingBatch, sample
 _PROMPT_LOGITS_BLOCK = 64
 
 
+def padded_tokens(num_tokens: int) -> int:
+    """The number of hidden states that a step of `num_tokens` returns: the next power of two."""
+    return 1 << (num_tokens - 1).bit_length()
+
+
 class StepRunner:
     """Launches steps; every method returns at once, and reading what it returns waits for the device.
 
@@ -59,6 +64,9 @@ class StepRunner:
             batch = _with_latest(unpack(buffer, shape), latest)
             cache, output = step(merge(params), cache, batch, backend)
             latest = latest.at[batch.seat].set(output.token_ids, mode="drop")
+            # Few shapes of hidden states mean few programs that read them.
+            extra = padded_tokens(shape.num_tokens) - shape.num_tokens
+            output = dataclasses.replace(output, hidden=jnp.pad(output.hidden, ((0, extra), (0, 0))))
             return cache, latest, output, batch.sampling, batch.seat
 
         @partial(jax.jit, static_argnames="shape", donate_argnames=("cache", "latest"))
@@ -111,7 +119,8 @@ class StepRunner:
         return LaunchedStep(tokens)
 
     def prompt_logprobs(self, output: StepOutput, targets: np.ndarray) -> TokenLogprobs:
-        """Log probabilities of `targets` int32 [T], each after its token of a step; [T, ...] arrays."""
+        """Log probabilities of `targets` int32 [T], each after its token of a step; arrays of at least T positions."""
+        targets = np.pad(targets, (0, output.hidden.shape[0] - len(targets)))
         return self._run_prompt_logprobs(self.params, output.hidden, targets)
 
 
