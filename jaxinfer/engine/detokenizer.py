@@ -22,6 +22,7 @@ class IncrementalDetokenizer:
         self._num_tokens = 0
         self._searchable_from = 0  # stop strings count only in text that came after min_tokens
         self._shown = 0
+        self._stopped = False
         self.text = ""
 
     def append(self, token_id: int) -> str | None:
@@ -51,12 +52,16 @@ class IncrementalDetokenizer:
         if best is None:
             return None
         end, start, stop = best
+        self._stopped = True
         self.text = self.text[: end if self._include_stop else start]
         return stop
 
     def finish(self) -> str | None:
-        """No more tokens: incomplete characters become U+FFFD; they too may complete a stop string. Once is enough."""
-        return self._take(self._stream.finish())
+        """No more tokens: incomplete characters become U+FFFD; they too may complete a stop string.
+
+        After a stop string, and a second time, nothing happens.
+        """
+        return None if self._stopped else self._take(self._stream.finish())
 
     def take_delta(self, *, finished: bool) -> str:
         """Text not taken before; until finished, characters that may begin a stop string are held back."""

@@ -59,12 +59,12 @@ class OutputProcessor:
                 if not request.is_finished and follower.stream:
                     self._send_delta(request, follower)
             except Exception as error:
-                logger.exception("request %s failed on the host", request.request_id)
                 self._fail(request, follower, error)
             if request.is_finished:
                 self.close(request)
 
     def _fail(self, request: Request, follower: _Follower, error: Exception) -> None:
+        logger.error("request %s failed on the host", request.request_id, exc_info=error)
         if not request.is_finished:
             self._core.finish(request, RequestStatus.FINISHED_ERROR)
         request.status = RequestStatus.FINISHED_ERROR
@@ -74,13 +74,13 @@ class OutputProcessor:
     def close(self, request: Request) -> None:
         """Send the last output of a finished request and forget it."""
         follower = self._followers.pop(request.request_id)
-        if follower.detokenizer is not None and not follower.failed:
-            follower.detokenizer.finish()  # an abort may leave a character incomplete
-        if follower.stream:
-            self._send_delta(request, follower)
-        else:
-            text = "" if follower.failed else self._whole_text(request, follower.detokenizer)
-            follower.inbox.append(self._output(request, text, 0))
+        text = ""
+        try:
+            if not follower.failed:
+                text = self._last_text(request, follower)
+        except Exception as error:
+            self._fail(request, follower, error)
+        follower.inbox.append(self._output(request, text, follower.num_streamed))
 
     def _take(self, landing: Landing, follower: _Follower) -> None:
         """Make text of landed tokens, and cut text and tokens at the stop string that is completed first."""
@@ -106,18 +106,19 @@ class OutputProcessor:
 
     def _send_delta(self, request: Request, follower: _Follower) -> None:
         text = ""
-        if follower.detokenizer is not None and not follower.failed:
-            text = follower.detokenizer.take_delta(finished=request.is_finished)
-            if not text and not request.is_finished:
+        if follower.detokenizer is not None:
+            text = follower.detokenizer.take_delta(finished=False)
+            if not text:
                 return  # nothing to show yet; its tokens come with the text
-        first = follower.num_streamed
-        follower.num_streamed = max(first, request.num_output_tokens)
+        first, follower.num_streamed = follower.num_streamed, request.num_output_tokens
         follower.inbox.append(self._output(request, text, first))
 
-    def _whole_text(self, request: Request, detokenizer: IncrementalDetokenizer | None) -> str:
-        params = request.sampling_params
+    def _last_text(self, request: Request, follower: _Follower) -> str:
+        """What is left of a stream's text, or the whole text of what is not streamed."""
+        params, detokenizer = request.sampling_params, follower.detokenizer
         if detokenizer is not None:
-            return detokenizer.text
+            detokenizer.finish()  # an abort may leave a character incomplete
+            return detokenizer.take_delta(finished=True)
         if self._tokenizer is None or not params.detokenize:
             return ""
         tokens = request.output_token_ids

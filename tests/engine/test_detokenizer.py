@@ -179,3 +179,11 @@ def test_the_end_may_be_told_twice(tokenizer):
         detokenizer.append(byte)
     assert (detokenizer.finish(), detokenizer.finish()) == (None, None)
     assert detokenizer.text == "a\ufffd"
+
+
+def test_what_follows_a_stop_string_inside_its_token_is_dropped(tokenizer):
+    """The beginning of a character included, which the end would otherwise turn into U+FFFD."""
+    detokenizer = IncrementalDetokenizer(tokenizer, [], SamplingParams(stop="a"))
+    assert detokenizer.append(256 + WORDS.index(b"a\xe6\x97")) == "a"
+    assert detokenizer.finish() is None
+    assert detokenizer.text == ""

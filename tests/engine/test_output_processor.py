@@ -6,6 +6,7 @@ import pytest
 
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import RequestStatus
+from jaxinfer.engine.scheduler import Landing
 from jaxinfer.tokenizer import Tokenizer
 from tests.builders import make_request
 from tests.tiny_checkpoints import END, STOP, TOOL, token_id, write_tokenizer
@@ -21,7 +22,7 @@ def tokenizer(tmp_path_factory):
     return Tokenizer(directory)
 
 
-class Landing:
+class Engine:
     """Stands in for the engine: lands tokens on requests by the rules of `Request`, and is told of stops."""
 
     def __init__(self, tokenizer):
@@ -40,18 +41,23 @@ class Landing:
         self.processor.follow(request, inbox, stream=stream)
         return request, inbox
 
-    def land(self, request, token):
-        status = request.append(token)
-        if status is not None:
-            request.status = status
-        self.processor.process([(request, token)])
-
-    def run(self, tokens, *, stream, **params):
-        """The outputs of one request on which these tokens land until it is finished; then it is aborted."""
-        request, inbox = self.follow(stream=stream, **params)
+    def take(self, request, tokens):
+        """Append tokens until one ends the request, as the scheduler does."""
+        first = request.num_tokens
         for token in tokens:
+            status = request.append(token)
+            if status is not None:
+                request.status = status
+                break
+        return Landing(request, 0, first, request.num_tokens)
+
+    def run(self, tokens, *, stream, at_once=1, **params):
+        """The outputs of one request on which these tokens land, `at_once` together, until it is finished; a request
+        that is not finished by them is aborted."""
+        request, inbox = self.follow(stream=stream, **params)
+        for start in range(0, len(tokens), at_once):
             if not request.is_finished:
-                self.land(request, token)
+                self.processor.process([self.take(request, tokens[start : start + at_once])])
         if not request.is_finished:
             request.status = RequestStatus.FINISHED_ABORTED
             self.processor.close(request)
@@ -97,6 +103,11 @@ ENDINGS = {
         {"stop": "ui", "include_stop_str_in_output": True},
         ("a qui", 2, "stop", "ui"),
     ),
+    "stop string before a broken character of its token": (
+        [token_id(b"y\xc3"), B],
+        {"stop": "y"},
+        ("", 1, "stop", "y"),
+    ),
     "stop string as the whole text": ([A, B], {"stop": "a"}, ("", 1, "stop", "a")),
     "stop string completed by the last allowed token": (
         [A, B, C],
@@ -136,21 +147,65 @@ ENDINGS = {
 }
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3, 8])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", ENDINGS)
-def test_a_request_ends_with(tokenizer, name, stream):
+def test_a_request_ends_with(tokenizer, name, stream, at_once):
+    """However many tokens land at once."""
     tokens, params, (text, count, finish_reason, stop_reason) = ENDINGS[name]
-    outputs = Landing(tokenizer).run(tokens, stream=stream, **params)
+    outputs = Engine(tokenizer).run(tokens, stream=stream, at_once=at_once, **params)
     completions = [output.outputs[0] for output in outputs]
     assert "".join(completion.text for completion in completions) == text
     assert [token for completion in completions for token in completion.token_ids] == tokens[:count]
     assert (completions[-1].finish_reason, completions[-1].stop_reason) == (finish_reason, stop_reason)
 
 
+# name: (tokens that bring the ending about, parameters) -> (text of these, finish reason, stop reason)
+STOPS = {
+    "end of sequence": ([EOS[0]], {}, ("", "stop", None)),
+    "stop token": ([C], {"stop_token_ids": [C]}, ("", "stop", C)),
+    "stop string": ([C], {"stop": "c"}, ("", "stop", "c")),
+    "stop string over tokens": ([C, X, C], {"stop": "cxc"}, ("", "stop", "cxc")),
+    "stop string to be included": ([C, X], {"stop": "cx", "include_stop_str_in_output": True}, ("cx", "stop", "cx")),
+    "stop string before a stop token": ([C, X], {"stop": "c", "stop_token_ids": [X]}, ("", "stop", "c")),
+    "stop token before a stop string": ([C, X], {"stop": "x", "stop_token_ids": [C]}, ("", "stop", C)),
+    "stop string before the end of sequence": ([C, EOS[0]], {"stop": "c"}, ("", "stop", "c")),
+    "end of sequence before a stop string": ([EOS[0], C], {"stop": "c"}, ("", "stop", None)),
+    "two stop strings": ([C, X], {"stop": ["x", "c"]}, ("", "stop", "c")),
+    "stop string inside a character": ([0xC3, 0xA9, X], {"stop": "é"}, ("", "stop", "é")),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", STOPS)
+def test_the_earliest_ending_wins_at_every_place_in_a_landing_of_many_tokens(tokenizer, name, stream):
+    """Tokens, text and reason are those of the ending; what landed behind it is dropped."""
+    ending, params, (text, finish_reason, stop_reason) = STOPS[name]
+    # The ending of every case is complete with its first token, but for these.
+    length = {"stop string over tokens": 3, "stop string to be included": 2, "stop string inside a character": 2}
+    for before in range(6):
+        tokens = [*[A, B] * 3][:before] + [*ending, A, EOS[1], B, B, B, B]
+        outputs = Engine(tokenizer).run(tokens, stream=stream, at_once=8, max_tokens=20, **params)
+        completions = [output.outputs[0] for output in outputs]
+        assert "".join(completion.text for completion in completions) == "ababab"[:before] + text
+        count = before + length.get(name, 1)
+        assert [token for completion in completions for token in completion.token_ids] == tokens[:count]
+        assert (completions[-1].finish_reason, completions[-1].stop_reason) == (finish_reason, stop_reason)
+
+
+@pytest.mark.parametrize("before", range(5))
+def test_a_stop_string_inside_a_landing_wins_over_the_length_that_the_landing_reaches(tokenizer, before):
+    tokens = [A] * before + [C] + [A] * (5 - before)
+    (output,) = Engine(tokenizer).run(tokens, stream=False, at_once=6, max_tokens=6, stop="c")
+    completion = output.outputs[0]
+    assert (completion.text, completion.token_ids) == ("a" * before, tokens[: before + 1])
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", "c")
+
+
 @pytest.mark.parametrize("name", ENDINGS)
 def test_only_the_last_output_is_finished(tokenizer, name):
     tokens, params, _ = ENDINGS[name]
-    *before, last = Landing(tokenizer).run(tokens, stream=True, **params)
+    *before, last = Engine(tokenizer).run(tokens, stream=True, **params)
     assert last.finished and last.outputs[0].finished
     for output in before:
         assert not output.finished and not output.outputs[0].finished
@@ -160,57 +215,84 @@ def test_only_the_last_output_is_finished(tokenizer, name):
 @pytest.mark.parametrize("name", ENDINGS)
 def test_a_request_that_is_not_streamed_gives_one_output(tokenizer, name):
     tokens, params, _ = ENDINGS[name]
-    assert len(Landing(tokenizer).run(tokens, stream=False, **params)) == 1
+    assert len(Engine(tokenizer).run(tokens, stream=False, **params)) == 1
 
 
 def test_tokens_without_text_come_with_the_text_that_follows(tokenizer):
-    outputs = Landing(tokenizer).run([A, *"日".encode(), token_id(TOOL), B], stream=True, max_tokens=6)
+    outputs = Engine(tokenizer).run([A, *"日".encode(), token_id(TOOL), B], stream=True, max_tokens=6)
     deltas = [(output.outputs[0].text, output.outputs[0].token_ids) for output in outputs]
     assert deltas == [("a", [A]), ("日", [*"日".encode()]), ("b", [token_id(TOOL), B])]
 
 
 def test_tokens_are_streamed_one_by_one_where_no_text_is_made():
-    outputs = Landing(None).run([A, B, EOS[0]], stream=True)
+    outputs = Engine(None).run([A, B, EOS[0]], stream=True)
     assert [output.outputs[0].token_ids for output in outputs] == [[A], [B], [EOS[0]]]
     assert {output.outputs[0].text for output in outputs} == {""}
 
 
 def test_the_engine_is_told_of_a_stop_string_it_cannot_see_itself(tokenizer):
-    engine = Landing(tokenizer)
+    engine = Engine(tokenizer)
     engine.run([A, B, C], stream=False, stop="b")
     assert engine.stopped == ["0"]
 
 
 @pytest.mark.parametrize("params", [{"stop": "b", "max_tokens": 2}, {"stop": "x", "max_tokens": 1}, {}])
 def test_the_engine_is_not_told_of_an_end_that_it_knows(tokenizer, params):
-    engine = Landing(tokenizer)
+    engine = Engine(tokenizer)
     engine.run([A, B, EOS[0]], stream=False, **params)
     assert engine.stopped == []
 
 
 def test_requests_that_land_in_one_step_go_to_their_own_inboxes(tokenizer):
-    engine = Landing(tokenizer)
+    engine = Engine(tokenizer)
     one, inbox_of_one = engine.follow(stream=True, request_id="1")
     two, inbox_of_two = engine.follow(stream=True, request_id="2")
     for first, second in zip(b"abc", b"xyz", strict=True):
-        one.append(first)
-        two.append(second)
-        engine.processor.process([(two, second), (one, first)])
+        engine.processor.process([engine.take(two, [second]), engine.take(one, [first])])
     assert "".join(output.outputs[0].text for output in inbox_of_one) == "abc"
     assert "".join(output.outputs[0].text for output in inbox_of_two) == "xyz"
     assert {output.request_id for output in inbox_of_one} == {"1"}
 
 
 def test_an_output_says_whose_it_is(tokenizer):
-    (output,) = Landing(tokenizer).run([A], stream=False, request_id="7", max_tokens=1)
+    (output,) = Engine(tokenizer).run([A], stream=False, request_id="7", max_tokens=1)
     assert (output.request_id, output.prompt_token_ids, output.num_cached_tokens) == ("7", [X], 0)
     assert output.metrics.arrival_time > 0
     assert output.outputs[0].index == 0
 
 
 def test_a_finished_request_is_forgotten(tokenizer):
-    engine = Landing(tokenizer)
+    engine = Engine(tokenizer)
     request, _ = engine.follow(stream=False, max_tokens=1)
-    engine.land(request, A)
+    engine.processor.process([engine.take(request, [A])])
     with pytest.raises(KeyError):
         engine.processor.close(request)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_request_whose_text_cannot_be_made_ends_alone_and_with_the_reason(tokenizer, stream, caplog):
+    """No tokenizer reads a negative id."""
+    engine = Engine(tokenizer)
+    broken, inbox_of_broken = engine.follow(stream=stream, request_id="1", max_tokens=2)
+    sound, inbox_of_sound = engine.follow(stream=stream, request_id="2", max_tokens=2)
+    engine.processor.process([engine.take(broken, [A, -1]), engine.take(sound, [A, B])])
+    (output,) = inbox_of_broken
+    assert (output.finished, output.outputs[0].finish_reason, output.outputs[0].text) == (True, "error", "")
+    assert output.error.startswith("TypeError: ")
+    assert "request 1 failed" in caplog.text
+    assert (inbox_of_sound[0].outputs[0].text, inbox_of_sound[0].error) == ("ab", None)
+
+
+def test_a_request_that_fails_in_the_middle_leaves_the_engine(tokenizer):
+    engine = Engine(tokenizer)
+    broken, inbox = engine.follow(stream=True, request_id="1")
+    engine.processor.process([engine.take(broken, [A])])
+    engine.processor.process([engine.take(broken, [-1])])
+    assert engine.stopped == ["1"]
+    assert [output.outputs[0].text for output in inbox] == ["a", ""]
+    assert [output.finished for output in inbox] == [False, True]
+
+
+def test_tokens_of_a_request_that_nobody_follows_are_passed_over(tokenizer):
+    engine = Engine(tokenizer)
+    engine.processor.process([engine.take(make_request("9", [X]), [A])])
