@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer.bench.options import BENCH_EXAMPLES, add_benchmarks
+
 if TYPE_CHECKING:
     from jaxinfer import LLM, RequestOutput, SamplingParams
 
@@ -99,6 +101,9 @@ def build_parser() -> argparse.ArgumentParser:
     convert.add_argument("--dtype", help="dtype of the stored weights, such as bfloat16 (default: the source's)")
     convert.add_argument("--overwrite", action="store_true", help="replace DST if it exists")
     convert.set_defaults(run=run_convert)
+
+    bench = add_verb("bench", "measure throughput or latency", BENCH_EXAMPLES, [])
+    add_benchmarks(bench, [engine, verbose])
     return parser
 
 

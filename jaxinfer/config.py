@@ -9,13 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.attention.backend import ATTENTION_BACKENDS
-from jaxinfer.cache.kv_cache import kv_bytes_per_token
 from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.engine.request_queue import SCHEDULING_POLICIES
-from jaxinfer.models.config import ModelConfig
-
-# On a CPU the pool shares memory with everything else: enough for a laptop's work, and a parameter away from more.
-CPU_KV_CACHE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)
@@ -84,21 +79,3 @@ def resolve_dtype(name: Any) -> jnp.dtype:
     if dtype is None:
         dtype = jnp.dtype(jnp.float32 if jax.devices()[0].platform == "cpu" else jnp.bfloat16)
     return dtype
-
-
-def default_kv_cache_tokens(
-    model: ModelConfig, *, dtype: jnp.dtype, max_model_len: int, max_num_seqs: int, page_size: int,
-    gpu_memory_utilization: float,
-) -> int:  # fmt: skip
-    """A pool size: what memory allows, at most what all requests at full length need, at least one full request."""
-    if not 0 < gpu_memory_utilization <= 1:
-        raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
-    per_token = kv_bytes_per_token(model, dtype)
-    device = jax.local_devices()[0]
-    if device.platform == "cpu":
-        allowed = CPU_KV_CACHE_BYTES
-    else:
-        memory = device.memory_stats()
-        allowed = int(memory["bytes_limit"] * gpu_memory_utilization) - memory["bytes_in_use"]
-    one = -(-max_model_len // page_size) * page_size
-    return max(one, min(allowed // per_token, one * max_num_seqs))

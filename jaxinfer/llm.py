@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +14,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxinfer.checkpoint.directory import find_checkpoint, read_generation_config
+from jaxinfer.checkpoint.directory import find_checkpoint, read_config, read_generation_config
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.compile_cache import enable_compile_cache
-from jaxinfer.config import EngineConfig, default_kv_cache_tokens, resolve_dtype
+from jaxinfer.config import EngineConfig, resolve_dtype
 from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.memory import plan_memory
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
@@ -25,6 +28,8 @@ from jaxinfer.progress import GenerationProgress
 from jaxinfer.prompts import TokenizedPrompt, as_prompt_list, check_prompt, is_conversation, tokenize_prompt
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 EMBEDDED_CHECKPOINT = "tiny"
 _WORD = 2**32
@@ -75,7 +80,7 @@ class LLM:
         resolved = resolve_dtype(dtype)
         mesh = _make_mesh(tensor_parallel_size)
         directory = find_checkpoint(embedded_checkpoint() if model is None else model)
-        config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh)
+        _, config = read_config(directory)
         if max_model_len is None:
             max_model_len = config.max_position_embeddings
             if kv_cache_tokens is not None and kv_cache_tokens >= page_size:
@@ -86,16 +91,19 @@ class LLM:
                 f"max_model_len={max_model_len} exceeds the model's max_position_embeddings "
                 f"({config.max_position_embeddings})"
             )
-        if kv_cache_tokens is None:
-            kv_cache_tokens = default_kv_cache_tokens(
-                config, dtype=resolved, max_model_len=max_model_len, max_num_seqs=max_num_seqs, page_size=page_size,
-                gpu_memory_utilization=gpu_memory_utilization,
-            )  # fmt: skip
         engine_config = EngineConfig(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-            page_size=page_size, kv_cache_tokens=kv_cache_tokens, scheduling_policy=scheduling_policy,
-            attention_backend=attention_backend, seed=seed,
+            page_size=page_size, scheduling_policy=scheduling_policy, attention_backend=attention_backend, seed=seed,
+            # Until memory is planned, room for one request.
+            kv_cache_tokens=max_model_len + page_size if kv_cache_tokens is None else kv_cache_tokens,
         )  # fmt: skip
+        config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh)
+        self.memory_budget = plan_memory(
+            module, engine_config, dtype=resolved, kv_cache_tokens=kv_cache_tokens,
+            gpu_memory_utilization=gpu_memory_utilization, tensor_parallel_size=tensor_parallel_size,
+        )  # fmt: skip
+        logger.info("memory of each device:\n%s", self.memory_budget.table())
+        engine_config = dataclasses.replace(engine_config, kv_cache_tokens=self.memory_budget.kv_tokens)
         self.model_config = config
         self.generation_config = read_generation_config(directory)
         tokenizer_directory = Path(tokenizer) if tokenizer is not None else directory
@@ -105,6 +113,7 @@ class LLM:
         self.core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh)
         self._processor = OutputProcessor(self.core, self.tokenizer)
         self._num_requests = 0
+        self._outbox: deque[RequestOutput] = deque()  # for whoever calls `step`
 
     def generate(
         self,
@@ -161,6 +170,45 @@ class LLM:
         items = [self._render(p, i, {}) if is_conversation(p) else p for i, p in enumerate(items)]
         requests = self._requests(items, sampling_params, stream=True)
         return self._steps(requests, stream=True)
+
+    def add_request(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        arrival_time: float | None = None,
+    ) -> str:
+        """Queue one prompt for those who call `step` themselves; returns its request id.
+
+        Args:
+            prompt: as for `generate`, or a conversation.
+            stream: `step` returns what is new as it comes, not the whole at the end.
+            arrival_time: when the request came, by `time.perf_counter`; None: now.
+
+        Raises:
+            ValueError: as for `generate`; nothing is queued then.
+        """
+        if is_conversation(prompt):
+            prompt = self._render(prompt, 0, {})
+        [request] = self._requests([prompt], sampling_params, stream=stream)
+        if arrival_time is not None:
+            request.metrics.arrival_time = arrival_time
+        self.core.add_request(request)
+        self._processor.follow(request, self._outbox, stream=stream)
+        return request.request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step of the engine, if there is work; what came of requests that `add_request` queued."""
+        if self.core.has_unfinished_requests():
+            self._processor.process(self.core.step())
+        outputs = list(self._outbox)
+        self._outbox.clear()
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether there is a request, whoever queued it, that has not come to its end."""
+        return self.core.has_unfinished_requests()
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
         """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""

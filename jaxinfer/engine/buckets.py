@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxinfer.config import EngineConfig
 from jaxinfer.engine.step_batch import BatchShape
 
 _MIN_PREFILL_TOKENS = 16
@@ -34,6 +35,16 @@ class Buckets:
     max_num_seqs: int
     max_num_batched_tokens: int
     pages_per_row: tuple[int, ...]
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Buckets:
+        """The shapes of an engine."""
+        return cls.from_limits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            page_size=config.page_size,
+        )
 
     @classmethod
     def from_limits(

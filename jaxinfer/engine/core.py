@@ -16,7 +16,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.adjusting import adjustments_of, entry_buckets, prompt_targets, take_logprobs, take_prompt_logprobs
 from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
-from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.runner import LaunchedStep, StepRunner
 from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
@@ -52,12 +52,7 @@ class EngineCore:
         self.config = config
         self.model_config = model.config
         self.metrics = EngineMetrics()
-        self.buckets = Buckets.from_limits(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=config.max_model_len,
-            page_size=config.page_size,
-        )
+        self.buckets = Buckets.from_config(config)
         cache = KVCache.allocate(
             model.config, num_pages=config.num_pages, page_size=config.page_size, dtype=dtype, mesh=mesh
         )
@@ -84,6 +79,7 @@ class EngineCore:
         self.warm = False
         self._entry_buckets = entry_buckets(config.max_num_seqs, model.config.vocab_size)
         self._in_flight: deque[_Launch] = deque()
+        self._progress_log = ProgressLog()
         self._arrivals = 0
 
     def warm_up(self, *, progress: bool = True) -> int:
@@ -128,7 +124,7 @@ class EngineCore:
 
     def _launch(self) -> bool:
         """Schedule and launch; whether there was anything to run."""
-        begin = time.perf_counter()
+        begin, compiles = time.perf_counter(), self.metrics.num_compiles_total
         output = self.scheduler.schedule()
         self.input_batch.remove(output.finished_req_ids | output.preempted_req_ids)
         if not output.requests:
@@ -146,7 +142,8 @@ class EngineCore:
         metrics = self.metrics
         metrics.num_launches_total += 1
         metrics.scheduled_tokens_total += output.total_num_scheduled_tokens
-        metrics.host_seconds_total += time.perf_counter() - begin
+        if metrics.num_compiles_total == compiles:  # a compile is not the host's everyday work
+            metrics.host_seconds_total += time.perf_counter() - begin
         return True
 
     def _land_all(self) -> list[Landing]:
@@ -183,6 +180,7 @@ class EngineCore:
                 metrics.inter_token_latency_seconds.observe(gap, count)
             request.metrics.last_token_time = now
         metrics.host_seconds_total += time.perf_counter() - begin
+        self._progress_log.tick(self.get_metrics, now)
         return landings
 
     def finish(self, request: Request, status: RequestStatus) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
+logger = logging.getLogger(__name__)
+
+LOG_INTERVAL_SECONDS = 10.0
 # Upper ends of the buckets, in seconds: from a fast GPU's step to a slow CPU's prompt.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -72,3 +77,30 @@ class EngineMetrics:
                 kind = "counter" if item.name.endswith("_total") else "gauge"
                 lines += [f"# TYPE {name} {kind}", f"{name} {value}"]
         return "\n".join(lines) + "\n"
+
+
+class ProgressLog:
+    """A log line every LOG_INTERVAL_SECONDS of work: throughput since the last one, and how full the engine is."""
+
+    def __init__(self) -> None:
+        self._time: float | None = None
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    def tick(self, get_metrics: Callable[[], EngineMetrics], now: float) -> None:
+        """Write the line if it is due; `now` is in seconds of a monotonic clock."""
+        if self._time is not None and now - self._time < LOG_INTERVAL_SECONDS:
+            return
+        metrics = get_metrics()
+        if self._time is not None:
+            seconds = now - self._time
+            logger.info(
+                "prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV pages in use %.1f%%",
+                (metrics.prompt_tokens_total - self._prompt_tokens) / seconds,
+                (metrics.generation_tokens_total - self._generation_tokens) / seconds,
+                metrics.num_requests_running,
+                metrics.num_requests_waiting,
+                100 * metrics.kv_cache_usage_perc,
+            )
+        self._time = now
+        self._prompt_tokens, self._generation_tokens = metrics.prompt_tokens_total, metrics.generation_tokens_total

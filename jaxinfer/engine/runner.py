@@ -111,6 +111,11 @@ class StepRunner:
             output = dataclasses.replace(output, token_ids=tokens)
         return LaunchedStep(output.token_ids[None], output, logprobs)
 
+    def compile_step(self, shape: BatchShape) -> jax.stages.Compiled:
+        """A step's compiled program, for its memory analysis or its text; nothing runs, the cache may be abstract."""
+        buffer = jax.ShapeDtypeStruct(PackedBatch(shape).buffer.shape, jnp.int32)
+        return self._run_step.lower(self.params, self.cache, self.latest, buffer, shape=shape).compile()
+
     def decode_loop(self, packed: PackedBatch) -> LaunchedStep:
         """As many decode steps as the batch says, at most `max_decode_steps`."""
         self.cache, self.latest, tokens = self._run_loop(

@@ -1,0 +1,142 @@
+"""What one run of a workload measures: exact latencies, and the engine's counters over the run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.engine.metrics import Histogram
+from jaxinfer.llm import LLM
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and percentiles of observations, in their unit."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], times: Sequence[int] | None = None) -> Summary | None:
+        """The summary of `values`, value i counted `times[i]` times; None where there are none.
+
+        Percentiles between two observations are interpolated linearly.
+        """
+        observations = np.repeat(values, 1 if times is None else times)
+        if not len(observations):
+            return None
+        p50, p95, p99 = np.percentile(observations, (50, 95, 99)).tolist()
+        return cls(float(observations.mean()), p50, p95, p99)
+
+
+@dataclass
+class RecordingHistogram(Histogram):
+    """A histogram that also keeps what it observed, for exact percentiles."""
+
+    values: list[float] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        super().observe(value, times)
+        self.values.append(value)
+        self.times.append(times)
+
+    def summary(self) -> Summary | None:
+        return Summary.of(self.values, self.times)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run of a workload.
+
+    Latencies are in seconds. Time to first token counts from a request's arrival; the latency of tokens that land
+    together is the time since the landing before, divided by their number.
+    """
+
+    num_requests: int
+    prompt_tokens: int
+    output_tokens: int
+    seconds: float
+    time_to_first_token: Summary | None
+    inter_token_latency: Summary | None
+    steps: int
+    launches: int
+    mean_batch: float  # rows per step
+    host_ms_per_step: float  # scheduler, batch building, launching and accounting
+    preemptions: int
+    compiles: int
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        return self.output_tokens / self.seconds
+
+    @property
+    def total_tokens_per_second(self) -> float:
+        return (self.prompt_tokens + self.output_tokens) / self.seconds
+
+    @property
+    def requests_per_second(self) -> float:
+        return self.num_requests / self.seconds
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields and rates, for a JSON file."""
+        rates = ("output_tokens_per_second", "total_tokens_per_second", "requests_per_second")
+        return asdict(self) | {name: getattr(self, name) for name in rates}
+
+
+@dataclass
+class Recorder:
+    """Latencies of everything that the engine does while it is in place, and the counters from before."""
+
+    llm: LLM
+    before: dict[str, Any]
+    time_to_first_token: RecordingHistogram
+    inter_token_latency: RecordingHistogram
+
+    def measurement(self, *, num_requests: int, prompt_tokens: int, output_tokens: int, seconds: float) -> Measurement:
+        """The measurement of what ran since the recorder was put in place."""
+        metrics = self.llm.get_metrics()
+
+        def since(name: str) -> Any:
+            return getattr(metrics, name) - self.before[name]
+
+        steps = since("num_steps_total")
+        return Measurement(
+            num_requests=num_requests,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            seconds=seconds,
+            time_to_first_token=self.time_to_first_token.summary(),
+            inter_token_latency=self.inter_token_latency.summary(),
+            steps=steps,
+            launches=since("num_launches_total"),
+            mean_batch=since("scheduled_rows_total") / max(1, steps),
+            host_ms_per_step=1000 * since("host_seconds_total") / max(1, steps),
+            preemptions=since("num_preemptions_total"),
+            compiles=since("num_compiles_total"),
+        )
+
+
+_COUNTERS = ("num_steps_total", "num_launches_total", "scheduled_rows_total", "host_seconds_total",
+             "num_preemptions_total", "num_compiles_total")  # fmt: skip
+
+
+@contextlib.contextmanager
+def recording(llm: LLM) -> Iterator[Recorder]:
+    """Record latencies and count from here on; the engine's own histograms miss what happens meanwhile."""
+    metrics = llm.get_metrics()
+    own = metrics.time_to_first_token_seconds, metrics.inter_token_latency_seconds
+    before = {name: getattr(metrics, name) for name in _COUNTERS}
+    recorder = Recorder(llm, before, RecordingHistogram(), RecordingHistogram())
+    metrics.time_to_first_token_seconds = recorder.time_to_first_token
+    metrics.inter_token_latency_seconds = recorder.inter_token_latency
+    try:
+        yield recorder
+    finally:
+        metrics.time_to_first_token_seconds, metrics.inter_token_latency_seconds = own

@@ -1,0 +1,52 @@
+"""Measurements as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jaxinfer.bench.measurement import Measurement, Summary
+
+
+def milliseconds(summary: Summary | None) -> str:
+    """Mean and percentiles of seconds, shown in milliseconds; a dash where nothing was observed."""
+    if summary is None:
+        return "-"
+    names = ("mean", "p50", "p95", "p99")
+    return "  ".join(f"{name} {1000 * getattr(summary, name):.2f}" for name in names) + "  ms"
+
+
+def measurement_table(measured: Measurement, *, title: str) -> Table:
+    """A table of one run, a row for each quantity."""
+    table = Table("quantity", "value", title=title, title_justify="left")
+    rows = {
+        "requests": f"{measured.num_requests}",
+        "prompt tokens": f"{measured.prompt_tokens}",
+        "output tokens": f"{measured.output_tokens}",
+        "seconds": f"{measured.seconds:.2f}",
+        "output tokens per second": f"{measured.output_tokens_per_second:.1f}",
+        "total tokens per second": f"{measured.total_tokens_per_second:.1f}",
+        "requests per second": f"{measured.requests_per_second:.2f}",
+        "time to first token": milliseconds(measured.time_to_first_token),
+        "inter-token latency": milliseconds(measured.inter_token_latency),
+        "steps": f"{measured.steps} in {measured.launches} launches",
+        "mean batch": f"{measured.mean_batch:.1f}",
+        "host time per step": f"{measured.host_ms_per_step:.3f} ms",
+        "preemptions": f"{measured.preemptions}",
+        "compiles": f"{measured.compiles}",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def show(table: Table, result: dict[str, Any], file: str | os.PathLike[str] | None) -> None:
+    """Print the table; write the result where a file is named."""
+    Console().print(table)
+    if file is not None:
+        Path(file).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,129 @@
+"""Where the device's memory goes: weights, KV pool, workspace of the largest step; and what fits."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxinfer.attention.backend import select_backend
+from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.buckets import Buckets
+from jaxinfer.engine.runner import StepRunner
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import DecoderLM
+
+# On a CPU the pool shares memory with everything else: enough for a laptop's work, and a parameter away from more.
+DEFAULT_CPU_KV_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Bytes on each device, and KV tokens that they make room for."""
+
+    limit_bytes: int  # what the engine may use
+    weights_bytes: int
+    workspace_bytes: int  # temporaries and results of the largest step; 0 where memory is not the engine's to plan
+    kv_bytes_per_token: int
+    kv_tokens: int
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.kv_tokens * self.kv_bytes_per_token
+
+    @property
+    def largest_kv_tokens(self) -> int:
+        """The most tokens that a KV pool can hold beside weights and workspace."""
+        return max(0, self.limit_bytes - self.weights_bytes - self.workspace_bytes) // self.kv_bytes_per_token
+
+    @property
+    def fits(self) -> bool:
+        return self.kv_tokens <= self.largest_kv_tokens
+
+    def table(self) -> str:
+        """For a log or a terminal."""
+        rows = [
+            ("limit", _size(self.limit_bytes)),
+            ("weights", _size(self.weights_bytes)),
+            ("workspace", _size(self.workspace_bytes)),
+            ("KV pool", f"{_size(self.kv_bytes)} = {self.kv_tokens} tokens of {self.kv_bytes_per_token} bytes"),
+            ("largest KV pool", f"{self.largest_kv_tokens} tokens"),
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def plan_memory(
+    model: DecoderLM,
+    engine: EngineConfig,
+    *,
+    dtype: jnp.dtype,
+    kv_cache_tokens: int | None,
+    gpu_memory_utilization: float,
+    tensor_parallel_size: int,
+) -> MemoryBudget:
+    """The budget of an engine, its KV pool as asked for or, with None, as large as is sensible.
+
+    On a GPU the largest step is compiled to learn its workspace, and the pool fills what is left of
+    `gpu_memory_utilization`; on a CPU it takes at most DEFAULT_CPU_KV_BYTES. It never exceeds what all requests at full
+    length need, and holds at least one request.
+
+    Raises:
+        ValueError: what is asked for does not fit; names the largest pool that does.
+    """
+    if not 0 < gpu_memory_utilization <= 1:
+        raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
+    config = model.config
+    device = jax.local_devices()[0]
+    on_gpu = device.platform != "cpu"
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model))) // tensor_parallel_size
+    per_token = kv_bytes_per_token(config, dtype) // tensor_parallel_size
+    page_size = engine.page_size
+    one = -(-engine.max_model_len // page_size) * page_size
+    if on_gpu:
+        limit = int(device.memory_stats()["bytes_limit"] * gpu_memory_utilization)
+        workspace = largest_workspace(model, engine, dtype=dtype)
+    else:
+        limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        workspace = 0
+    room = MemoryBudget(limit, weights, workspace, per_token, 0).largest_kv_tokens
+    if kv_cache_tokens is None:
+        wanted = room if on_gpu else DEFAULT_CPU_KV_BYTES // per_token
+        kv_cache_tokens = max(one, min(wanted // page_size * page_size, one * engine.max_num_seqs))
+    budget = MemoryBudget(limit, weights, workspace, per_token, kv_cache_tokens)
+    if not budget.fits:
+        raise ValueError(
+            f"kv_cache_tokens={kv_cache_tokens} takes {_size(budget.kv_bytes)} beside {_size(weights)} of weights and "
+            f"{_size(workspace)} of workspace, more than the {_size(limit)} there are: at most "
+            f"{budget.largest_kv_tokens // page_size * page_size} tokens fit"
+        )
+    return budget
+
+
+def largest_workspace(model: DecoderLM, engine: EngineConfig, *, dtype: jnp.dtype) -> int:
+    """Bytes of temporaries and results of the step with the most tokens and rows; compiles it.
+
+    Raises:
+        RuntimeError: the compiler does not tell.
+    """
+    buckets = Buckets.from_config(engine)
+    shape = max(buckets.all_shapes(), key=lambda shape: (shape.num_tokens, shape.num_logits))
+    config: ModelConfig = model.config
+    # Temporaries do not depend on the pool's size: the table's rows of pages are enough for the compiler.
+    pages = jax.ShapeDtypeStruct(
+        (shape.pages_per_row * shape.num_rows, engine.page_size, config.num_kv_heads, config.head_dim), dtype
+    )
+    cache = KVCache(k=(pages,) * config.num_layers, v=(pages,) * config.num_layers)  # type: ignore[arg-type]
+    runner = StepRunner(model, cache, select_backend(engine.attention_backend), num_seats=buckets.max_num_seqs)
+    analysis = runner.compile_step(shape).memory_analysis()
+    if analysis is None:
+        raise RuntimeError("the compiler gives no memory analysis of a step: set kv_cache_tokens")
+    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
