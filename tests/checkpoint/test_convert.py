@@ -278,7 +278,6 @@ def test_a_conversion_that_fails_leaves_no_trace_and_can_be_run_again(tmp_path, 
     load_checkpoint(tmp_path / "out")
 
 
-@pytest.mark.slow
 def test_a_conversion_that_is_killed_is_not_taken_for_a_finished_one(tmp_path, source):
     script = """
         import os, signal, sys
