@@ -84,6 +84,8 @@ def make_request(
     eos_token_ids: Iterable[int] = (),
     priority: int = 0,
     request_key: tuple[int, int] | None = None,
+    bad_token_ids: Iterable[Sequence[int]] = (),
+    stream: bool = False,
     **sampling: Any,
 ) -> Request:
     """A request, greedy unless a temperature is given; its random bits follow from `seed` or `request_key`."""
@@ -96,6 +98,8 @@ def make_request(
         eos_token_ids=frozenset(eos_token_ids),
         request_key=request_key or (0, params.seed or 0),
         priority=priority,
+        bad_token_ids=tuple(tuple(sequence) for sequence in bad_token_ids),
+        stream=stream,
     )
 
 

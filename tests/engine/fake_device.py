@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.engine.request import Request
-from jaxinfer.engine.scheduler import Scheduler, SchedulerLimits, SchedulerOutput
+from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
 
-VOCAB = 1000
+VOCAB = 60
 
 
 def next_token(token_ids: Sequence[int]) -> int:
@@ -19,37 +20,59 @@ def next_token(token_ids: Sequence[int]) -> int:
     return zlib.crc32(np.asarray(token_ids, np.int64).tobytes()) % VOCAB
 
 
-def expected_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
+def expected_output(prompt: Sequence[int], num_tokens: int, ending: Collection[int] = ()) -> list[int]:
     """The tokens that a request must get, whatever is scheduled beside it."""
     ids = list(prompt)
-    for _ in range(num_tokens):
+    while len(ids) < len(prompt) + num_tokens:
         ids.append(next_token(ids))
+        if ids[-1] in ending:
+            break
     return ids[len(prompt) :]
 
 
 class FakeDevice:
-    """Runs a scheduler's steps. A request whose pages were given away, or not recomputed, gets a wrong token."""
+    """Runs launches in order. A request whose pages were given away, or not recomputed, gets a wrong token.
+
+    Like the real one it keeps the latest token of every request, so that a launch can follow one that was not read yet.
+    """
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.slots: dict[int, tuple[int, int]] = {}  # slot -> (position, token)
+        self.latest: dict[Request, int] = {}
 
-    def slot(self, request: Request, index: int) -> int:
+    def run(self, output: SchedulerOutput) -> list[list[int]]:
+        """For every scheduled request the tokens of each step that ran, -1 once it has ended."""
+        after = [request.num_computed_tokens - (output.num_steps - 1) for request in output.requests]
+        spans = [range(end - count, end) for end, count in zip(after, output.num_tokens, strict=True)]
+        results: list[list[int]] = [[] for _ in output.requests]
+        ended = [False] * len(results)
+        for _ in range(output.num_steps):
+            for request, span, over in zip(output.requests, spans, ended, strict=True):
+                for index in span if not over else ():
+                    known = request.token_ids
+                    token = known[index] if index < len(known) else self.latest[request]
+                    self.slots[self._slot(request, index)] = (index, token)
+            for row, (request, span) in enumerate(zip(output.requests, spans, strict=True)):
+                token = -1 if ended[row] else self._next(request, span.stop)
+                results[row].append(token)
+                ended[row] = ended[row] or token in request.ending_token_ids
+                if output.samples[row]:
+                    self.latest[request] = token
+                else:
+                    results[row][-1] = -2  # means nothing, and must not be looked at
+            if all(ended):
+                break
+            spans = [range(span.stop, span.stop + 1) for span in spans]
+        return results
+
+    def _slot(self, request: Request, index: int) -> int:
         return request.pages[index // self.page_size] * self.page_size + index % self.page_size
 
-    def run(self, output: SchedulerOutput) -> list[int]:
-        """A token for every scheduled request, from what stands in its slots after all writes of the step."""
-        scheduled = list(zip(output.requests, output.num_tokens, strict=True))
-        for request, count in scheduled:
-            for index in range(request.num_computed_tokens, request.num_computed_tokens + count):
-                self.slots[self.slot(request, index)] = (index, request.token_ids[index])
-        tokens = []
-        for request, count in scheduled:
-            known = range(request.num_computed_tokens + count)
-            read = [self.slots.get(self.slot(request, index), (-1, -1)) for index in known]
-            in_place = all(position == index for index, (position, _) in enumerate(read))
-            tokens.append(next_token([token for _, token in read]) if in_place else -1)
-        return tokens
+    def _next(self, request: Request, length: int) -> int:
+        read = [self.slots.get(self._slot(request, index), (-1, -1)) for index in range(length)]
+        in_place = all(position == index for index, (position, _) in enumerate(read))
+        return next_token([token for _, token in read]) if in_place else VOCAB
 
 
 def make_scheduler(
@@ -60,6 +83,7 @@ def make_scheduler(
     rows: int = 4,
     prefill_rows: int | None = None,
     policy: str = "fcfs",
+    max_decode_steps: int = 1,
 ) -> Scheduler:
     """A scheduler over a pool of its own; as many rows may hold prefills as there are rows, unless told otherwise."""
     limits = SchedulerLimits(
@@ -68,6 +92,7 @@ def make_scheduler(
         max_prefill_rows=rows if prefill_rows is None else prefill_rows,
         page_size=page_size,
         scheduling_policy=policy,
+        max_decode_steps=max_decode_steps,
     )
     return Scheduler(limits, PageAllocator(num_pages))
 
@@ -78,6 +103,7 @@ class Simulation:
     def __init__(self, **limits) -> None:
         self.scheduler = make_scheduler(**limits)
         self.device = FakeDevice(self.scheduler.limits.page_size)
+        self.in_flight: deque[tuple[SchedulerOutput, list[list[int]]]] = deque()
         self.arrivals = 0
 
     def add(self, request: Request) -> Request:
@@ -86,15 +112,31 @@ class Simulation:
         self.scheduler.add_request(request)
         return request
 
-    def step(self) -> SchedulerOutput:
+    def launch(self) -> SchedulerOutput:
+        """Schedule a launch and let the device run it; its results are not read yet."""
         output = self.scheduler.schedule()
         self.scheduler.check_integrity()
-        self.scheduler.update_from_output(output, self.device.run(output))
+        if output.requests:
+            self.in_flight.append((output, self.device.run(output)))
+        return output
+
+    def land(self) -> list[Landing]:
+        """Read the results of the oldest launch."""
+        landings = self.scheduler.update_from_output(*self.in_flight.popleft())
         self.scheduler.check_integrity()
+        return landings
+
+    def step(self) -> SchedulerOutput:
+        """Launch, and read everything that is in flight."""
+        output = self.launch()
+        while self.in_flight:
+            self.land()
         return output
 
     def drain(self, max_steps: int = 10_000) -> int:
         """Step until everything is finished; how many steps it took."""
+        while self.in_flight:
+            self.land()
         for steps in range(max_steps):
             if not self.scheduler.has_unfinished_requests():
                 return steps

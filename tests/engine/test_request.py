@@ -3,6 +3,7 @@
 import pytest
 
 from jaxinfer.engine.request import RequestStatus
+from jaxinfer.sampling.adjustments import ALLOWED, IN_PROMPT
 from tests.builders import make_request
 
 
@@ -70,13 +71,20 @@ def test_ending_tokens_of_the_prompt_do_not_count():
     assert feed(make_request("a", [2, 2], eos_token_ids=[2]), 7) is None
 
 
+def banned(request) -> set[int]:
+    """Tokens that may not be sampled next."""
+    entries = request.adjustment_entries(request.num_output_tokens)
+    return {token for token, (bias, _) in entries.items() if bias == float("-inf")}
+
+
 def test_tokens_that_would_end_it_are_banned_until_min_tokens_are_there():
     request = make_request("a", [4], eos_token_ids=[2], stop_token_ids=[9], min_tokens=2)
-    banned = [request.banned_tokens()]
+    seen = [banned(request)]
     for token in (7, 8):
         request.append(token)
-        banned.append(request.banned_tokens())
-    assert banned == [{2, 9}, {2, 9}, set()]
+        seen.append(banned(request))
+    assert seen == [{2, 9}, {2, 9}, set()]
+    assert [request.adjusts_logits(count) for count in range(4)] == [True, True, False, False]
 
 
 def test_the_first_token_after_min_tokens_may_end_it():
@@ -85,7 +93,37 @@ def test_the_first_token_after_min_tokens_may_end_it():
 
 
 def test_nothing_is_banned_where_nothing_can_end_it():
-    assert make_request("a", [4], eos_token_ids=[2], ignore_eos=True, min_tokens=5).banned_tokens() == frozenset()
+    assert banned(make_request("a", [4], eos_token_ids=[2], ignore_eos=True, min_tokens=5)) == set()
+
+
+def test_a_bad_word_of_one_token_is_banned_always_and_a_longer_one_before_its_last_token():
+    request = make_request("a", [4, 5], bad_token_ids=[(8,), (5, 6), (5, 7, 9)])
+    seen = []
+    for token in (5, 7, 5):
+        seen.append(banned(request))
+        request.append(token)
+    assert [*seen, banned(request)] == [{8}, {8, 6}, {8, 9}, {8, 6}]
+
+
+def test_allowed_tokens_biases_and_counts_come_in_one_entry_for_each_token():
+    request = make_request("a", [4, 5], allowed_token_ids=[5, 6], logit_bias={6: 2.0, 7: -1.0}, presence_penalty=1.0)
+    request.append(6)
+    request.append(6)
+    assert request.adjustment_entries(2) == {5: (0.0, ALLOWED), 6: (2.0, ALLOWED + 2), 7: (-1.0, 0)}
+
+
+def test_the_tokens_of_the_prompt_are_marked_where_repetition_is_penalized():
+    request = make_request("a", [4, 5, 4], repetition_penalty=1.5)
+    request.append(5)
+    assert request.adjustment_entries(1) == {4: (0.0, IN_PROMPT), 5: (0.0, IN_PROMPT + 1)}
+
+
+def test_truncating_the_output_leaves_the_prompt_and_the_first_tokens():
+    request = make_request("a", [4, 5])
+    feed(request, 7, 8, 9)
+    request.logprobs = [{7: None}, {8: None}, {9: None}]
+    request.truncate_output(1)
+    assert request.token_ids == [4, 5, 7] and request.logprobs == [{7: None}]
 
 
 @pytest.mark.parametrize("status", RequestStatus)

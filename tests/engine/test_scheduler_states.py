@@ -10,10 +10,11 @@ from tests.builders import make_request
 from tests.engine.fake_device import Simulation, expected_output
 
 PAGE_SIZE = 4
+ENDING = (3, 7)
 
 
 class SchedulerLife(RuleBasedStateMachine):
-    """Rules are what a user or the engine may do between two steps."""
+    """Rules are what a user or the engine may do: launches and landings in any order, up to two launches ahead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,8 +28,9 @@ class SchedulerLife(RuleBasedStateMachine):
         rows=st.integers(1, 4),
         prefill_rows=st.integers(1, 4),
         policy=st.sampled_from(["fcfs", "priority"]),
+        max_decode_steps=st.sampled_from([1, 4, 16]),
     )
-    def make(self, num_pages, budget, rows, prefill_rows, policy):
+    def make(self, num_pages, budget, rows, prefill_rows, policy, max_decode_steps):
         self.sim = Simulation(
             num_pages=num_pages,
             page_size=PAGE_SIZE,
@@ -36,38 +38,50 @@ class SchedulerLife(RuleBasedStateMachine):
             rows=rows,
             prefill_rows=prefill_rows,
             policy=policy,
+            max_decode_steps=max_decode_steps,
         )
 
-    @rule(length=st.integers(1, 40), max_tokens=st.integers(1, 12), priority=st.integers(0, 2))
-    def add(self, length, max_tokens, priority):
+    @rule(length=st.integers(1, 40), max_tokens=st.integers(1, 30), priority=st.integers(0, 2), stream=st.booleans())
+    def add(self, length, max_tokens, priority, stream):
         name = str(len(self.requests))
         prompt = [(7 * len(self.requests) + i) % 1000 for i in range(length)]
-        request = make_request(name, prompt, max_tokens=max_tokens, priority=priority)
+        options = {"priority": priority, "eos_token_ids": ENDING, "stream": stream}
+        request = make_request(name, prompt, max_tokens=max_tokens, **options)
         if length + max_tokens > self.sim.scheduler.allocator.num_pages * PAGE_SIZE:
             with pytest.raises(ValueError, match=f"'{name}' may grow to {length + max_tokens} tokens"):
                 self.sim.add(request)
         else:
             self.requests.append(self.sim.add(request))
 
+    @precondition(lambda self: len(self.sim.in_flight) < 3)
     @rule()
-    def step(self):
+    def launch(self):
         scheduler = self.sim.scheduler
-        had_work = scheduler.has_unfinished_requests()
-        before = {request.request_id for request in scheduler.running}
-        output = self.sim.step()
+        must_run = scheduler.has_unfinished_requests() and not self.sim.in_flight
+        runnable = {r.request_id for r in scheduler.running if r.num_known_tokens < r.max_total_tokens}
+        output = self.sim.launch()
         counts, limits = output.num_tokens, scheduler.limits
         assert output.total_num_scheduled_tokens == sum(counts) <= limits.max_num_batched_tokens
-        assert (sum(counts) > 0) == had_work
+        assert sum(counts) > 0 or not must_run
         assert all(count > 0 for count in counts)
         assert len(counts) <= limits.max_num_seqs
         assert sum(count > 1 for count in counts) <= limits.max_prefill_rows
+        assert 1 <= output.num_steps <= limits.max_decode_steps
+        assert output.num_steps == 1 or set(counts) == {1} and all(output.samples)
         scheduled = set(output.num_scheduled_tokens)
         assert len(scheduled) == len(counts) and not scheduled & output.preempted_req_ids
         told = [new.req_id for new in output.scheduled_new_reqs] + output.scheduled_cached_reqs.req_ids
         assert sorted(told) == sorted(scheduled)
         room_left = sum(counts) < limits.max_num_batched_tokens
         if room_left and sum(count > 1 for count in counts) < limits.max_prefill_rows:
-            assert before <= scheduled | output.preempted_req_ids, "a running request was passed over"
+            assert runnable <= scheduled | output.preempted_req_ids, "a running request was passed over"
+
+    @precondition(lambda self: self.sim.in_flight)
+    @rule()
+    def land(self):
+        for landing in self.sim.land():
+            assert landing.request.request_id not in self.ended
+            assert landing.first < landing.last == landing.request.num_tokens
 
     @precondition(lambda self: any(not request.is_finished for request in self.requests))
     @rule(data=st.data(), status=st.sampled_from([RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_STOPPED]))
@@ -90,10 +104,12 @@ class SchedulerLife(RuleBasedStateMachine):
     @invariant()
     def tokens_are_those_of_the_request_alone(self):
         for request in self.requests:
-            got = request.output_token_ids
+            got, most = request.output_token_ids, request.sampling_params.max_tokens
+            expected = expected_output(request.prompt_token_ids, most, ENDING)
             if request.is_finished and request.request_id not in self.ended:
-                assert len(got) == request.sampling_params.max_tokens
-            assert got == expected_output(request.prompt_token_ids, len(got))
+                assert got == expected
+            else:
+                assert got == expected[: len(got)]
 
     def teardown(self) -> None:
         self.sim.drain()

@@ -1,0 +1,222 @@
+"""Launches that follow each other before their results are read, and several decode steps in one launch."""
+
+import pytest
+
+from jaxinfer.engine.request import RequestStatus
+from tests.builders import make_request
+from tests.engine.fake_device import VOCAB, Simulation, expected_output
+
+
+def prompt(length: int, first: int = 0) -> list[int]:
+    return list(range(first, first + length))
+
+
+def test_a_launch_can_follow_one_whose_results_were_not_read():
+    sim = Simulation()
+    request = sim.add(make_request("a", prompt(5), max_tokens=3))
+    outputs = [sim.launch() for _ in range(3)]
+    assert [output.num_scheduled_tokens for output in outputs] == [{"a": 5}, {"a": 1}, {"a": 1}]
+    assert request.output_token_ids == [] and request.num_in_flight == 3
+    for _ in range(3):
+        sim.land()
+    assert request.output_token_ids == expected_output(prompt(5), 3)
+    assert request.status is RequestStatus.FINISHED_LENGTH and request.num_in_flight == 0
+
+
+def test_only_the_last_chunk_of_a_prompt_samples():
+    sim = Simulation(budget=8)
+    sim.add(make_request("a", prompt(20)))
+    assert [sim.launch().samples for _ in range(4)] == [[False], [False], [True], [True]]
+
+
+def test_a_request_whose_last_token_is_in_flight_is_not_launched_again():
+    sim = Simulation()
+    sim.add(make_request("a", prompt(5), max_tokens=2))
+    sim.launch()
+    sim.launch()
+    assert sim.launch().requests == []
+    sim.drain()
+
+
+def test_a_landing_says_whose_tokens_came_and_which():
+    sim = Simulation()
+    first, second = (sim.add(make_request(name, prompt(4, ord(name)), max_tokens=4)) for name in "ab")
+    sim.launch()
+    sim.launch()
+    for at in (4, 5):
+        landings = sim.land()
+        assert [(landing.request, landing.index) for landing in landings] == [(first, 0), (second, 1)]
+        assert [(landing.first, landing.last) for landing in landings] == [(at, at + 1)] * 2
+    sim.drain()
+
+
+def test_what_was_launched_for_a_request_that_has_ended_since_is_dropped():
+    sim = Simulation()
+    tokens = expected_output(prompt(5), 2)
+    request = sim.add(make_request("a", prompt(5), eos_token_ids=[tokens[1]]))
+    for _ in range(3):
+        sim.launch()
+    assert [len(sim.land()) for _ in range(3)] == [1, 1, 0]
+    assert request.output_token_ids == tokens and request.status is RequestStatus.FINISHED_STOPPED
+    assert sim.scheduler.allocator.num_held == 0
+
+
+def test_what_was_launched_for_an_aborted_request_is_dropped():
+    sim = Simulation()
+    request = sim.add(make_request("a", prompt(3)))
+    sim.launch()
+    sim.launch()
+    sim.scheduler.finish_requests([request], RequestStatus.FINISHED_ABORTED)
+    sim.scheduler.check_integrity()
+    assert [sim.land(), sim.land()] == [[], []]
+    assert request.output_token_ids == [] and not sim.scheduler.has_unfinished_requests()
+
+
+def crowded() -> tuple[Simulation, list]:
+    """Three requests whose first tokens are in flight and which hold all 6 pages."""
+    sim = Simulation(num_pages=6, page_size=4)
+    requests = [sim.add(make_request(name, prompt(8, 70 * i), max_tokens=6)) for i, name in enumerate("abc")]
+    sim.launch()
+    return sim, requests
+
+
+def test_what_was_launched_before_a_preemption_is_dropped_and_sampled_again():
+    sim, (*_, last) = crowded()
+    assert sim.launch().preempted_req_ids == {"c"}
+    assert [landing.request.request_id for landing in sim.land()] == ["a", "b"]
+    assert last.output_token_ids == [] and last.num_in_flight == 0
+    sim.drain()
+    assert last.output_token_ids == expected_output(prompt(8, 140), 6)
+
+
+def test_a_request_that_came_back_takes_no_result_from_before_its_preemption():
+    sim, (first, second, last) = crowded()
+    sim.launch()
+    sim.scheduler.finish_requests([first, second], RequestStatus.FINISHED_ABORTED)
+    assert sim.launch().num_scheduled_tokens == {"c": 8}
+    assert [sim.land(), sim.land()] == [[], []]
+    assert last.output_token_ids == []
+    assert [landing.request for landing in sim.land()] == [last]
+    sim.drain()
+    assert last.output_token_ids == expected_output(prompt(8, 140), 6)
+
+
+def test_a_request_under_the_id_of_an_aborted_one_takes_none_of_its_results():
+    sim = Simulation()
+    old = sim.add(make_request("same", prompt(3)))
+    sim.launch()
+    sim.scheduler.finish_requests([old], RequestStatus.FINISHED_ABORTED)
+    new = sim.add(make_request("same", prompt(7, 20), max_tokens=2))
+    sim.launch()
+    assert sim.land() == []
+    sim.drain()
+    assert new.output_token_ids == expected_output(prompt(7, 20), 2) and old.output_token_ids == []
+
+
+def decoding(*requests, **limits) -> Simulation:
+    """A simulation whose requests have all computed their prompts, with up to 8 decode steps in a launch."""
+    sim = Simulation(max_decode_steps=8, **limits)
+    for request in requests:
+        sim.add(request)
+    assert sim.step().num_steps == 1, "a step that computes prompts is no loop"
+    return sim
+
+
+def test_requests_that_all_decode_run_several_steps_in_one_launch():
+    request = make_request("a", prompt(5), max_tokens=20)
+    sim = decoding(request)
+    sim.launch()
+    (landing,) = sim.land()
+    assert (landing.first, landing.last) == (6, 14)
+    assert request.output_token_ids == expected_output(prompt(5), 9)
+
+
+def test_a_loop_ends_where_the_first_request_reaches_its_length():
+    sim = decoding(make_request("a", prompt(5), max_tokens=20), make_request("b", prompt(5), max_tokens=4))
+    assert sim.launch().num_steps == 3
+    sim.drain()
+
+
+def test_a_request_may_end_in_the_middle_of_a_loop():
+    tokens = expected_output(prompt(5), 9)
+    short = make_request("a", prompt(5), max_tokens=20, eos_token_ids=[tokens[3]])
+    long = make_request("b", prompt(7), max_tokens=20)
+    sim = decoding(short, long)
+    sim.step()
+    assert short.output_token_ids == tokens[: tokens.index(tokens[3]) + 1]
+    assert long.output_token_ids == expected_output(prompt(7), 9)
+    sim.drain()
+
+
+def test_a_loop_that_all_requests_leave_early_brings_their_tokens_and_no_more():
+    tokens = expected_output(prompt(5), 9)
+    request = make_request("a", prompt(5), max_tokens=20, eos_token_ids=[tokens[3]])
+    sim = decoding(request)
+    sim.step()
+    assert request.status is RequestStatus.FINISHED_STOPPED
+    assert request.output_token_ids == tokens[: tokens.index(tokens[3]) + 1]
+    assert sim.scheduler.allocator.num_held == 0
+
+
+def test_a_loop_follows_a_loop_that_was_not_read():
+    request = make_request("a", prompt(5), max_tokens=30)
+    sim = decoding(request)
+    assert [sim.launch().num_steps for _ in range(2)] == [8, 8]
+    sim.drain()
+    assert request.output_token_ids == expected_output(prompt(5), 30)
+
+
+@pytest.mark.parametrize(
+    "needs_the_host",
+    [
+        {"stop": ["x"]},
+        {"logprobs": 1},
+        {"frequency_penalty": 1.0},
+        {"repetition_penalty": 1.2},
+        {"logit_bias": {3: 1.0}},
+        {"allowed_token_ids": list(range(VOCAB))},
+        {"stop_token_ids": list(range(100, 120))},
+    ],
+    ids=lambda parameters: next(iter(parameters)),
+)
+def test_a_request_that_needs_the_host_at_every_token_runs_in_no_loop(needs_the_host):
+    sim = decoding(make_request("a", prompt(5), max_tokens=20), make_request("b", [1], max_tokens=20, **needs_the_host))
+    assert sim.launch().num_steps == 1
+
+
+def test_a_stream_runs_in_no_loop():
+    streamed = make_request("a", prompt(5), max_tokens=20, stream=True)
+    sim = decoding(streamed, make_request("b", prompt(5), max_tokens=20))
+    assert sim.launch().num_steps == 1
+
+
+def test_loops_begin_when_min_tokens_are_reached():
+    sim = decoding(make_request("a", prompt(5), max_tokens=40, min_tokens=4, eos_token_ids=[VOCAB]))
+    assert [sim.step().num_steps for _ in range(5)] == [1, 1, 1, 8, 8]
+
+
+def test_there_is_no_loop_while_a_request_waits():
+    requests = [make_request(name, prompt(5), max_tokens=20) for name in "abc"]
+    sim = decoding(*requests, rows=2)
+    assert sim.launch().num_steps == 1
+
+
+def test_a_loop_takes_fewer_steps_rather_than_pages_that_another_holds():
+    requests = [make_request(name, prompt(6, 70 * i), max_tokens=14) for i, name in enumerate("ab")]
+    sim = decoding(*requests, num_pages=5)  # one page of 4 is free, and each has room for one token more
+    output = sim.step()
+    assert (output.num_steps, output.preempted_req_ids) == (2, set())
+    sim.drain()
+    assert [request.output_token_ids for request in requests] == [expected_output(prompt(6, f), 14) for f in (0, 70)]
+
+
+def test_every_page_that_a_request_gets_is_told():
+    sim = Simulation(max_decode_steps=8, page_size=2)
+    request = sim.add(make_request("a", prompt(5), max_tokens=20))
+    told = []
+    while not request.is_finished:
+        output = sim.launch()
+        told += [page for new in output.scheduled_new_reqs for page in new.page_ids]
+        told += [page for pages in output.scheduled_cached_reqs.new_page_ids for page in pages]
+        assert told == request.pages
+        sim.land()
