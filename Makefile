@@ -45,8 +45,8 @@ endif
 test-gpu: ## the GPU tests, with $PYTHON (default python3) of a machine that has a GPU
 	JAX_PLATFORMS=cuda $(or $(PYTHON),python3) -m pytest tests/gpu $(ARGS)
 
-bench: .venv/.installed ## throughput of the embedded checkpoint at several batch sizes
-	@$(PYTHON_CPU) scripts/bench_throughput.py $(ARGS)
+bench: .venv/.installed ## throughput of the embedded checkpoint, as `jaxinfer bench throughput` measures it
+	$(PYTHON_CPU) -m jaxinfer bench throughput $(ARGS)
 
 lint: .venv/.installed ## ruff: rules and format
 	.venv/bin/ruff check .
