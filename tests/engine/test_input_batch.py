@@ -8,7 +8,7 @@ from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.scheduler import SchedulerOutput
 from tests.builders import make_request
-from tests.engine.fake_device import Simulation
+from tests.engine.fake_device import VOCAB, Simulation
 
 PAGE_SIZE, NUM_PAGES, ROWS, BUDGET, MAX_LEN = 4, 30, 5, 24, 80
 
@@ -20,34 +20,34 @@ def random_sampling(rng: np.random.Generator) -> dict:
         "top_p": float(rng.choice([1.0, 0.9])),
         "min_p": float(rng.choice([0.0, 0.1])),
         "request_key": (int(rng.integers(2**32)), int(rng.integers(2**32))),
-        "min_tokens": int(rng.choice([0, 0, 3])),
-        "eos_token_ids": [5000, 6000],
+        "eos_token_ids": rng.choice(VOCAB, 3, replace=False).tolist(),
     }
 
 
-def random_steps(seed: int, steps: int = 120):
-    """(scheduler's output, built batch) of a random life with preemptions and aborts, before each step lands."""
+def random_steps(seed: int, launches: int = 150):
+    """(scheduler's output, built batch) of a random life with preemptions, aborts and launches in flight."""
     rng = np.random.default_rng(seed)
-    policy = ("fcfs", "priority")[seed % 2]
-    sim = Simulation(num_pages=NUM_PAGES, page_size=PAGE_SIZE, budget=BUDGET, rows=ROWS, prefill_rows=3, policy=policy)
+    limits = {"policy": ("fcfs", "priority")[seed % 2], "max_decode_steps": (1, 8)[seed // 2 % 2]}
+    sim = Simulation(num_pages=NUM_PAGES, page_size=PAGE_SIZE, budget=BUDGET, rows=ROWS, prefill_rows=3, **limits)
     buckets = Buckets.from_limits(
         max_num_seqs=ROWS, max_num_batched_tokens=BUDGET, max_model_len=MAX_LEN, page_size=PAGE_SIZE
     )
     batch = InputBatch(buckets, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
     requests: list[Request] = []
-    for _ in range(steps):
-        if rng.random() < 0.4:
+    for _ in range(launches):
+        if rng.random() < 0.3:
             prompt = rng.integers(0, 1000, rng.integers(1, 50)).tolist()
             sizes = {"max_tokens": int(rng.integers(4, 25)), "priority": int(rng.integers(3))}
             requests.append(sim.add(make_request(str(len(requests)), prompt, **sizes, **random_sampling(rng))))
         unfinished = [request for request in requests if not request.is_finished]
         if unfinished and rng.random() < 0.05:
             sim.scheduler.finish_requests([unfinished[rng.integers(len(unfinished))]], RequestStatus.FINISHED_ABORTED)
-        output = sim.scheduler.schedule()
+        output = sim.launch()
         batch.remove(output.finished_req_ids | output.preempted_req_ids)
         if output.requests:
             yield output, batch.build(output)
-        sim.scheduler.update_from_output(output, sim.device.run(output))
+        while len(sim.in_flight) > rng.integers(0, 3):
+            sim.land()
     assert sim.scheduler.num_preemptions > 3
 
 
@@ -61,13 +61,14 @@ def facts_of(output: SchedulerOutput) -> dict[str, dict]:
     """What must be true of each request's row, recomputed from the request one token at a time."""
     facts = {}
     for at, (request, count) in enumerate(zip(output.requests, output.num_tokens, strict=True)):
-        computed = request.num_computed_tokens
+        end = request.num_computed_tokens - (output.num_steps - 1)
         tokens = []
-        for index in range(computed, computed + count):
+        for index in range(end - count, end):
             page, offset = request.pages[index // PAGE_SIZE], index % PAGE_SIZE
+            in_flight = index >= len(request.token_ids)
             tokens.append(
                 {
-                    "token_ids": request.token_ids[index],
+                    "token_ids": -1 - request.seat if in_flight else request.token_ids[index],
                     "positions": index,
                     "lengths": max(index + 1, len(request.prompt_token_ids)),
                     "slot_mapping": page * PAGE_SIZE + offset,
@@ -80,16 +81,18 @@ def facts_of(output: SchedulerOutput) -> dict[str, dict]:
             "at": at,
             "tokens": tokens,
             "pages": list(request.pages),
-            "row": {"kv_len": computed + count, "trunk_len": computed + count, "tail_start": computed + count},
+            "row": {"kv_len": end, "trunk_len": end, "tail_start": end},
             "logits": {
                 "temperature": np.float32(params.temperature),
                 "top_k": max(params.top_k, 0),
                 "top_p": np.float32(params.top_p),
                 "min_p": np.float32(params.min_p),
-                "sample_position": computed + count,
+                "sample_position": end,
+                "seat": request.seat if output.samples[at] else ROWS,
             },
             "request_key": request.request_key,
-            "banned": request.banned_tokens(),
+            "ending": request.ending_token_ids,
+            "num_steps": output.num_steps,
         }
     return facts
 
@@ -127,16 +130,25 @@ def test_each_row_is_sampled_at_its_last_token_with_its_own_parameters(life):
             assert tuple(built.packed["request_key"][row]) == fact["request_key"]
 
 
-def test_exactly_the_tokens_that_would_end_a_request_too_early_are_banned(life):
-    seen = 0
+def test_each_row_has_the_tokens_that_end_it(life):
     for facts, built in life:
-        expected = {(built.rows[fact["at"]], token) for fact in facts.values() for token in fact["banned"]}
-        entries = zip(*(built.packed[name].tolist() for name in ("bias_row", "bias_token", "bias_value")), strict=True)
-        real = [(row, token, value) for row, token, value in entries if row < built.packed.shape.num_logits]
-        assert {(row, token) for row, token, _ in real} == expected and len(real) == len(expected)
-        assert all(value == -np.inf for _, _, value in real)
-        seen += len(real)
-    assert seen > 20
+        for fact in facts.values():
+            ending = built.packed["ending_token_ids"][built.rows[fact["at"]]].tolist()
+            assert sorted(token for token in ending if token >= 0) == sorted(fact["ending"])
+            assert built.packed["num_steps"] == fact["num_steps"]
+
+
+def test_some_tokens_are_taken_from_the_device_and_some_launches_are_loops(life, request):
+    from_device = sum((built.packed["token_ids"] < 0).sum() for _, built in life)
+    loops = sum(built.packed["num_steps"] > 1 for _, built in life)
+    assert from_device > 10
+    assert (loops > 0) == (request.node.callspec.params["life"] >= 2)
+
+
+def test_no_two_samples_go_to_one_seat(life):
+    for _, built in life:
+        seats = [seat for seat in built.packed["seat"].tolist() if seat < ROWS]
+        assert len(set(seats)) == len(seats)
 
 
 def test_no_two_requests_share_a_row(life):
@@ -183,8 +195,8 @@ def test_a_request_that_ran_under_a_used_id_gets_its_own_parameters():
     batch = InputBatch(buckets, page_size=PAGE_SIZE, num_pages=64)
     for temperature in (0.5, 0.25):
         sim.add(make_request("same", [1, 2, 3], max_tokens=1, temperature=temperature))
-        output = sim.scheduler.schedule()
+        output = sim.launch()
         batch.remove(output.finished_req_ids | output.preempted_req_ids)
         built = batch.build(output)
         assert built.packed["temperature"][built.rows[0]] == np.float32(temperature)
-        sim.scheduler.update_from_output(output, sim.device.run(output))
+        sim.land()

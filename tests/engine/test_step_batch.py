@@ -14,9 +14,9 @@ SHAPES = [
     BatchShape(1, 0, 0, 1),
     BatchShape(8, 0, 0, 32),
     BatchShape(0, 4, 16, 5),
-    BatchShape(4, 4, 64, 7, num_biases=64),
+    BatchShape(4, 4, 64, 7),
     BatchShape(3, 0, 0, 9, decode_width=5, tail_words=1),
-    BatchShape(2, 3, 48, 9, decode_width=40, tail_words=3, num_biases=8),
+    BatchShape(2, 3, 48, 9, decode_width=40, tail_words=3),
 ]
 
 
