@@ -74,6 +74,7 @@ class EngineCore:
             select_backend(config.attention_backend),
             num_seats=config.max_num_seqs,
             max_decode_steps=config.max_decode_steps,
+            mesh=mesh,
             on_compile=self._count_compile,
         )
         self.warm = False

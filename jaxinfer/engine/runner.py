@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.cache.kv_cache import KVCache
@@ -46,16 +47,22 @@ class StepRunner:
         *,
         num_seats: int,
         max_decode_steps: int = 1,
+        mesh: Mesh | None = None,
         on_compile: Callable[[str], None] = lambda program: None,
     ) -> None:
         graph, state = nnx.split(model)
         self.params, structure = jax.tree.flatten(state)
         self.cache = cache
-        self.latest = jnp.zeros(num_seats, jnp.int32)
+        everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        self.latest = jnp.zeros(num_seats, jnp.int32, device=everywhere)
         self.max_decode_steps = max_decode_steps
 
         def merge(params: list[jax.Array]) -> DecoderLM:
             return nnx.merge(graph, jax.tree.unflatten(structure, params))
+
+        def readable(tree):
+            """What the host reads has to be whole on every process's devices."""
+            return tree if everywhere is None else lax.with_sharding_constraint(tree, everywhere)
 
         # `on_compile` is called while tracing, that is once for every compiled program.
         @partial(jax.jit, static_argnames="shape", donate_argnames=("cache", "latest"))
@@ -63,6 +70,7 @@ class StepRunner:
             on_compile(f"step for {shape.describe()}")
             batch = _with_latest(unpack(buffer, shape), latest)
             cache, output = step(merge(params), cache, batch, backend)
+            output = dataclasses.replace(output, token_ids=readable(output.token_ids))
             latest = latest.at[batch.seat].set(output.token_ids, mode="drop")
             # Few shapes of hidden states mean few programs that read them.
             extra = padded_tokens(shape.num_tokens) - shape.num_tokens
@@ -76,7 +84,7 @@ class StepRunner:
             cache, tokens = decode_loop(merge(params), cache, batch, backend, max_steps=max_decode_steps)
             last = lax.dynamic_index_in_dim(tokens, batch.num_steps - 1, keepdims=False)
             latest = latest.at[batch.seat].set(jnp.maximum(last, 0), mode="drop")
-            return cache, latest, tokens
+            return cache, latest, readable(tokens)
 
         @partial(jax.jit, donate_argnames="latest")
         def run_resample(
@@ -84,7 +92,7 @@ class StepRunner:
         ):
             on_compile(f"sampling of {logits.shape[0]} rows with {adjustments.row.shape[0]} adjustments")
             tokens = sample(adjust(logits, adjustments), sampling)
-            return latest.at[seat].set(tokens, mode="drop"), tokens, token_logprobs(logits, tokens)
+            return latest.at[seat].set(tokens, mode="drop"), *readable((tokens, token_logprobs(logits, tokens)))
 
         @jax.jit
         def run_prompt_logprobs(params, hidden: jax.Array, targets: jax.Array) -> TokenLogprobs:
@@ -95,7 +103,7 @@ class StepRunner:
                 return token_logprobs(model.logits(position[0][None]), position[1][None])
 
             found = lax.map(one, (hidden, targets), batch_size=_PROMPT_LOGITS_BLOCK)
-            return jax.tree.map(lambda x: x[:, 0], found)
+            return readable(jax.tree.map(lambda x: x[:, 0], found))
 
         self._run_step, self._run_loop = run_step, run_loop
         self._run_resample, self._run_prompt_logprobs = run_resample, run_prompt_logprobs

@@ -1,0 +1,27 @@
+"""Generates from a checkpoint on several CPU devices, in one or several processes, and prints the tokens as JSON."""
+
+import json
+import sys
+
+import jax
+
+
+def main() -> None:
+    checkpoint, size, processes, process, port = sys.argv[1], *map(int, sys.argv[2:6])
+    jax.config.update("jax_platforms", "cpu")
+    if processes > 1:
+        jax.distributed.initialize(f"localhost:{port}", num_processes=processes, process_id=process)
+    from jaxinfer import LLM, SamplingParams
+
+    llm = LLM(
+        checkpoint, skip_tokenizer_init=True, tensor_parallel_size=size, max_num_seqs=4, max_num_batched_tokens=64
+    )
+    prompts = [[(7 * i + j) % 90 + 3 for j in range(length)] for i, length in enumerate((3, 30, 70))]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    shards = llm.core.runner.cache.k[0].sharding.num_devices
+    print(json.dumps({"tokens": [o.outputs[0].token_ids for o in outputs], "devices": shards}))
+
+
+if __name__ == "__main__":
+    main()

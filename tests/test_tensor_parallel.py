@@ -1,0 +1,69 @@
+"""One model on several devices, in one process or two, gives the tokens that one device gives."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxinfer.checkpoint.export import export_hf
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.registry import build_model
+
+WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "head_dim": 16, "num_hidden_layers": 2, "vocab_size": 128, "intermediate_size": 96,
+    "max_position_embeddings": 256, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("tensor_parallel") / "model"
+    config = ModelConfig.from_hf(CONFIG)
+    export_hf(build_model(config), config, directory)
+    return directory
+
+
+def start(checkpoint: Path, size: int, *, devices: int, processes: int = 1, process: int = 0, port: int = 0):
+    root = WORKER.parent.parent
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(root)
+    }  # fmt: skip
+    command = [sys.executable, WORKER, checkpoint, size, processes, process, port]
+    return subprocess.Popen([*map(str, command)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(worker: subprocess.Popen) -> dict:
+    out, err = worker.communicate(timeout=300)
+    assert worker.returncode == 0, err.decode()[-2000:]
+    return json.loads(out.decode().strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint) -> list[list[int]]:
+    return finish(start(checkpoint, 1, devices=1))["tokens"]
+
+
+def test_four_devices_give_the_same_tokens_with_two_kv_heads_kept_twice(checkpoint, alone):
+    found = finish(start(checkpoint, 4, devices=4))
+    assert found == {"tokens": alone, "devices": 4}
+
+
+def test_two_processes_of_one_device_each_give_the_same_tokens(checkpoint, alone):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    workers = [start(checkpoint, 2, devices=1, processes=2, process=i, port=port) for i in range(2)]
+    assert [finish(worker) for worker in workers] == [{"tokens": alone, "devices": 2}] * 2
+
+
+def test_more_devices_than_there_are_is_an_error_that_says_how_many(checkpoint):
+    worker = start(checkpoint, 2, devices=1)
+    _, err = worker.communicate(timeout=300)
+    assert worker.returncode == 1
+    assert "tensor_parallel_size=2, but there are 1 devices" in err.decode()
