@@ -98,8 +98,15 @@ class EngineCore:
         """Queue a request; it takes part from the next step on.
 
         Raises:
-            ValueError: its id is in use, or the whole pool could not hold it.
+            ValueError: it has no prompt, may grow beyond max_model_len, or its id is in use.
         """
+        if request.num_prompt_tokens == 0:
+            raise ValueError(f"request {request.request_id!r} has an empty prompt: it needs at least 1 token")
+        if request.max_total_tokens > self.config.max_model_len:
+            raise ValueError(
+                f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, more than "
+                f"max_model_len={self.config.max_model_len}"
+            )
         request.arrival = self._arrivals
         self._arrivals += 1
         self.scheduler.add_request(request)

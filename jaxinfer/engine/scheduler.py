@@ -170,7 +170,8 @@ class Scheduler:
             ]
             if sum(missing) <= self.allocator.num_free:
                 for (request, _), count in zip(plan.entries, missing, strict=True):
-                    request.pages += self.allocator.allocate(count)
+                    if count:
+                        plan.add_pages(request, self.allocator.allocate(count))
                 return limit
             limit //= 2
         return 1
@@ -347,6 +348,15 @@ class _Plan:
         cached.num_output_tokens.append(request.num_output_tokens)
         if resumed:
             cached.resumed_req_ids.add(request.request_id)
+
+    def add_pages(self, request: Request, pages: list[int]) -> None:
+        """More pages for a request that is in the plan."""
+        request.pages += pages
+        if request.request_id in self.cached.req_ids:
+            self.cached.new_page_ids[self.cached.req_ids.index(request.request_id)] += pages
+        else:
+            new = next(data for data in self.new if data.req_id == request.request_id)
+            new.page_ids.extend(pages)
 
     def remove(self, victim: Request) -> None:
         """A preempted request leaves the plan, if it was in it already, and its tokens return to the budget."""
