@@ -119,6 +119,7 @@ def drain(core: EngineCore, *, max_steps: int = 10_000) -> None:
     """Step until nothing is left to do, checking after every step that each page is in exactly one state."""
     for _ in range(max_steps):
         if not core.has_unfinished_requests():
+            core.step()  # what was launched for requests that ended meanwhile lands too
             return
         core.step()
         core.check_integrity()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -95,3 +95,35 @@ def sampling_batch(
         request_key=jnp.asarray(np.tile([17, 4], (count, 1)) if keys is None else keys, jnp.uint32),
         sample_position=jnp.asarray(np.arange(count) if positions is None else positions, jnp.int32),
     )
+
+
+def adjusted(
+    logits: np.ndarray,
+    *,
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    allowed: Sequence[int] | None = None,
+    biases: Mapping[int, float] | None = None,
+    presence: float = 0.0,
+    frequency: float = 0.0,
+    repetition: float = 1.0,
+) -> np.ndarray:
+    """float64 [V]: logits [V] after allowed set, biases (-inf bans), repetition, frequency and presence penalties."""
+    result = logits.astype(np.float64)
+    if allowed is not None:
+        result[[token for token in range(len(result)) if token not in allowed]] = -np.inf
+    for token, bias in (biases or {}).items():
+        result[token] += bias
+    for token in set(prompt) | set(output):
+        result[token] = result[token] / repetition if result[token] > 0 else result[token] * repetition
+    for token in output:
+        result[token] -= frequency
+    for token in set(output):
+        result[token] -= presence
+    return result
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """float64 [..., V]: log probabilities of logits [..., V]."""
+    below_top = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return below_top - np.log(np.exp(below_top).sum(axis=-1, keepdims=True))
