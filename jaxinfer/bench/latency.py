@@ -12,7 +12,7 @@ from jaxinfer.bench.driver import run_workload
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.bench.measurement import Measurement, Summary
 from jaxinfer.bench.options import engine_arguments
-from jaxinfer.bench.report import measurement_table, milliseconds, show
+from jaxinfer.bench.report import MILLISECONDS, measurement_table, milliseconds, show
 from jaxinfer.bench.throughput import engine_settings
 from jaxinfer.bench.workload import LengthRange, random_workload
 from jaxinfer.llm import LLM
@@ -76,6 +76,6 @@ def _table(runs: list[Measurement], args: argparse.Namespace) -> Table:
     title = f"latency of {args.model or 'embedded'}: {shape}; median of {len(runs)} iterations"
     table = measurement_table(median, title=title)
     table.add_section()
-    table.add_row("batch latency, all iterations", milliseconds(total))
-    table.add_row("latency per output token, all iterations", milliseconds(per_token))
+    table.add_row(f"whole batch, {MILLISECONDS}", milliseconds(total))
+    table.add_row(f"per output token, {MILLISECONDS}", milliseconds(per_token))
     return table

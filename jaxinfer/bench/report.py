@@ -12,13 +12,14 @@ from rich.table import Table
 
 from jaxinfer.bench.measurement import Measurement, Summary
 
+MILLISECONDS = "ms: mean / p50 / p95 / p99"
+
 
 def milliseconds(summary: Summary | None) -> str:
-    """Mean and percentiles of seconds, shown in milliseconds; a dash where nothing was observed."""
+    """Seconds shown in milliseconds, in the order of MILLISECONDS; a dash where nothing was observed."""
     if summary is None:
         return "-"
-    names = ("mean", "p50", "p95", "p99")
-    return "  ".join(f"{name} {1000 * getattr(summary, name):.2f}" for name in names) + "  ms"
+    return " / ".join(f"{1000 * value:.2f}" for value in (summary.mean, summary.p50, summary.p95, summary.p99))
 
 
 def measurement_table(measured: Measurement, *, title: str) -> Table:
@@ -32,11 +33,11 @@ def measurement_table(measured: Measurement, *, title: str) -> Table:
         "output tokens per second": f"{measured.output_tokens_per_second:.1f}",
         "total tokens per second": f"{measured.total_tokens_per_second:.1f}",
         "requests per second": f"{measured.requests_per_second:.2f}",
-        "time to first token": milliseconds(measured.time_to_first_token),
-        "inter-token latency": milliseconds(measured.inter_token_latency),
+        f"time to first token, {MILLISECONDS}": milliseconds(measured.time_to_first_token),
+        f"inter-token latency, {MILLISECONDS}": milliseconds(measured.inter_token_latency),
         "steps": f"{measured.steps} in {measured.launches} launches",
         "mean batch": f"{measured.mean_batch:.1f}",
-        "host time per step": f"{measured.host_ms_per_step:.3f} ms",
+        "host time per step, ms": f"{measured.host_ms_per_step:.3f}",
         "preemptions": f"{measured.preemptions}",
         "compiles": f"{measured.compiles}",
     }
