@@ -32,6 +32,7 @@ FORBIDDEN = {
 FLOORS = {
     "kernels_pallas": 0,
     "jaxinfer.sampling_params": 0,
+    "jaxinfer.limits": 0,
     "jaxinfer.outputs": 0,
     "jaxinfer.tokenizer": 0,
     "jaxinfer.attention": 1,
