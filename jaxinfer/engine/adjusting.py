@@ -27,14 +27,20 @@ def adjustments_of(output: SchedulerOutput, built: BuiltBatch, buckets: Sequence
     """The entries of all rows of a launch, in one of the `buckets` of entries; None where no row adjusts logits or
     wants log probabilities."""
     concerned = [
-        (request, row)
-        for request, row, samples in zip(output.requests, built.rows.tolist(), output.samples, strict=True)
-        if samples
-        and (request.adjusts_logits(_outputs_before(request)) or request.sampling_params.logprobs is not None)
+        (request, row, known - request.num_prompt_tokens)  # with the output tokens before the one to be sampled
+        for request, row, samples, known in zip(
+            output.requests, built.rows.tolist(), output.samples, output.num_known, strict=True
+        )
+        if request.may_adjust and samples
+    ]
+    concerned = [
+        (request, row, outputs)
+        for request, row, outputs in concerned
+        if request.sampling_params.logprobs is not None or request.adjusts_logits(outputs)
     ]
     if not concerned:
         return None
-    entries = [(row, request.adjustment_entries(_outputs_before(request))) for request, row in concerned]
+    entries = [(row, request.adjustment_entries(outputs)) for request, row, outputs in concerned]
     total = sum(len(of_row) for _, of_row in entries)
     adjustments = Adjustments.empty(built.packed.shape.num_logits, next(n for n in buckets if n >= total))
     start = 0
@@ -45,18 +51,13 @@ def adjustments_of(output: SchedulerOutput, built: BuiltBatch, buckets: Sequence
         adjustments.bias[start:end] = [bias for bias, _ in of_row.values()]
         adjustments.state[start:end] = [state for _, state in of_row.values()]
         start = end
-    for request, row in concerned:
+    for request, row, _ in concerned:
         params = request.sampling_params
         adjustments.restrict[row] = params.allowed_token_ids is not None
         adjustments.presence_penalty[row] = params.presence_penalty
         adjustments.frequency_penalty[row] = params.frequency_penalty
         adjustments.repetition_penalty[row] = params.repetition_penalty
     return adjustments
-
-
-def _outputs_before(request: Request) -> int:
-    """How many output tokens stand before the one that this launch samples, which counts as in flight already."""
-    return request.num_known_tokens - 1 - request.num_prompt_tokens
 
 
 def take_logprobs(landings: Sequence[Landing], built: BuiltBatch, logprobs: TokenLogprobs) -> None:
@@ -100,7 +101,7 @@ def _prompt_spans(output: SchedulerOutput, built: BuiltBatch) -> list[tuple[Requ
     return [
         (request, int(starts[row]), range(first, first + count))
         for request, row, first, count in zip(
-            output.requests, built.rows.tolist(), built.computed.tolist(), output.num_tokens, strict=True
+            output.requests, built.rows.tolist(), output.num_computed, output.num_tokens, strict=True
         )
         if request.sampling_params.prompt_logprobs is not None and first < request.num_prompt_tokens
     ]

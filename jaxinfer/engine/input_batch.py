@@ -16,11 +16,10 @@ from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 
 @dataclass(frozen=True)
 class BuiltBatch:
-    """A packed step and, for each scheduled request in the scheduler's order, its row and where its tokens start."""
+    """A packed step and, for each scheduled request in the scheduler's order, the row that it got."""
 
     packed: PackedBatch
     rows: np.ndarray  # int32
-    computed: np.ndarray  # int32, tokens of the request computed before this launch
 
 
 class InputBatch:
@@ -46,15 +45,16 @@ class InputBatch:
     def build(self, output: SchedulerOutput) -> BuiltBatch:
         """The arrays of one step; also takes over arrivals and new pages."""
         requests, counts = output.requests, np.asarray(output.num_tokens, np.int32)
-        for request in requests:
-            seat = request.seat if request.request_id in self.seat_of else self._enter(request)
-            if self.num_pages[seat] != len(request.pages):
-                self._add_pages(seat, request.pages)
-        seats = np.fromiter((request.seat for request in requests), np.int32, len(requests))
-        # The scheduler has counted this launch's tokens as computed already.
-        after = np.fromiter((request.num_computed_tokens for request in requests), np.int32, len(requests))
-        kv_len = after - (output.num_steps - 1)
-        computed = kv_len - counts
+        if output.first_scheduled or output.resumed:
+            for request in requests:
+                if request.request_id not in self.seat_of:
+                    self._enter(request)
+        for request, new_pages in zip(requests, output.new_pages, strict=True):
+            if new_pages:
+                self._add_pages(request.seat, request.pages)
+        seats = np.asarray([request.seat for request in requests], np.int32)
+        computed = np.asarray(output.num_computed, np.int32)
+        kv_len = computed + counts
 
         is_decode = counts == 1
         decodes = np.flatnonzero(is_decode)
@@ -77,7 +77,7 @@ class InputBatch:
         packed["seat"][:] = len(self.page_table)
         packed["seat"][rows[samples]] = seats[samples]
         packed["num_steps"][...] = output.num_steps
-        return BuiltBatch(packed, rows, computed)
+        return BuiltBatch(packed, rows)
 
     def _fill_rows(self, packed: PackedBatch, rows: np.ndarray, seats: np.ndarray, kv_len: np.ndarray) -> None:
         pages = packed.shape.pages_per_row
@@ -119,9 +119,10 @@ class InputBatch:
 
         tokens = []
         for i, start in zip(decodes.tolist(), computed[decodes].tolist(), strict=True):
-            known = requests[i].token_ids
+            request = requests[i]
+            known = request.token_ids
             # A token in flight is on the device already, at its request's seat.
-            tokens.append(known[start] if start < len(known) else -1 - requests[i].seat)
+            tokens.append(known[start] if start < len(known) else -1 - request.seat)
         for i in prefills:
             tokens += requests[i].token_ids[computed[i] : computed[i] + counts[i]]
         packed["token_ids"][where] = tokens

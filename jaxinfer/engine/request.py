@@ -80,6 +80,8 @@ class Request:
         # Its adjustments depend on the latest token, which must have landed before the next step is built.
         self.adjusts_by_output = penalized or bool(self.bad_token_ids)
         self._always_adjusts = self.adjusts_by_output or bool(params.logit_bias) or params.allowed_token_ids is not None
+        # Whether any of its samplings may be adjusted, or is to be reported with log probabilities.
+        self.may_adjust = self._always_adjusts or params.min_tokens > 0 or params.logprobs is not None
         # The host has to see every token, or has to prepare every sampling: no decode loop for it.
         self.needs_host = (
             self._always_adjusts
@@ -112,16 +114,15 @@ class Request:
 
     def append(self, token: int) -> RequestStatus | None:
         """Add a sampled token; the finished status that it brings about by the rules on tokens and length, if any."""
-        self.token_ids.append(token)
+        tokens = self.token_ids
+        tokens.append(token)
         if self._output_counts is not None:
             self._output_counts[token] += 1
         if token in self.ending_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
             if token not in self.eos_token_ids or self.sampling_params.ignore_eos:
                 self.stop_reason = token
             return RequestStatus.FINISHED_STOPPED
-        if len(self.token_ids) >= self.max_total_tokens:
-            return RequestStatus.FINISHED_LENGTH
-        return None
+        return RequestStatus.FINISHED_LENGTH if len(tokens) >= self.max_total_tokens else None
 
     def truncate_output(self, num_output_tokens: int) -> None:
         """Drop output tokens (and what is kept beside them) from the end."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.engine.request import Request, RequestStatus
@@ -58,15 +59,19 @@ class CachedRequestData:
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """One launch's decisions. The first four lists run in parallel; the rest says the same for observers."""
+    """One launch's decisions. The lists up to `new_pages` run in parallel; what is said of them in other words for
+    observers is made when it is asked for, because a launch with hundreds of rows has no time to spare."""
 
     requests: list[Request]
     num_tokens: list[int]  # to compute
+    num_computed: list[int]  # computed before this launch
+    num_known: list[int]  # known before this launch, tokens in flight included
     samples: list[bool]  # whether the row's known tokens are all computed then, so that a new one is sampled
     epochs: list[int]  # of the requests, at this launch
+    new_pages: list[list[int]]  # that the requests got for this launch
     num_steps: int  # 1, or the steps of a decode loop
-    scheduled_new_reqs: list[NewRequestData]
-    scheduled_cached_reqs: CachedRequestData
+    first_scheduled: set[str]
+    resumed: set[str]
     finished_req_ids: set[str]
     preempted_req_ids: set[str]
     total_num_scheduled_tokens: int
@@ -75,15 +80,37 @@ class SchedulerOutput:
     def num_scheduled_tokens(self) -> dict[str, int]:
         return {r.request_id: n for r, n in zip(self.requests, self.num_tokens, strict=True)}
 
+    @property
+    def scheduled_new_reqs(self) -> list[NewRequestData]:
+        return [
+            NewRequestData(r.request_id, r.prompt_token_ids, r.sampling_params, pages, computed)
+            for r, pages, computed in zip(self.requests, self.new_pages, self.num_computed, strict=True)
+            if r.request_id in self.first_scheduled
+        ]
 
-@dataclass(frozen=True)
-class Landing:
+    @property
+    def scheduled_cached_reqs(self) -> CachedRequestData:
+        rows = [
+            (r.request_id, pages, computed, known - r.num_prompt_tokens)
+            for r, pages, computed, known in zip(
+                self.requests, self.new_pages, self.num_computed, self.num_known, strict=True
+            )
+            if r.request_id not in self.first_scheduled
+        ]
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+        return CachedRequestData(columns[0], self.resumed, columns[1], columns[2], columns[3])
+
+
+class Landing(NamedTuple):
     """Tokens that came back for a request: `request.token_ids[first:last]`, from entry `index` of their launch."""
 
     request: Request
     index: int
     first: int
     last: int
+
+
+_NO_PAGES: list[int] = []  # shared: most rows of most launches get none
 
 
 class Scheduler:
@@ -127,20 +154,24 @@ class Scheduler:
             self._schedule_waiting(plan)
         num_steps = self._decode_steps(plan)
         samples = []
-        for request, count in plan.entries:
-            request.num_computed_tokens += count + num_steps - 1
-            samples.append(request.num_computed_tokens - (num_steps - 1) == request.num_known_tokens)
-            if samples[-1]:
+        for request, count, computed, known in zip(plan.requests, plan.counts, plan.computed, plan.known, strict=True):
+            complete = computed + count == known
+            samples.append(complete)
+            request.num_computed_tokens = computed + count + num_steps - 1
+            if complete:
                 request.num_in_flight += num_steps
         finished, self.finished_req_ids = self.finished_req_ids, set()
         return SchedulerOutput(
-            requests=[entry[0] for entry in plan.entries],
-            num_tokens=[entry[1] for entry in plan.entries],
+            requests=plan.requests,
+            num_tokens=plan.counts,
+            num_computed=plan.computed,
+            num_known=plan.known,
             samples=samples,
-            epochs=[entry[0].epoch for entry in plan.entries],
+            epochs=[request.epoch for request in plan.requests],
+            new_pages=plan.new_pages,
             num_steps=num_steps,
-            scheduled_new_reqs=plan.new,
-            scheduled_cached_reqs=plan.cached,
+            first_scheduled=plan.first_scheduled,
+            resumed=plan.resumed,
             finished_req_ids=finished,
             preempted_req_ids={request.request_id for request in plan.preempted},
             total_num_scheduled_tokens=self.limits.max_num_batched_tokens - plan.budget,
@@ -152,7 +183,7 @@ class Scheduler:
         Takes the pages for all of them; with too few free pages there are fewer steps.
         """
         limit = self.limits.max_decode_steps
-        if limit == 1 or not plan.entries or len(self.waiting):
+        if limit == 1 or not plan.requests or len(self.waiting):
             return 1
         for request in self.running:
             known = request.num_known_tokens
@@ -165,33 +196,37 @@ class Scheduler:
             limit = min(limit, left)
         while limit > 1:
             missing = [
-                max(0, self._pages_for(request.num_known_tokens + limit - 1) - len(request.pages))
-                for request, _ in plan.entries
+                max(0, self._pages_for(known + limit - 1) - len(request.pages))
+                for request, known in zip(plan.requests, plan.known, strict=True)
             ]
             if sum(missing) <= self.allocator.num_free:
-                for (request, _), count in zip(plan.entries, missing, strict=True):
+                for index, count in enumerate(missing):
                     if count:
-                        plan.add_pages(request, self.allocator.allocate(count))
+                        pages = self.allocator.allocate(count)
+                        plan.requests[index].pages += pages
+                        plan.new_pages[index] = plan.new_pages[index] + pages
                 return limit
             limit //= 2
         return 1
 
     def _schedule_running(self, plan: _Plan) -> None:
+        page_size = self.limits.page_size
         for request in list(self.running):  # preemption changes the list
             if plan.budget == 0:
                 break
-            count = plan.tokens_for(request) if request.status is RequestStatus.RUNNING else 0
+            known = request.num_known_tokens
+            count = plan.tokens_for(request, known) if request.status is RequestStatus.RUNNING else 0
             if count == 0:
                 continue
-            new_pages = self._take_pages(request, request.num_computed_tokens + count, plan)
+            new_pages: list[int] | None = _NO_PAGES
+            if request.num_computed_tokens + count > len(request.pages) * page_size:
+                new_pages = self._take_pages(request, request.num_computed_tokens + count, plan)
             if new_pages is not None:
-                plan.add_cached(request, count, new_pages)
+                plan.add(request, count, known, new_pages)
 
     def _take_pages(self, request: Request, num_tokens: int, plan: _Plan) -> list[int] | None:
         """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""
         missing = self._pages_for(num_tokens) - len(request.pages)
-        if missing <= 0:
-            return []
         while missing > self.allocator.num_free:
             victim = self._victim()
             self._preempt(victim, plan)
@@ -222,7 +257,8 @@ class Scheduler:
     def _schedule_waiting(self, plan: _Plan) -> None:
         while len(self.waiting) and plan.budget > 0 and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting.peek_request()
-            count = plan.tokens_for(request)
+            known = request.num_known_tokens
+            count = plan.tokens_for(request, known)
             missing = self._pages_for(request.num_computed_tokens + count)
             if count == 0 or missing > self.allocator.num_free:
                 break
@@ -232,11 +268,12 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
             self.num_adjusting_by_output += request.adjusts_by_output
             self.running.append(request)
+            plan.add(request, count, known, list(request.pages))
             if resumed:
-                plan.add_cached(request, count, list(request.pages), resumed=True)
+                plan.resumed.add(request.request_id)
             else:
                 request.metrics.first_scheduled_time = time.perf_counter()
-                plan.add_new(request, count)
+                plan.first_scheduled.add(request.request_id)
 
     def update_from_output(self, output: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> list[Landing]:
         """Take a launch's results: append sampled tokens, release what finished.
@@ -247,14 +284,14 @@ class Scheduler:
         """
         landings: list[Landing] = []
         ended: list[Request] = []
+        num_steps = output.num_steps
         for index, (request, samples, epoch) in enumerate(
             zip(output.requests, output.samples, output.epochs, strict=True)
         ):
             if not samples or request.epoch != epoch or request.status is not RequestStatus.RUNNING:
                 continue  # a chunk of a prompt; or preempted, aborted or finished since the launch
-            request.num_in_flight -= output.num_steps
+            request.num_in_flight -= num_steps
             first = len(request.token_ids)
-            status = None
             for token in sampled[index]:
                 status = request.append(token)
                 if status is not None:
@@ -308,68 +345,42 @@ class Scheduler:
 
 
 class _Plan:
-    """A step in the making."""
+    """A launch in the making; lists run in parallel."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.budget = limits.max_num_batched_tokens
         self.prefill_rows = limits.max_prefill_rows
-        self.entries: list[tuple[Request, int]] = []
-        self.new: list[NewRequestData] = []
-        self.cached = CachedRequestData.make_empty()
+        self.requests: list[Request] = []
+        self.counts: list[int] = []
+        self.computed: list[int] = []
+        self.known: list[int] = []
+        self.new_pages: list[list[int]] = []
+        self.first_scheduled: set[str] = set()
+        self.resumed: set[str] = set()
         self.preempted: list[Request] = []
 
-    def tokens_for(self, request: Request) -> int:
-        """How many of its tokens the request may compute in this step."""
-        if request.num_known_tokens >= request.max_total_tokens:
+    def tokens_for(self, request: Request, known: int) -> int:
+        """How many of its `known` tokens the request may compute in this step."""
+        if known >= request.max_total_tokens:
             return 0  # its last token is in flight
-        count = min(request.num_known_tokens - request.num_computed_tokens, self.budget)
+        count = min(known - request.num_computed_tokens, self.budget)
         return 0 if count > 1 and self.prefill_rows == 0 else count
 
-    def _add(self, request: Request, count: int) -> None:
-        self.entries.append((request, count))
+    def add(self, request: Request, count: int, known: int, new_pages: list[int]) -> None:
+        self.requests.append(request)
+        self.counts.append(count)
+        self.computed.append(request.num_computed_tokens)
+        self.known.append(known)
+        self.new_pages.append(new_pages)
         self.budget -= count
         self.prefill_rows -= count > 1
-
-    def add_new(self, request: Request, count: int) -> None:
-        self._add(request, count)
-        self.new.append(
-            NewRequestData(
-                request.request_id, request.prompt_token_ids, request.sampling_params, list(request.pages),
-                request.num_computed_tokens,
-            )
-        )  # fmt: skip
-
-    def add_cached(self, request: Request, count: int, new_pages: list[int], *, resumed: bool = False) -> None:
-        self._add(request, count)
-        cached = self.cached
-        cached.req_ids.append(request.request_id)
-        cached.new_page_ids.append(new_pages)
-        cached.num_computed_tokens.append(request.num_computed_tokens)
-        cached.num_output_tokens.append(request.num_output_tokens)
-        if resumed:
-            cached.resumed_req_ids.add(request.request_id)
-
-    def add_pages(self, request: Request, pages: list[int]) -> None:
-        """More pages for a request that is in the plan."""
-        request.pages += pages
-        if request.request_id in self.cached.req_ids:
-            self.cached.new_page_ids[self.cached.req_ids.index(request.request_id)] += pages
-        else:
-            new = next(data for data in self.new if data.req_id == request.request_id)
-            new.page_ids.extend(pages)
 
     def remove(self, victim: Request) -> None:
         """A preempted request leaves the plan, if it was in it already, and its tokens return to the budget."""
         self.preempted.append(victim)
-        for index, (request, count) in enumerate(self.entries):
-            if request is victim:
-                del self.entries[index]
-                self.budget += count
-                self.prefill_rows += count > 1
-                position = self.cached.req_ids.index(victim.request_id)
-                for column in (
-                    self.cached.req_ids, self.cached.new_page_ids, self.cached.num_computed_tokens,
-                    self.cached.num_output_tokens,
-                ):  # fmt: skip
-                    del column[position]
-                return
+        if victim in self.requests:
+            index = self.requests.index(victim)
+            self.budget += self.counts[index]
+            self.prefill_rows += self.counts[index] > 1
+            for column in (self.requests, self.counts, self.computed, self.known, self.new_pages):
+                del column[index]
