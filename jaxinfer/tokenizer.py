@@ -25,10 +25,8 @@ class Tokenizer:
         """
         if not Path(directory).is_dir():  # a mistyped path would be taken for a hub id, and looked for at length
             raise FileNotFoundError(f"no tokenizer directory at {Path(directory).absolute()}")
-        with _quiet_import():
-            from transformers import AutoTokenizer
         try:
-            self.hf = AutoTokenizer.from_pretrained(os.fspath(directory), trust_remote_code=False)
+            self.hf = _loader(Path(directory)).from_pretrained(os.fspath(directory), trust_remote_code=False)
         except Exception as error:  # whatever its parsers raise, the reason is the directory
             raise ValueError(f"cannot load a tokenizer from {directory}: {error}") from error
         backend = getattr(self.hf, "backend_tokenizer", None)
@@ -140,6 +138,19 @@ class TokenStream:
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special)
+
+
+def _loader(directory: Path) -> Any:
+    """What reads the tokenizer files of a directory: tokenizer.json says everything, older files need their class.
+
+    AutoTokenizer reads configurations of models too, and so brings in torch where that is installed.
+    """
+    with _quiet_import():
+        if (directory / "tokenizer.json").is_file():
+            from transformers import PreTrainedTokenizerFast as loader
+        else:
+            from transformers import AutoTokenizer as loader
+    return loader
 
 
 @contextlib.contextmanager

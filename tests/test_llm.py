@@ -10,7 +10,6 @@ from tests.tiny_checkpoints import (
     STOP,
     TOOL,
     USER,
-    assert_idle,
     open_llm,
     shared_compile_cache,
     story_ids,
@@ -28,7 +27,6 @@ FLAT = 100.0  # a temperature at which every token is about as likely as another
 def llm(tmp_path_factory):
     with story_llm(tmp_path_factory) as llm:
         yield llm
-        assert_idle(llm)
 
 
 def complete(llm, prompt, **params):

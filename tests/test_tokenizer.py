@@ -63,6 +63,17 @@ def test_damaged_tokenizer_settings_are_an_error_that_names_the_directory(tmp_pa
         Tokenizer(tmp_path)
 
 
+def test_files_of_the_older_kind_are_read_too(tmp_path):
+    fast_tokenizer().model.save(str(tmp_path))
+    settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": END, "additional_special_tokens": [USER]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    assert sorted(path.name for path in tmp_path.glob("*.txt")) == ["merges.txt"]
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode("the x") == [token_id("the"), ord(" "), ord("x")]
+    assert tokenizer.decode(tokenizer.encode(f"naïve 日本{END}")) == "naïve 日本"
+
+
 @pytest.mark.parametrize("text", ["the thin x", "naïve 日本 🎉", "a\x00b\n\t", "", " leading and trailing ", "�"])
 def test_text_comes_back_from_its_ids(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text

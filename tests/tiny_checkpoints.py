@@ -7,15 +7,19 @@ tokens of story `a`. A token stands in one story only, and therefore knows its s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -191,6 +195,47 @@ def write_checkpoint(
 
 
 def open_llm(directory: Path, **settings: Any) -> LLM:
-    """An engine with few batch shapes: 4 rows, 32 tokens a step, pages of 4."""
-    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "page_size": 4, "kv_cache_tokens": 512}
+    """An engine with few batch shapes: 2 rows, 16 tokens a step, pages of 4."""
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "page_size": 4, "kv_cache_tokens": 512}
     return LLM(directory, **{**limits, **settings})
+
+
+@contextlib.contextmanager
+def shared_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Engines of one test run load what another one compiled; nothing is written outside the run's own folder."""
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+    )
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (str(tmp_path_factory.getbasetemp() / "compiled"), 0.0, -1), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+@contextlib.contextmanager
+def story_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """The test run's engine on the story model: made once, used by many, left idle."""
+    with shared_compile_cache(tmp_path_factory):
+        folder = tmp_path_factory.getbasetemp()
+        if folder not in _story_llms:
+            _story_llms[folder] = open_llm(write_checkpoint(tmp_path_factory.mktemp("story")))
+        yield _story_llms[folder]
+        assert_idle(_story_llms[folder])
+
+
+_story_llms: dict[Path, LLM] = {}
+
+
+def assert_idle(llm: LLM) -> None:
+    """Nothing is queued, nothing runs, no page is held."""
+    metrics = llm.get_metrics()
+    assert (metrics.num_requests_running, metrics.num_requests_waiting, metrics.kv_cache_usage_perc) == (0, 0, 0.0)
+    llm.core.check_integrity()
