@@ -23,8 +23,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
+from jaxinfer import LLM, CompletionOutput, SamplingParams
 from jaxinfer.checkpoint.export import export_hf
-from jaxinfer.llm import LLM
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.registry import build_model
@@ -142,7 +142,7 @@ def story_model() -> tuple[ModelConfig, DecoderLM]:
 
 def random_wide_model(seed: int = 0) -> tuple[ModelConfig, DecoderLM]:
     """A random Qwen3 whose greedy output wanders through the whole vocabulary, broken characters included."""
-    config = model_config(vocab_size=vocab_size(), max_position_embeddings=MAX_LEN, rope=ROPE)
+    config = model_config(vocab_size=vocab_size(), num_layers=1, max_position_embeddings=MAX_LEN, rope=ROPE)
     rng = np.random.default_rng(seed)
 
     def fill(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -232,6 +232,12 @@ def story_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 _story_llms: dict[Path, LLM] = {}
+
+
+def complete(llm: LLM, prompt: Any, **params: Any) -> CompletionOutput:
+    """The completion of one prompt, greedy unless a temperature is given."""
+    (output,) = llm.generate(prompt, SamplingParams(**{"temperature": 0.0, **params}), use_tqdm=False)
+    return output.outputs[0]
 
 
 def assert_idle(llm: LLM) -> None:
