@@ -42,9 +42,12 @@ class EngineConfig:
             "kv_cache_tokens",
             "max_decode_steps",
         ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+            check_positive_integer(name, getattr(self, name))
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+        for name in ("overlap", "strict_compiles"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.page_size & (self.page_size - 1) or self.page_size > 256:
             raise ValueError(f"page_size must be a power of two up to 256, got {self.page_size}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -65,6 +68,12 @@ class EngineConfig:
     @property
     def num_pages(self) -> int:
         return self.kv_cache_tokens // self.page_size
+
+
+def check_positive_integer(name: str, value: Any) -> None:
+    """Raises ValueError, naming the setting and its value, unless it is an integer of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
 
 
 def resolve_dtype(name: Any) -> jnp.dtype:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jaxinfer.checkpoint.directory import find_checkpoint, read_config, read_generation_config
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.compile_cache import enable_compile_cache
-from jaxinfer.config import EngineConfig, resolve_dtype
+from jaxinfer.config import EngineConfig, check_positive_integer, resolve_dtype
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.memory import plan_memory
 from jaxinfer.engine.metrics import EngineMetrics
@@ -79,6 +79,11 @@ class LLM:
         enable_compile_cache()
         resolved = resolve_dtype(dtype)
         mesh = _make_mesh(tensor_parallel_size)
+        for name, value in (
+            ("max_model_len", max_model_len), ("page_size", page_size), ("kv_cache_tokens", kv_cache_tokens),
+        ):  # fmt: skip
+            if value is not None:
+                check_positive_integer(name, value)
         directory = find_checkpoint(embedded_checkpoint() if model is None else model)
         _, config = read_config(directory)
         if max_model_len is None:
@@ -97,6 +102,12 @@ class LLM:
             # Until memory is planned, room for one request.
             kv_cache_tokens=max_model_len + page_size if kv_cache_tokens is None else kv_cache_tokens,
         )  # fmt: skip
+        # Small files first: what is wrong with them is said before the weights are loaded.
+        self.generation_config = read_generation_config(directory)
+        tokenizer_directory = Path(tokenizer) if tokenizer is not None else directory
+        self.tokenizer = None
+        if not skip_tokenizer_init and (tokenizer is not None or Tokenizer.exists(tokenizer_directory)):
+            self.tokenizer = Tokenizer(tokenizer_directory)
         config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh)
         self.memory_budget = plan_memory(
             module, engine_config, dtype=resolved, kv_cache_tokens=kv_cache_tokens,
@@ -105,11 +116,6 @@ class LLM:
         logger.info("memory of each device:\n%s", self.memory_budget.table())
         engine_config = dataclasses.replace(engine_config, kv_cache_tokens=self.memory_budget.kv_tokens)
         self.model_config = config
-        self.generation_config = read_generation_config(directory)
-        tokenizer_directory = Path(tokenizer) if tokenizer is not None else directory
-        self.tokenizer = None
-        if not skip_tokenizer_init and (tokenizer is not None or Tokenizer.exists(tokenizer_directory)):
-            self.tokenizer = Tokenizer(tokenizer_directory)
         self.core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh)
         self._processor = OutputProcessor(self.core, self.tokenizer)
         self._num_requests = 0
@@ -149,6 +155,8 @@ class LLM:
         Raises:
             ValueError: as for `generate`; or there is no chat template, or it refuses the messages.
         """
+        if not isinstance(messages, Sequence):
+            raise ValueError(f"messages must be a conversation or a list of conversations, got {messages!r}")
         conversations = [messages] if is_conversation(messages) else list(messages)
         prompts = [self._render(c, i, template_arguments) for i, c in enumerate(conversations)]
         return self._run(self._requests(prompts, sampling_params, stream=False), use_tqdm)
@@ -257,6 +265,8 @@ class LLM:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or self.default_sampling_params()] * len(prompts)
         else:
+            if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
+                raise ValueError(f"sampling_params must be SamplingParams or a list of them, got {sampling_params!r}")
             params = list(sampling_params)
             if len(params) != len(prompts):
                 raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts")
@@ -271,6 +281,8 @@ class LLM:
         return [self._request(tokens, p, stream) for tokens, p in zip(tokenized, params, strict=True)]
 
     def _check_params(self, params: SamplingParams, index: int) -> None:
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params of prompt {index} must be SamplingParams, got {params!r}")
         if params.n > 1:
             raise ValueError(
                 f"sampling_params of prompt {index}: n={params.n} is not supported yet; "
