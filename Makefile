@@ -1,7 +1,7 @@
 # Every target sets up what it needs from a fresh clone, given git, make, bash and any Python 3.12 or newer.
 SHELL := bash
 .DEFAULT_GOAL := targets
-.PHONY: targets venv venv-parity demo test test-aot test-gpu bench lint types format lock clean
+.PHONY: targets venv venv-parity demo test test-parity test-aot test-gpu bench lint types format lock clean
 
 # Extra arguments for pytest or a script: make test ARGS="-k sampler"
 ARGS ?=
@@ -33,6 +33,9 @@ demo: .venv/.installed ## several prompts at once from the embedded checkpoint
 
 test: .venv/.installed ## the test suite on the CPU
 	$(PYTHON_CPU) -m pytest $(ARGS)
+
+test-parity: .venv/.installed .venv-parity/.installed ## the live comparison with transformers and torch
+	$(PYTHON_CPU) -m pytest tests/parity $(ARGS)
 
 ifneq ($(wildcard tests/aot/test_*.py),)
 test-aot: .venv-cuda/.installed ## compile kernels and steps for an H200 without one (CUDA wheels, about 5 GB)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.utils import logging
+
+from transformers_reference import be_quiet, make_checkpoint, run_prompt
 
 PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 63, 100)
 NEW_TOKENS = 32
@@ -90,89 +90,29 @@ ROPES: dict[str, tuple[int, int, dict]] = {
 ROPE_LENGTHS = (1, 100, 2048, 2049, 4096, 7777)
 
 
-def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Fill a model wide enough that one token wins clearly: the defaults' small values make all logits alike."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:
-            values = 1 + 0.3 * noise
-        elif name.endswith("bias"):
-            values = 0.3 * noise
-        elif "embed_tokens" in name:
-            # A tied table is also the output head, where unit rows would give logits of 30 and more.
-            values = 0.3 * noise if model.config.tie_word_embeddings else noise
-        else:
-            # Sharp attention would amplify rounding, which differs between any two implementations.
-            gain = 1.0 if "q_proj" in name or "k_proj" in name else 1.5
-            values = gain * noise / parameter.shape[-1] ** 0.5
-        with torch.no_grad():
-            parameter.copy_(values)
-
-
 def prompts(vocab_size: int, seed: int) -> list[list[int]]:
     """Random token ids, one prompt of each length."""
     generator = np.random.default_rng(seed)
     return [generator.integers(0, vocab_size, length).tolist() for length in PROMPT_LENGTHS]
 
 
-def greedy(directory: Path, prompt: list[int]) -> tuple[np.ndarray, list[int], float]:
-    """Logits [T, V] of the prompt, the greedy continuation, and the smallest margin on its way.
-
-    The model is opened anew for every prompt: the dynamic rotary type remembers the longest sequence it has seen.
-    """
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    ids = torch.tensor([prompt])
-    with torch.no_grad():
-        logits = model(ids).logits[0].numpy()
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0,
-        output_logits=True, return_dict_in_generate=True,
-    )  # fmt: skip
-    best = torch.stack(out.logits)[:, 0].topk(2).values
-    tokens = out.sequences[0, len(prompt) :].tolist()
-    assert len(tokens) == NEW_TOKENS
-    return logits, tokens, float((best[:, 0] - best[:, 1]).min())
-
-
-def old_format(config: dict) -> dict:
-    """The same configuration in the words of transformers before version 5."""
-    values = dict(config)
-    rope = dict(values.pop("rope_parameters"))
-    values["rope_theta"] = rope.pop("rope_theta")
-    rope["type"] = rope.pop("rope_type")
-    values["rope_scaling"] = None if rope["type"] == "default" else rope
-    values["torch_dtype"] = values.pop("dtype")
-    values.pop("layer_types", None)
-    return values
-
-
-def make_checkpoint(name: str, directory: Path, seed: int) -> float:
+def make_case(name: str, directory: Path, seed: int) -> float:
     """Write one checkpoint and what it computes; returns the smallest margin."""
-    model_type, fields, max_shard_size, old = CASES[name]
-    shutil.rmtree(directory, ignore_errors=True)
-    config = AutoConfig.for_model(model_type, **(_COMMON | fields))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    randomize(model, seed)
-    model.save_pretrained(directory, **({"max_shard_size": max_shard_size} if max_shard_size else {}))
-    if old:
-        path = directory / "config.json"
-        path.write_text(json.dumps(old_format(json.loads(path.read_text())), indent=2) + "\n")
-    asked = prompts(config.vocab_size, seed)
-    logits, tokens, margins = zip(*(greedy(directory, prompt) for prompt in asked), strict=True)
+    model_type, fields, max_shard_size, old_format = CASES[name]
+    make_checkpoint(directory, model_type, _COMMON | fields, seed, max_shard_size, old_format)
+    asked = prompts(_COMMON["vocab_size"], seed)
+    results = [run_prompt(directory, prompt, NEW_TOKENS) for prompt in asked]
+    smallest = min(float(margins.min()) for _, _, margins in results)
     np.savez_compressed(
         directory / "expected.npz",
         prompts=np.concatenate(asked).astype(np.int32),
         prompt_lengths=np.asarray(PROMPT_LENGTHS, np.int32),
-        last_logits=np.stack([values[-1] for values in logits]),
-        longest_logits=logits[-1],
-        greedy=np.asarray(tokens, np.int32),
-        smallest_margin=np.float32(min(margins)),
+        last_logits=np.stack([logits[-1] for logits, _, _ in results]),
+        longest_logits=results[-1][0],
+        greedy=np.asarray([tokens for _, tokens, _ in results], np.int32),
+        smallest_margin=np.float32(smallest),
     )
-    return min(margins)
+    return smallest
 
 
 def rope_values() -> dict:
@@ -205,13 +145,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("tests/fixtures/hf"))
     arguments = parser.parse_args()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)
+    be_quiet()
     arguments.output.mkdir(parents=True, exist_ok=True)
     for name in CASES:
         for seed in range(100):
-            margin = make_checkpoint(name, arguments.output / name, seed)
+            margin = make_case(name, arguments.output / name, seed)
             if margin > SMALLEST_MARGIN:
                 break
         else:

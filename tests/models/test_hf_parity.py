@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -27,6 +28,17 @@ def case(request):
     _, model = load_checkpoint(checkpoint_path(request.param))
     plain = PlainGreedy(model, recorded.prompts, len(recorded.greedy[0]))
     return Case(recorded, plain.logits(), *plain.run())
+
+
+def test_heads_in_another_order_would_be_noticed():
+    recorded = expected("llama3_tied")
+    _, model = load_checkpoint(checkpoint_path("llama3_tied"))
+    kernel = model.layers[0].attention.qkv.kernel
+    group = model.config.group_size
+    swapped = kernel[...].at[:, :, :group].set(jnp.flip(kernel[:, :, :group], axis=2))
+    kernel.set_value(swapped)
+    logits = PlainGreedy(model, recorded.prompts, 1).logits()
+    assert np.abs(logits[-1, :100] - recorded.longest_logits).max() > 0.1
 
 
 def test_the_fixtures_cover_every_family_and_rope_type():
