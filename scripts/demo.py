@@ -1,4 +1,4 @@
-"""The main job on one screen: prompts of six kinds at once, from the embedded checkpoint, streamed side by side."""
+"""The main job on one screen: prompts of all kinds at once, from the embedded checkpoint, streamed side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxinfer import LLM, RequestOutput, SamplingParams
 from tiny_corpus import Messages, held_out_cases
 
 # Kinds of the corpus that the model was trained on; the cases themselves were held out of its training.
-KINDS = ("dialogue", "plan", "expansion", "reading", "to_json", "arithmetic")
+KINDS = ("dialogue", "world", "plan", "expansion", "guide", "reading", "to_json", "arithmetic")
 PANEL_WIDTH = 48
 REFRESHES_PER_SECOND = 10
 
@@ -56,7 +56,7 @@ def main() -> None:
     else:
         print_in_turn(lanes, deltas)
     end = time.perf_counter()
-    console.print(summary(llm, loaded - start, end - loaded))
+    console.print(summary(llm, len(lanes), loaded - start, end - loaded))
 
 
 def receive(lanes: Sequence[Lane], output: RequestOutput) -> None:
@@ -112,10 +112,10 @@ def print_in_turn(lanes: Sequence[Lane], deltas: Iterable[RequestOutput]) -> Non
             printed += 1
 
 
-def summary(llm: LLM, load_seconds: float, seconds: float) -> Table:
+def summary(llm: LLM, num_prompts: int, load_seconds: float, seconds: float) -> Table:
     """What the engine did, in one short table."""
     metrics = llm.get_metrics()
-    table = Table(title="six prompts, one batch", title_justify="left")
+    table = Table(title=f"{num_prompts} prompts, one batch", title_justify="left")
     table.add_column("measure")
     table.add_column("value", justify="right")
     for name, value in (
