@@ -32,7 +32,7 @@ def find_checkpoint(source: str | os.PathLike[str], revision: str | None = None)
         revision: branch, tag or commit of a hub id.
 
     Raises:
-        FileNotFoundError: there is no such directory and `source` cannot be a hub id.
+        FileNotFoundError: there is no such directory, and `source` is not a hub id or names a place in a local folder.
         CheckpointError: `source` is a file, or the download failed.
     """
     path = Path(source).expanduser()
@@ -41,7 +41,8 @@ def find_checkpoint(source: str | os.PathLike[str], revision: str | None = None)
     if path.exists():
         raise CheckpointError(f"{path} is a file; name the directory that holds {CONFIG_FILE} and the weights")
     name = os.fspath(source)
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+    # Two words with a slash may be either; where the first is a folder here, the second was meant to be in it.
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) or path.parent.is_dir():
         raise FileNotFoundError(f"no checkpoint directory at {path.absolute()}")
     return _download(name, revision)
 

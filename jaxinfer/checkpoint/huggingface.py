@@ -106,7 +106,9 @@ class HuggingFaceWeights:
 
 def _check_equal(copy: StoredTensor, original: StoredTensor) -> None:
     same = copy.shape == original.shape and copy.dtype == original.dtype
-    if not same or any((a != b).any() for a, b in zip(copy.pieces(), original.pieces(), strict=True)):
+    pieces = zip(copy.pieces(), original.pieces(), strict=True) if same else ()
+    # Bytes, because a NaN differs from itself.
+    if not same or any((a.view(np.uint8) != b.view(np.uint8)).any() for a, b in pieces):
         raise CheckpointError(
             f"tie_word_embeddings is set, but {copy.name} in {copy.file} differs from {original.name}: "
             "one of the two would be ignored"

@@ -95,7 +95,7 @@ class StoredParameters:
 
     def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: Any = None) -> None:
         self.path = path
-        database = {"driver": "ocdbt", "base": f"file://{path.absolute()}/"}
+        database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path.absolute()}/"}}
         context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
         try:
             keys = ts.KvStore.open(database, context=context).result().list().result()
@@ -122,9 +122,7 @@ class StoredParameters:
                     f"{name} in {path} has shape {list(array.shape)}, "
                     f"but the configuration asks for {list(shapes[name])}"
                 )
-
-        self._stored = next(iter(self._arrays.values())).dtype.numpy_dtype
-        self.dtype = parse_dtype(dtype) or self._stored
+        self.dtype = parse_dtype(dtype) or next(iter(self._arrays.values())).dtype.numpy_dtype
 
     def view(self, name: str, index: Any = ...) -> Callable[[Any], np.ndarray]:
         """Reads any part (a slice per axis) of a parameter, or of what `index` selects of it.

@@ -178,6 +178,9 @@ def test_a_tied_table_may_be_stored_twice_if_both_are_equal(tmp_path):
     table = load_file(tmp_path / "source" / "model.safetensors")["model.embed_tokens.weight"]
     edit_tensors(tmp_path / "source", lm_head__weight=table)
     convert(tmp_path / "source", tmp_path / "out")
+    table[3, 4] = np.nan  # differs from itself, but not from its copy
+    edit_tensors(tmp_path / "source", lm_head__weight=table, model__embed_tokens__weight=table)
+    convert(tmp_path / "source", tmp_path / "with NaN")
     other = table.copy()
     other[39, 21] += 1
     edit_tensors(tmp_path / "source", lm_head__weight=other)
@@ -208,6 +211,21 @@ def test_pickle_files_are_refused_with_the_reason(tmp_path, source):
 def test_a_missing_source_is_reported_with_the_path_that_was_looked_for(tmp_path):
     with pytest.raises(FileNotFoundError, match=rf"no checkpoint directory at {tmp_path}/nowhere"):
         convert(tmp_path / "nowhere", tmp_path / "out")
+
+
+def test_a_missing_directory_in_a_local_folder_is_not_taken_for_a_hub_id(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint directory at .*/checkpoints/tyni"):
+        convert("checkpoints/tyni", tmp_path / "out")
+
+
+def test_names_of_directories_may_have_any_characters(tmp_path):
+    folder = tmp_path / "a b%20c#d?e&f"
+    model = write_checkpoint(folder / "source")
+    convert(folder / "source", folder / "out put")
+    assert_same_parameters(load_checkpoint(folder / "out put")[1], model)
 
 
 def test_a_file_is_no_source(tmp_path, source):
