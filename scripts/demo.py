@@ -40,7 +40,7 @@ class Lane:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", type=int, default=0, help="which held-out case of each kind (default: %(default)s)")
+    parser.add_argument("--case", type=int, default=2, help="which held-out case of each kind (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=200, help="longest answer (default: %(default)s)")
     args = parser.parse_args()
 
