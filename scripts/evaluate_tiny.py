@@ -16,7 +16,9 @@ sys.path.insert(0, str(ROOT))
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 import optax  # noqa: E402
+from jax.sharding import Mesh  # noqa: E402
 
 from jaxinfer import LLM, SamplingParams  # noqa: E402
 from jaxinfer.attention.dense import causal_attend  # noqa: E402
@@ -59,7 +61,7 @@ def perplexity(checkpoint: Path, cases: int) -> tuple[float, float]:
 
     `cases` documents per kind, weighted as the training mixture weighs them.
     """
-    config, model = load_checkpoint(checkpoint, dtype="float32", mesh=jax.make_mesh((1,), ("tensor",)))
+    config, model = load_checkpoint(checkpoint, dtype="float32", mesh=Mesh(np.array(jax.devices()[:1]), ("tensor",)))
     tokenizer = load_tokenizer(checkpoint)
 
     @jax.jit

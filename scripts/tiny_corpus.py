@@ -20,7 +20,7 @@ from tiny_plans import (
     draw_skeleton,
     draw_task,
 )
-from tiny_reading import Exercise, reading, repetition
+from tiny_reading import Exercise, reading, reading_series, repetition
 from tiny_records import arithmetic, from_record, to_record
 
 Messages = list[dict[str, str]]
@@ -108,6 +108,10 @@ def direct_answer(rng: random.Random, held_out: bool) -> Sample:
     return Sample("direct", tuple(direct(rng, held_out)))
 
 
+def many_questions(rng: random.Random, held_out: bool) -> Sample:
+    return Sample("reading_series", tuple(turns(reading_series(rng, held_out))))
+
+
 def _single(kind: str, make: Callable[[random.Random, bool], Exercise]) -> Callable[[random.Random, bool], Sample]:
     return lambda rng, held_out: Sample(kind, tuple(turns([make(rng, held_out)])))
 
@@ -125,29 +129,31 @@ KINDS: dict[str, Callable[[random.Random, bool], Sample]] = {
     "small_talk": _single("small_talk", small_talk),
     "object": _single("object", object_question),
     "reading": _single("reading", reading),
+    "reading_series": many_questions,
     "repetition": _single("repetition", repetition),
     "to_json": _single("to_json", to_record),
     "from_json": _single("from_json", from_record),
     "arithmetic": _single("arithmetic", arithmetic),
 }
 
-# Samples of each kind in every hundred or so. Copying kinds are many and short: they are what must emerge first.
+# Samples of each kind in every hundred or so. Kinds that copy from the prompt get the most: they are learned last.
 MIXTURE: dict[str, float] = {
-    "plan": 14,
+    "plan": 10,
     "expansion": 16,
     "expansion_after_plan": 3,
     "guide": 4,
-    "article": 3,
-    "direct": 7,
-    "dialogue": 5,
-    "long_dialogue": 0.7,
+    "article": 2.5,
+    "direct": 5,
+    "dialogue": 3,
+    "long_dialogue": 0.4,
     "world": 4,
-    "small_talk": 2,
-    "object": 4,
-    "reading": 20,
-    "repetition": 7,
-    "to_json": 6,
-    "from_json": 5,
+    "small_talk": 1.5,
+    "object": 10,
+    "reading": 6,
+    "reading_series": 16,
+    "repetition": 8,
+    "to_json": 5,
+    "from_json": 4,
     "arithmetic": 8,
 }
 

@@ -91,7 +91,7 @@ class Packer:
     def _fill(self, shorter: int, length: int) -> list[Document]:
         first = next((i for i, document in enumerate(self.pool) if shorter < len(document.ids) <= length), None)
         if first is None:
-            first = next(i for i, document in enumerate(self.pool) if len(document.ids) <= length)
+            first = self._shorter(length)
         row = [self.pool.pop(first)]
         room = length - len(row[0].ids)
         while True:
@@ -101,3 +101,12 @@ class Packer:
             best = max(fitting, key=lambda i: (len(self.pool[i].ids), -i))
             row.append(self.pool.pop(best))
             room -= len(row[-1].ids)
+
+    def _shorter(self, length: int) -> int:
+        """The index of the oldest document of at most `length` tokens; the stream is read on until there is one."""
+        index = 0
+        while len(self.pool[index].ids) > length:
+            index += 1
+            if index == len(self.pool):
+                self.pool.append(next(self.documents))
+        return index

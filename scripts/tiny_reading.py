@@ -23,7 +23,7 @@ from tiny_language import (
 )
 
 ASK_SENTENCE = "Read the text and answer the question.\nText: {text}\nQuestion: {question}"
-ASK_WORD = "Read the text and answer with one word.\nText: {text}\nQuestion: {question}"
+ASK_SHORT = "Read the text and give a short answer.\nText: {text}\nQuestion: {question}"
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Fact:
     sentence: str
     question: str
     word: str
+
+    @property
+    def short(self) -> str:
+        """The short answer. Two words before the one that counts, so that it stands after a space as in the text."""
+        return f"It is {self.word}."
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ SCENES = (_person_facts, _person_facts, _code_facts, _trip_facts, _shop_facts, _
 
 def reading(rng: random.Random, held_out: bool) -> Exercise:
     """A text of three to nine facts about invented people, trips, shops, ships or codes, and a question about one. The
-    answer is the sentence of the text, or its one word where one word is asked for. Every name is from one side of the
+    answer is the sentence of the text, or a short one where that is asked for. Every name is from one side of the
     split."""
     groups = rng.choice(SCENES)(rng, held_out)
     rng.shuffle(groups)
@@ -127,8 +132,23 @@ def reading(rng: random.Random, held_out: bool) -> Exercise:
     fact = rng.choice(facts)
     text = " ".join(each.sentence for each in facts)
     if rng.random() < 0.5:
-        return Exercise(ASK_WORD.format(text=text, question=fact.question), fact.word)
+        return Exercise(ASK_SHORT.format(text=text, question=fact.question), fact.short)
     return Exercise(ASK_SENTENCE.format(text=text, question=fact.question), fact.sentence)
+
+
+def reading_series(rng: random.Random, held_out: bool) -> list[Exercise]:
+    """A text with three to six questions in turn, in one conversation: the text stands before the first question only,
+    so that one text teaches several times."""
+    groups = rng.choice(SCENES)(rng, held_out)
+    rng.shuffle(groups)
+    facts = [fact for group in groups for fact in group]
+    asked = rng.sample(facts, min(len(facts), rng.randint(3, 6)))
+    text = " ".join(each.sentence for each in facts)
+    short = rng.random() < 0.5
+    first = (ASK_SHORT if short else ASK_SENTENCE).format(text=text, question=asked[0].question)
+    prompts = [first, *(f"Question: {fact.question}" for fact in asked[1:])]
+    answers = [fact.short if short else fact.sentence for fact in asked]
+    return [Exercise(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 def repetition(rng: random.Random, held_out: bool) -> Exercise:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tiny_corpus import Sample
@@ -18,6 +18,10 @@ ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>
 SPECIAL_TOKENS = (PAD, END_OF_TURN, *ROLES.values(), MASK)
 # Shown in decoded text, because whoever reads a plan needs them: added tokens, but not special ones.
 TAGS = ("[PLAN]", "[DIRECT]", "[ANSWER]", "[END]")
+
+# Where merges may not cross. A space belongs to the word after it, but not when that begins with a capital: so a name
+# is the same tokens at the start of a text, within it and in quotes, and copying it is copying tokens.
+WORDS = r"[.!?,:;]? (?=\p{Lu})| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
 
 _TAG = re.compile("|".join(re.escape(tag) for tag in TAGS))
 
@@ -50,7 +54,10 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     survives a round trip. Deterministic for the same texts in the same order."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(

@@ -41,10 +41,9 @@ class TrainingConfig:
     weight_decay: float = 0.01
     prompt_weight: float = 0.25
     optimizer: str = "muon"
-    groups: tuple[tuple[int, int], ...] = ((12, 128), (6, 256))
-    long_groups: tuple[tuple[int, int], ...] = ((6, 128), (3, 256), (2, CONTEXT))
+    groups: tuple[tuple[int, int], ...] = ((8, 128), (8, 256))
+    long_groups: tuple[tuple[int, int], ...] = ((4, 128), (4, 256), (2, CONTEXT))
     long_every: int = 20
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.steps <= self.warmup:
@@ -57,10 +56,11 @@ class TrainingConfig:
 
 @dataclass
 class History:
-    """What the loop saw: (step, value) pairs, tokens and seconds."""
+    """What the loop saw, (step, value) pairs, steps, tokens and seconds."""
 
     training_loss: list[tuple[int, float]] = field(default_factory=list)
     held_out_loss: list[tuple[int, float]] = field(default_factory=list)
+    steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
 
@@ -212,18 +212,17 @@ def train(
     packer: Packer,
     held_out: list[Rows],
     config: TrainingConfig,
-    report: Callable[[int, float, float, float], None],
-    inspect: Callable[[int, Params], None] | None = None,
+    history: History,
+    report: Callable[[float, Params], None],
     every: int = 50,
-) -> tuple[Params, History]:
-    """Run the schedule. `report(step, loss, held-out loss, tokens per second)` is called every `every` steps, and
-    `inspect(step, params)` at the same moments. Raises FloatingPointError when the loss is not finite."""
+) -> Params:
+    """Run the schedule and write `history`. `report(tokens per second, params)` is called every `every` steps, after
+    the history has its newest losses. Raises FloatingPointError when the loss is not finite."""
     optimizer = make_optimizer(config)
     state = optimizer.init(params)
     step, evaluate = make_step(graph, optimizer), make_evaluation(graph)
-    history = History()
     batches = _batches(packer, config)
-    started, recent, recent_tokens, since = time.perf_counter(), [], 0, time.perf_counter()
+    recent, recent_tokens, since = [], 0, time.perf_counter()
     for number in range(1, config.steps + 1):
         groups = next(batches)
         params, state, loss = step(params, state, [_arrays(rows) for rows in groups])
@@ -232,19 +231,17 @@ def train(
         if number % every and number != config.steps:
             continue
         mean = float(np.mean([float(value) for value in recent]))
+        history.steps += len(recent)
         if not math.isfinite(mean):
-            raise FloatingPointError(f"the loss is {mean} at step {number}")
-        speed = recent_tokens / (time.perf_counter() - since)
+            raise FloatingPointError(f"the loss is {mean} at step {history.steps}")
+        seconds = time.perf_counter() - since
         history.tokens += recent_tokens
-        held_out_loss = evaluate(params, held_out)
-        history.training_loss.append((number, mean))
-        history.held_out_loss.append((number, held_out_loss))
-        report(number, mean, held_out_loss, speed)
-        if inspect is not None:
-            inspect(number, params)
+        history.seconds += seconds
+        history.training_loss.append((history.steps, mean))
+        history.held_out_loss.append((history.steps, evaluate(params, held_out)))
+        report(recent_tokens / seconds, params)
         recent, recent_tokens, since = [], 0, time.perf_counter()
-    history.seconds = time.perf_counter() - started
-    return params, history
+    return params
 
 
 def _batches(packer: Packer, config: TrainingConfig) -> Iterator[list[Rows]]:

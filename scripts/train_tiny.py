@@ -24,6 +24,7 @@ from tiny_report import RunFacts, draw_curve, write_card  # noqa: E402
 from tiny_tokenizer import END_OF_TURN, PAD, encode_document, plain_texts, save_tokenizer, token_ids, train_tokenizer  # noqa: E402
 from tiny_training import (  # noqa: E402
     CONTEXT,
+    History,
     Params,
     TrainingConfig,
     initial_parameters,
@@ -42,47 +43,46 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "checkpoints" / "tiny")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "tiny", help="where intermediate files go")
     parser.add_argument("--steps", type=int, default=TrainingConfig.steps)
-    parser.add_argument("--seed", type=int, default=TrainingConfig.seed)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=200, help="held-out cases of each kind in the scores")
     options = parser.parse_args()
     started = time.perf_counter()
-    config = TrainingConfig(steps=options.steps, seed=options.seed)
+    config = TrainingConfig(steps=options.steps)
     source = options.work / "huggingface"
     if source.exists():
         shutil.rmtree(source)
 
     print("corpus and tokenizer", flush=True)
-    samples = itertools.islice(stream(config.seed), TOKENIZER_SAMPLES)
+    samples = itertools.islice(stream(options.seed), TOKENIZER_SAMPLES)
     tokenizer = train_tokenizer(text for sample in samples for text in plain_texts(sample))
     save_tokenizer(tokenizer, source)
 
     ids = token_ids(tokenizer, (END_OF_TURN, PAD))
     model = model_config(ids[END_OF_TURN])
-    graph, params = initial_parameters(model, config.seed)
+    graph, params = initial_parameters(model, options.seed)
     size = sum(leaf.size for leaf in params.values())
     print(f"training {size / 1e6:.2f} million parameters for {config.steps} steps", flush=True)
-    packer = Packer(documents_of(tokenizer, stream(config.seed)), config.prompt_weight)
     watched = ("plan", "expansion", "reading", "world", "to_json")
     cases = [sample for kind in watched for sample in held_out_cases(kind, 12, seed=3)]
     held_out = [Document(*encode_document(tokenizer, sample)) for sample in cases]
     rows = [pack_rows([[document] for document in held_out], HELD_OUT_LENGTH, 0.0)]
     watch = make_watch(graph, tokenizer, WATCH_CASES)
+    history = History()
 
-    def report(step: int, loss: float, held_out_loss: float, speed: float) -> None:
+    def report(speed: float, now: Params) -> None:
+        (step, loss), (_, held_out_loss) = history.training_loss[-1], history.held_out_loss[-1]
         minutes = (time.perf_counter() - started) / 60
         print(
             f"step {step:5d}/{config.steps}  loss {loss:.3f}  held-out {held_out_loss:.3f}  {speed:6.0f} tokens/s  "
             f"{minutes:.1f} min",
             flush=True,
         )
+        if step % 100 == 0 or step == config.steps:
+            print("      " + "  ".join(f"{kind} {share:.0%}" for kind, share in watch(now).items()), flush=True)
+            np.savez(options.work / "parameters.npz", **now)  # pyright: ignore[reportArgumentType]
 
-    def inspect(step: int, now: Params) -> None:
-        if step % 100 and step != config.steps:
-            return
-        print("      " + "  ".join(f"{kind} {share:.0%}" for kind, share in watch(now).items()), flush=True)
-        np.savez(options.work / "parameters.npz", **now)  # pyright: ignore[reportArgumentType]
-
-    params, history = train(graph, params, packer, rows, config, report, inspect)
+    packer = Packer(documents_of(tokenizer, stream(options.seed)), config.prompt_weight)
+    params = train(graph, params, packer, rows, config, history, report)
 
     print("checkpoint", flush=True)
     export_hf(module_of(graph, params), model, source, dtype="bfloat16")
@@ -96,7 +96,7 @@ def main() -> int:
     }
     (source / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
     curve = {"training": history.training_loss, "held_out": history.held_out_loss}
-    facts = RunFacts(size, history.tokens, config.steps, history.seconds)
+    facts = RunFacts(size, history.tokens, history.steps, history.seconds)
     (options.work / "history.json").write_text(
         json.dumps({"curve": curve, "facts": facts.as_dict()}) + "\n", encoding="utf-8"
     )

@@ -70,6 +70,14 @@ def test_digits_are_single_tokens(tokenizer):
     assert [token for token in map(tokenizer.decode, ids) if token.isdigit()] == ["4", "1", "7", "2", "4", "0"]
 
 
+@pytest.mark.parametrize("name", ["Tavi", "Brelodan", "Dumowick", "Heron"])
+def test_a_name_is_the_same_tokens_wherever_it_stands(tokenizer, name):
+    alone = tokenizer(name)["input_ids"]
+    for frame in ("I met {} there.", '{{"name": "{}"}}', "{} lives in {}.", "Text: {}"):
+        ids = tokenizer(frame.format(name, name))["input_ids"]
+        assert any(ids[i : i + len(alone)] == alone for i in range(len(ids)))
+
+
 def test_the_chat_template_renders_as_documented(tokenizer):
     messages = [
         {"role": "system", "content": "S"},

@@ -62,6 +62,12 @@ def test_the_packer_uses_every_document_at_most_once_and_nearly_fills_its_rows()
     assert np.mean(filled) > 0.95
 
 
+def test_the_packer_reads_on_when_no_document_in_sight_is_short_enough():
+    packer = Packer(itertools.chain([document(100)] * 700, itertools.cycle([document(20)])), 1.0)
+    short, _ = packer.step(((2, 32), (2, 128)))
+    assert (short.documents.max(axis=1) >= 1).all()
+
+
 def test_documents_longer_than_the_longest_row_are_counted():
     packer = Packer(itertools.cycle([document(200), document(20)]), 1.0)
     packer.step(((2, 64),))
