@@ -75,6 +75,8 @@ def save_parameters(path: Path, source: ParameterSource) -> None:
     handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunks))
+    # A note for file systems without rename; it would carry this machine's path into the checkpoint.
+    (path / "commit_success.txt").unlink(missing_ok=True)
 
 
 class StoredParameters:
