@@ -294,6 +294,15 @@ def test_a_damaged_file_of_settings_is_named(damaged, name):
         LLM(damaged, **LIMITS)
 
 
+@pytest.mark.parametrize("settings", [{}, {"page_size": 3}, {"tokenizer": "missing"}])
+def test_what_is_small_is_checked_before_the_weights_are_read(damaged, settings):
+    """Reading them can take minutes: here it would fail."""
+    (damaged / "tokenizer.json").write_text('{"half": ')
+    (damaged / "model.safetensors").write_bytes(b"")
+    with pytest.raises((ValueError, FileNotFoundError), match="tokenizer|page_size"):
+        LLM(damaged, **{**LIMITS, **settings})
+
+
 def test_damaged_tokenizer_files_do_not_matter_where_no_tokenizer_is_wanted(damaged, tmp_path_factory):
     (damaged / "tokenizer.json").write_text('{"half": ')
     with shared_compile_cache(tmp_path_factory):

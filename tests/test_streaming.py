@@ -34,7 +34,7 @@ def llm(tmp_path_factory):
 def random_llm(tmp_path_factory):
     """An engine whose output is broken text: characters are cut everywhere."""
     with shared_compile_cache(tmp_path_factory):
-        yield open_llm(write_checkpoint(tmp_path_factory.mktemp("random"), random=True), max_num_seqs=1)
+        yield open_llm(write_checkpoint(tmp_path_factory.mktemp("random"), random=True))
 
 
 @pytest.fixture(autouse=True)

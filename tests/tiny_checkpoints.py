@@ -29,7 +29,6 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.registry import build_model
 from jaxinfer.models.rope import RopeConfig
-from tests.builders import model_config
 
 END, STOP, TOOL, USER, ASSISTANT = "<|end|>", "<|stop|>", "<|tool|>", "<|user|>", "<|assistant|>"
 SPECIAL = (END, STOP, TOOL, USER, ASSISTANT)
@@ -115,13 +114,18 @@ def story_text(key: str, length: int | None = None) -> str:
     return b"".join(token for token in tokens if token.decode(errors="replace") not in SPECIAL).decode(errors="replace")
 
 
-def story_model() -> tuple[ModelConfig, DecoderLM]:
-    """The bigram model of STORIES. Successors lead by so much that sampling at temperature 1 never strays."""
+def tiny_config() -> ModelConfig:
+    """One configuration for all models here, so that engines on them share compiled programs; no wider than one-hot."""
     size = vocab_size()
-    config = ModelConfig(
+    return ModelConfig(
         "LlamaForCausalLM", vocab_size=size, hidden_size=size, intermediate_size=8, num_layers=1, num_heads=2,
         num_kv_heads=1, head_dim=8, max_position_embeddings=MAX_LEN, rope=ROPE, eos_token_ids=(token_id(END),),
     )  # fmt: skip
+
+
+def story_model() -> DecoderLM:
+    """The bigram model of STORIES. Successors lead by so much that sampling at temperature 1 never strays."""
+    size = vocab_size()
     table = np.zeros((size, size), np.float32)  # [next, this]
     table[token_id(STORIES["c"][0]), :] = 1.0
     for key, story in STORIES.items():
@@ -137,24 +141,25 @@ def story_model() -> tuple[ModelConfig, DecoderLM]:
             return table * 40 / size**0.5
         return np.ones(shape, np.float32) if name.endswith("scale") else np.zeros(shape, np.float32)
 
-    return config, filled_model(config, fill)
+    return filled_model(fill)
 
 
-def random_wide_model(seed: int = 0) -> tuple[ModelConfig, DecoderLM]:
-    """A random Qwen3 whose greedy output wanders through the whole vocabulary, broken characters included."""
-    config = model_config(vocab_size=vocab_size(), num_layers=1, max_position_embeddings=MAX_LEN, rope=ROPE)
+def random_wide_model(seed: int = 0) -> DecoderLM:
+    """A random model whose greedy output wanders through the whole vocabulary, broken characters included."""
     rng = np.random.default_rng(seed)
 
     def fill(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        noise = rng.standard_normal(shape)
         if name.endswith("scale"):
-            return np.exp(0.4 * rng.standard_normal(shape))
-        return rng.standard_normal(shape) * (1.0 if name.startswith("embed") else 2 * config.hidden_size**-0.5)
+            return np.exp(0.4 * noise)
+        return noise if name.startswith("embed") else 3 * noise * shape[0] ** -0.5
 
-    return config, filled_model(config, fill)
+    return filled_model(fill)
 
 
-def filled_model(config: ModelConfig, fill: Callable[[str, tuple[int, ...]], np.ndarray]) -> DecoderLM:
-    """The module of `config` around host arrays, `fill(path, shape)` for each parameter; nothing is computed."""
+def filled_model(fill: Callable[[str, tuple[int, ...]], np.ndarray]) -> DecoderLM:
+    """A model of `tiny_config` around host arrays, `fill(path, shape)` for each parameter; nothing is computed."""
+    config = tiny_config()
     graph, state = nnx.split(nnx.eval_shape(lambda: build_model(config, dtype=jnp.float32, rngs=nnx.Rngs(0))))
     flat = {path: leaf.replace(fill(".".join(map(str, path)), leaf.shape)) for path, leaf in nnx.to_flat_state(state)}
     return nnx.merge(graph, nnx.from_flat_state(flat))
@@ -179,13 +184,12 @@ def write_checkpoint(
     chat_template: str | None = CHAT_TEMPLATE,
     generation_config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A Hugging Face directory of the story model, or of a random Qwen3 with the same tokenizer.
+    """A Hugging Face directory of the story model, or of a random one with the same configuration.
 
     Args:
         generation_config: by default, END and STOP both end a sequence.
     """
-    config, model = random_wide_model() if random else story_model()
-    export_hf(model, config, directory)
+    export_hf(random_wide_model() if random else story_model(), tiny_config(), directory)
     if generation_config is None:
         generation_config = {"eos_token_id": [token_id(END), token_id(STOP)]}
     (directory / "generation_config.json").write_text(json.dumps(generation_config))

@@ -172,9 +172,4 @@ class OutputProcessor:
 
 def _ended_by_token(request: Request) -> bool:
     """Whether the last token is a stop or end-of-sequence token, which text leaves out."""
-    return (
-        request.status is RequestStatus.FINISHED_STOPPED
-        and not isinstance(request.stop_reason, str)
-        and request.num_output_tokens > 0
-        and request.token_ids[-1] in request.ending_token_ids
-    )
+    return request.status is RequestStatus.FINISHED_STOPPED and request.token_ids[-1] in request.ending_token_ids
