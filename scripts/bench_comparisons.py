@@ -39,6 +39,8 @@ DECODE_ENGINE: dict[str, Any] = {
 }
 
 Call = Callable[..., dict[str, Any]]
+# Prompts and limits of output tokens -> the outputs' tokens, and the seconds they took.
+Method = Callable[[list[list[int]], list[int]], dict[str, Any]]
 
 
 def compare_serving(folder: Path, torch_worker: Call, *, rounds: int, seed: int) -> dict[str, Any]:
@@ -48,17 +50,20 @@ def compare_serving(folder: Path, torch_worker: Call, *, rounds: int, seed: int)
     llm = LLM(folder, skip_tokenizer_init=True, dtype="float32", **SERVING_ENGINE)
     llm.warm_up()
     peer = torch_worker("load", directory=str(folder))
-    requests = {"prompts": prompts, "max_new_tokens": limits}
-    methods: dict[str, Callable[[], dict[str, Any]]] = {
-        "jaxinfer": lambda: generate(llm, prompts, limits),
-        "transformers generate, one by one": lambda: torch_worker("one_by_one", **requests),
-        "transformers generate, padded batch": lambda: torch_worker("padded_batch", **requests),
-        "transformers continuous batching": lambda: torch_worker(
-            "continuous_batching", **requests, **CONTINUOUS_BATCHING
+    methods: dict[str, Method] = {
+        "jaxinfer": lambda prompts, limits: generate(llm, prompts, limits),
+        "transformers generate, one by one": lambda prompts, limits: torch_worker(
+            "one_by_one", prompts=prompts, max_new_tokens=limits
+        ),
+        "transformers generate, padded batch": lambda prompts, limits: torch_worker(
+            "padded_batch", prompts=prompts, max_new_tokens=limits
+        ),
+        "transformers continuous batching": lambda prompts, limits: torch_worker(
+            "continuous_batching", prompts=prompts, max_new_tokens=limits, **CONTINUOUS_BATCHING
         ),
     }
     compiles = llm.get_metrics().num_compiles_total
-    runs = run_in_turn(methods, rounds)
+    runs = run_in_turn(methods, prompts, limits, rounds)
     reference = runs["transformers generate, one by one"][0]["tokens"]
     reference_margins = torch_worker("margins", prompts=prompts, tokens=reference)["outputs"]
     useful = sum(limits)
@@ -94,14 +99,14 @@ def compare_decode(folder: Path, torch_worker: Call, *, rounds: int, seed: int) 
     llm = LLM(folder, skip_tokenizer_init=True, dtype="float32", **DECODE_ENGINE)
     llm.warm_up()
     peer = torch_worker("load", directory=str(folder))
-    methods: dict[str, Callable[[], dict[str, Any]]] = {}
+    methods: dict[str, Method] = {}
     for limit in (1, count):
-        methods[f"jaxinfer {limit}"] = lambda limit=limit: generate(llm, prompts, [limit])
-        methods[f"transformers {limit}"] = lambda limit=limit: torch_worker(
+        methods[f"jaxinfer {limit}"] = lambda prompts, _, limit=limit: generate(llm, prompts, [limit])
+        methods[f"transformers {limit}"] = lambda prompts, _, limit=limit: torch_worker(
             "one_by_one", prompts=prompts, max_new_tokens=[limit]
         )
     compiles = llm.get_metrics().num_compiles_total
-    runs = run_in_turn(methods, rounds)
+    runs = run_in_turn(methods, prompts, [count], rounds)
     best = {name: min(run["seconds"] for run in of_method) for name, of_method in runs.items()}
     rates = {name: (count - 1) / (best[f"{name} {count}"] - best[f"{name} 1"]) for name in ("jaxinfer", "transformers")}
     reference = runs[f"transformers {count}"][0]["tokens"]
@@ -143,16 +148,16 @@ def generate(llm: LLM, prompts: Sequence[list[int]], limits: Sequence[int]) -> d
 
 
 def run_in_turn(
-    methods: dict[str, Callable[[], dict[str, Any]]], rounds: int
-) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
-    """Every method once in each round, after a round that is not counted, so that all meet the same machine."""
+    methods: dict[str, Method], prompts: list[list[int]], limits: list[int], rounds: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Every method once in each round, so that all meet the same machine; before, each runs two requests uncounted."""
+    for run in methods.values():
+        run(prompts[:2], limits[:2])
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in methods}
-    for number in range(rounds + 1):
+    for number in range(1, rounds + 1):
         for name, run in methods.items():
-            result = run()
-            print(f"round {number}: {name}: {result['seconds']:.2f} s", file=sys.stderr, flush=True)
-            if number:
-                runs[name].append(result)
+            runs[name].append(run(prompts, limits))
+            print(f"round {number}: {name}: {runs[name][-1]['seconds']:.2f} s", file=sys.stderr, flush=True)
     return runs
 
 

@@ -7,7 +7,7 @@ import pytest
 from jaxinfer.cli import main
 from tests.tiny_checkpoints import MAX_LEN, shared_compile_cache, write_checkpoint
 
-LIMITS = ["--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--kv-cache-tokens", "256"]
+LIMITS = ["--max-num-seqs", "1", "--max-num-batched-tokens", "16", "--kv-cache-tokens", "256"]
 LATENCIES = {"mean", "p50", "p95", "p99"}
 COUNTS = {"num_requests", "prompt_tokens", "output_tokens", "steps", "launches", "preemptions", "compiles"}
 RATES = {"output_tokens_per_second", "total_tokens_per_second", "requests_per_second"}
@@ -42,7 +42,7 @@ def test_the_json_of_throughput_has_versions_device_and_settings(throughput):
     assert throughput["environment"]["device"].endswith("-core CPU")
     settings = throughput["settings"]
     assert (settings["num_requests"], settings["request_rate"], settings["ignore_eos"]) == (5, 1000.0, True)
-    assert (settings["max_num_seqs"], settings["kv_cache_tokens"]) == (2, 256)
+    assert (settings["max_num_seqs"], settings["kv_cache_tokens"]) == (1, 256)
 
 
 def test_lengths_that_the_model_cannot_hold_are_scaled_to_it(throughput):
