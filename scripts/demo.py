@@ -14,10 +14,48 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxinfer import LLM, RequestOutput, SamplingParams
-from tiny_corpus import Messages, held_out_cases
 
-# Kinds of the corpus that the model was trained on; the cases themselves were held out of its training.
-KINDS = ("dialogue", "world", "plan", "expansion", "guide", "reading", "to_json", "arithmetic")
+PLAN_PROTOCOL = "Answer with [PLAN] and a list of points, or with [DIRECT] and one short answer."
+
+# In the words that the embedded checkpoint was trained on; these combinations of task, object and person were held out of
+# its training. How often it is right is in its model card.
+PROMPTS: dict[str, list[dict[str, str]]] = {
+    "chat": [
+        {"role": "user", "content": "Are you a robot?"},
+        {"role": "assistant", "content": "I am a small language model and not a person."},
+        {"role": "user", "content": "That was my mistake."},
+        {"role": "assistant", "content": "That is all right."},
+        {"role": "user", "content": "What can you do?"},
+    ],
+    "its small world": [{"role": "user", "content": "Who works in the library?"}],
+    "plan": [
+        {"role": "system", "content": PLAN_PROTOCOL},
+        {"role": "user", "content": "I am Mustis. Make a plan with five points: repair a ladder."},
+    ],
+    "one point of a plan": [
+        {
+            "role": "user",
+            "content": "Task: train a parrot\nPlan:\n1. Win its trust\n2. Train in short lessons\n"
+            "3. Work in new places\nWrite point 2: Train in short lessons (about 20 tokens).",
+        }
+    ],
+    "guide": [{"role": "user", "content": "Write a guide with three points: build a drum."}],
+    "reading": [
+        {
+            "role": "user",
+            "content": "Read the text and answer with one word.\nText: The ship Votan sails to Mestad. The captain of "
+            "Votan is Broseban. The cargo of Votan is stones. The ship Vagatru sails to Lagroburg. The captain of "
+            "Vagatru is Mofigre. The cargo of Vagatru is coins.\nQuestion: Who is the captain of Vagatru?",
+        }
+    ],
+    "JSON": [
+        {
+            "role": "user",
+            "content": "Write this as JSON: Festigi is 26 years old, works as a teacher and lives in Kludadale.",
+        }
+    ],
+    "arithmetic": [{"role": "user", "content": "Calculate 30 + 15."}],
+}
 PANEL_WIDTH = 48
 REFRESHES_PER_SECOND = 10
 
@@ -27,7 +65,7 @@ class Lane:
     """One prompt and what has come of it so far."""
 
     title: str
-    messages: Messages
+    messages: list[dict[str, str]]
     text: str = ""
     finished: bool = False
 
@@ -40,7 +78,6 @@ class Lane:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", type=int, default=2, help="which held-out case of each kind (default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=200, help="longest answer (default: %(default)s)")
     args = parser.parse_args()
 
@@ -48,7 +85,7 @@ def main() -> None:
     start = time.perf_counter()
     llm = LLM()
     loaded = time.perf_counter()
-    lanes = [Lane(kind, held_out_cases(kind, args.case + 1)[args.case].prompt) for kind in KINDS]
+    lanes = [Lane(title, messages) for title, messages in PROMPTS.items()]
     params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
     deltas = llm.stream([lane.messages for lane in lanes], params)
     if console.is_terminal:
