@@ -17,8 +17,8 @@ from jaxinfer import LLM, RequestOutput, SamplingParams
 
 PLAN_PROTOCOL = "Answer with [PLAN] and a list of points, or with [DIRECT] and one short answer."
 
-# In the words that the embedded checkpoint was trained on; these combinations of task, object and person were held out of
-# its training. How often it is right is in its model card.
+# In the words that the embedded checkpoint was trained on; its training did not see these combinations of task and
+# object nor these names. How often it is right is in its model card.
 PROMPTS: dict[str, list[dict[str, str]]] = {
     "chat": [
         {"role": "user", "content": "Are you a robot?"},
