@@ -84,7 +84,7 @@ def make_checkpoint(
     if old_format:
         config = _old_format(config)
     if bare:
-        config["architectures"] = model.config.architectures or [type(model).__name__]
+        config["architectures"] = [type(model).__name__]
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 

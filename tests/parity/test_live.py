@@ -131,6 +131,7 @@ def test_transformers_computes_the_same_from_an_exported_checkpoint(tmp_path, na
     config, model = load_checkpoint(case.directory)
     export_hf(model, config, tmp_path / "exported", max_shard_bytes=shard_bytes)
     theirs = ask_transformers(PYTHON, tmp_path / "exported", case.prompts, STEPS)
-    assert theirs.greedy == case.theirs.greedy
+    assert_agree(theirs.greedy, case)
     for exported, original in zip(theirs.logits, case.theirs.logits, strict=True):
-        np.testing.assert_array_equal(exported, original)
+        # The weights are equal bit for bit, but torch's rounding depends on where in memory they are.
+        np.testing.assert_allclose(exported, original, rtol=0, atol=2e-5)
