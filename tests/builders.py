@@ -104,13 +104,13 @@ def make_request(
 
 
 def make_engine(model: DecoderLM, *, dtype: jnp.dtype = jnp.float32, **limits: Any) -> EngineCore:
-    """An engine with few batch shapes: 4 rows, 64 tokens a step, pages of 4."""
+    """An engine with few batch shapes: 4 rows, 64 tokens a step, a pool too small for 4 long requests."""
     defaults: dict[str, Any] = {
         "max_model_len": 160,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "page_size": 4,
-        "kv_cache_tokens": 640,
+        "kv_cache_tokens": 256,
     }
     return EngineCore(model, EngineConfig(**{**defaults, **limits}), dtype=dtype)
 

@@ -29,3 +29,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Engines of one run load what another one has compiled; nothing is written outside the run's own folder."""
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="session")
+def idle_engine():
+    """(family, **limits) -> an engine of a tiny random model, with nothing to do, compiled once for all tests.
+
+    Tests that use it leave it as they found it: every request finished, every page free.
+    """
+    from tests.builders import make_engine, model_config, random_model
+
+    engines = {}
+
+    def get(family: str = "Qwen3ForCausalLM", **limits):
+        key = (family, *sorted(limits.items()))
+        if key not in engines:
+            engines[key] = make_engine(random_model(model_config(family)), **limits)
+        core = engines[key]
+        assert not core.has_unfinished_requests() and core.scheduler.allocator.num_held == 0
+        return core
+
+    return get
