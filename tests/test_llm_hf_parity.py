@@ -1,4 +1,4 @@
-"""`LLM` gives the greedy tokens that Hugging Face's implementations gave, prompts batched and cut into chunks."""
+"""`LLM` gives the greedy tokens that Hugging Face's implementations gave, prompts batched, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from jaxinfer import LLM, SamplingParams
 from jaxinfer.checkpoint import convert_checkpoint
 from tests.hf_fixtures import NAMES, checkpoint_path, expected
 
-# One of every family in the default run; each engine compiles its own programs.
-QUICK = {"llama3_tied", "qwen2_linear_sharded", "qwen3_dynamic"}
+# One of every family in the default run, since each engine compiles its own programs; and few programs where a step
+# has room for all prompts at once. A budget of 64 tokens cuts prompts into chunks.
+QUICK = {"llama3_tied": 256, "qwen2_linear_sharded": 256, "qwen3_dynamic": 64}
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+    ("name", "budget"),
+    [*QUICK.items(), *(pytest.param(name, budget, marks=pytest.mark.slow) for name in NAMES for budget in (64, 256))],
 )
-def test_greedy_tokens_match(name, tmp_path):
+def test_greedy_tokens_match(name, budget, tmp_path):
     recorded = expected(name)
     convert_checkpoint(checkpoint_path(name), tmp_path / "converted", progress=False)
     llm = LLM(
-        tmp_path / "converted", skip_tokenizer_init=True, max_num_seqs=8, max_num_batched_tokens=64,
+        tmp_path / "converted", skip_tokenizer_init=True, max_num_seqs=8, max_num_batched_tokens=budget,
         max_model_len=160, kv_cache_tokens=8 * 160,
     )  # fmt: skip
     outputs = llm.generate(
