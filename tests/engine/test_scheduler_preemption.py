@@ -99,18 +99,18 @@ def test_among_equal_priorities_the_last_comer_is_preempted():
     assert sim.step().preempted_req_ids == {"c"}
 
 
-def test_a_victim_that_was_already_in_the_step_returns_its_tokens_to_the_budget():
-    sim = Simulation(num_pages=6, page_size=4, budget=8, policy="priority")
-    sim.add(make_request("slow", prompt(20), max_tokens=1, priority=9))
-    sim.step()  # 8 tokens on 2 pages
-    urgent = sim.add(make_request("urgent", prompt(1), max_tokens=20, priority=0))
-    for _ in range(30):
-        output = sim.step()
-        assert output.total_num_scheduled_tokens == sum(output.num_tokens) <= 8
-        assert not set(output.num_scheduled_tokens) & output.preempted_req_ids
-        if not sim.scheduler.has_unfinished_requests():
-            break
-    assert urgent.output_token_ids == expected_output(prompt(1), 20)
+def test_a_victim_that_was_already_in_the_step_leaves_it_and_returns_its_tokens_to_the_budget():
+    sim = Simulation(num_pages=4, page_size=4, budget=8, policy="priority")
+    sim.add(make_request("slow", prompt(4), max_tokens=12, priority=9))
+    sim.step()
+    urgent = sim.add(make_request("urgent", prompt(7), max_tokens=9, priority=0))
+    sim.step()
+    assert sim.step().num_scheduled_tokens == {"slow": 1, "urgent": 1}
+    output = sim.step()  # "slow" comes first in the step, and then "urgent" needs a page
+    assert output.preempted_req_ids == {"slow"}
+    assert (output.num_scheduled_tokens, output.total_num_scheduled_tokens) == ({"urgent": 1}, 1)
+    sim.drain()
+    assert urgent.output_token_ids == expected_output(prompt(7), 9)
 
 
 def test_a_request_that_preempts_itself_does_not_hold_up_the_others():
