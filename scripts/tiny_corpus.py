@@ -138,23 +138,23 @@ KINDS: dict[str, Callable[[random.Random, bool], Sample]] = {
 
 # Samples of each kind in every hundred or so. Kinds that copy from the prompt get the most: they are learned last.
 MIXTURE: dict[str, float] = {
-    "plan": 10,
-    "expansion": 16,
-    "expansion_after_plan": 3,
+    "plan": 14,
+    "expansion": 14,
+    "expansion_after_plan": 6,
     "guide": 4,
     "article": 2.5,
     "direct": 5,
     "dialogue": 3,
     "long_dialogue": 0.4,
-    "world": 4,
+    "world": 3,
     "small_talk": 1.5,
-    "object": 10,
-    "reading": 6,
-    "reading_series": 16,
-    "repetition": 8,
+    "object": 8,
+    "reading": 9,
+    "reading_series": 14,
+    "repetition": 6,
     "to_json": 5,
     "from_json": 4,
-    "arithmetic": 8,
+    "arithmetic": 4,
 }
 
 

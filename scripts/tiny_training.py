@@ -16,14 +16,8 @@ from flax import nnx
 from optax.contrib import MuonDimensionNumbers, muon
 
 from jaxinfer.attention.dense import causal_attend
-from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.registry import build_model
-from jaxinfer.models.rope import RopeConfig
+from tiny_initial import CONTEXT, Params
 from tiny_packing import Packer, Rows
-from tiny_tokenizer import VOCAB_SIZE
-
-Params = dict[str, jax.Array]
-CONTEXT = 1024
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,7 @@ class TrainingConfig:
     `groups` are the (rows, length) of a usual step; every `long_every` steps, `long_groups` with whole contexts.
     """
 
-    steps: int = 1200
+    steps: int = 1300
     warmup: int = 30
     decay: float = 0.5
     matrix_rate: float = 0.02
@@ -41,7 +35,7 @@ class TrainingConfig:
     weight_decay: float = 0.01
     prompt_weight: float = 0.25
     optimizer: str = "muon"
-    groups: tuple[tuple[int, int], ...] = ((8, 128), (8, 256))
+    groups: tuple[tuple[int, int], ...] = ((12, 128), (6, 256))
     long_groups: tuple[tuple[int, int], ...] = ((4, 128), (4, 256), (2, CONTEXT))
     long_every: int = 20
 
@@ -63,38 +57,6 @@ class History:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
-
-
-def model_config(end_of_turn: int) -> ModelConfig:
-    """Qwen3 with 8 layers, 8 heads over 4 KV heads of 64: the engine's tensor parallelism and kernels are served."""
-    return ModelConfig(
-        architecture="Qwen3ForCausalLM",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=256,
-        intermediate_size=256,
-        num_layers=8,
-        num_heads=8,
-        num_kv_heads=4,
-        head_dim=64,
-        max_position_embeddings=CONTEXT,
-        rope=RopeConfig(max_position_embeddings=CONTEXT, original_max_position_embeddings=CONTEXT),
-        tie_word_embeddings=True,
-        qk_norm=True,
-        eos_token_ids=(end_of_turn,),
-        dtype="bfloat16",
-    )
-
-
-def initial_parameters(config: ModelConfig, seed: int) -> tuple[nnx.GraphDef, Params]:
-    """A model whose residual branches start at zero and whose embeddings start small."""
-    graph, state = nnx.split(build_model(config, rngs=nnx.Rngs(seed)))
-    params = {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(state)}
-    for name in params:
-        if name.endswith(("attention.o.kernel", "mlp.down.kernel")):
-            params[name] = jnp.zeros_like(params[name])
-    # Read and written by the same table, a token would begin as its own most probable successor.
-    params["embed.embedding"] *= 0.3
-    return graph, params
 
 
 def module_of(graph: nnx.GraphDef, params: Params) -> nnx.Module:

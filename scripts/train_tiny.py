@@ -19,19 +19,11 @@ from jaxinfer.checkpoint.convert import convert_checkpoint  # noqa: E402
 from jaxinfer.checkpoint.export import export_hf  # noqa: E402
 from tiny_corpus import held_out_cases, stream  # noqa: E402
 from tiny_exact import make_watch  # noqa: E402
+from tiny_initial import CONTEXT, Params, initial_parameters, model_config  # noqa: E402
 from tiny_packing import Document, Packer, documents_of, pack_rows  # noqa: E402
 from tiny_report import RunFacts, draw_curve, write_card  # noqa: E402
 from tiny_tokenizer import END_OF_TURN, PAD, encode_document, plain_texts, save_tokenizer, token_ids, train_tokenizer  # noqa: E402
-from tiny_training import (  # noqa: E402
-    CONTEXT,
-    History,
-    Params,
-    TrainingConfig,
-    initial_parameters,
-    model_config,
-    module_of,
-    train,
-)
+from tiny_training import History, TrainingConfig, module_of, train  # noqa: E402
 
 TOKENIZER_SAMPLES = 20_000
 WATCH_CASES = 40

@@ -10,18 +10,9 @@ from flax import nnx
 
 from jaxinfer.attention.dense import causal_attend
 from jaxinfer.models.config import ModelConfig
+from tiny_initial import model_config, random_parameters
 from tiny_packing import Document, Packer, pack_rows
-from tiny_training import (
-    TrainingConfig,
-    _arrays,
-    initial_parameters,
-    make_optimizer,
-    make_step,
-    model_config,
-    module_of,
-    row_losses,
-    schedule,
-)
+from tiny_training import TrainingConfig, _arrays, make_optimizer, make_step, module_of, row_losses, schedule
 
 SMALL = ModelConfig(
     architecture="Qwen3ForCausalLM", vocab_size=64, hidden_size=32, intermediate_size=32, num_layers=2, num_heads=4,
@@ -75,7 +66,7 @@ def test_documents_longer_than_the_longest_row_are_counted():
 
 
 def test_packed_documents_do_not_see_each_other():
-    graph, params = initial_parameters(SMALL, 0)
+    graph, params = random_parameters(SMALL, 0)
     params = dict(nudged(params))
     together = pack_rows([[document(6), document(7, 30)]], 16, 0.5)
     apart = pack_rows([[document(6)], [document(7, 30)]], 16, 0.5)
@@ -85,7 +76,7 @@ def test_packed_documents_do_not_see_each_other():
 
 
 def test_the_loss_is_the_weighted_cross_entropy_of_the_next_token():
-    graph, params = initial_parameters(SMALL, 0)
+    graph, params = random_parameters(SMALL, 0)
     params = dict(nudged(params))
     rows = pack_rows([[document(7, 3)]], 8, 0.25)
     model = module_of(graph, params)
@@ -100,7 +91,7 @@ def test_the_loss_is_the_weighted_cross_entropy_of_the_next_token():
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_a_few_steps_on_one_batch_lower_its_loss(optimizer):
-    graph, params = initial_parameters(SMALL, 0)
+    graph, params = random_parameters(SMALL, 0)
     chosen = make_optimizer(TrainingConfig(steps=40, warmup=2, optimizer=optimizer))
     step, state = make_step(graph, chosen), chosen.init(params)
     rows = [_arrays(pack_rows([[document(20)], [document(20, 5)]], 32, 1.0))]
@@ -112,7 +103,7 @@ def test_a_few_steps_on_one_batch_lower_its_loss(optimizer):
 
 
 def test_parameters_make_the_round_trip_through_the_module():
-    graph, params = initial_parameters(SMALL, 1)
+    graph, params = random_parameters(SMALL, 1)
     again = {
         ".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(module_of(graph, params)))
     }
@@ -121,7 +112,7 @@ def test_parameters_make_the_round_trip_through_the_module():
 
 
 def test_the_model_is_of_the_announced_size():
-    shapes = jax.eval_shape(lambda: initial_parameters(model_config(1), 0)[1])
+    shapes = jax.eval_shape(lambda: random_parameters(model_config(1), 0)[1])
     assert 5_000_000 <= sum(leaf.size for leaf in shapes.values()) <= 10_000_000
 
 
