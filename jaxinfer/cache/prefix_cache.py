@@ -1,0 +1,334 @@
+"""The prefix cache: pages of finished and running requests, found again by the tokens that they were computed from.
+
+Keys are token ids, never text: a history that is tokenized anew may differ from what was generated, and then it shares
+less. Only tokens whose keys and values are in their pages may be published; a token that was sampled last is known,
+but not computed yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from jaxinfer.cache.eviction import EvictionPolicy, make_eviction_policy
+from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.cache.radix_node import TOKEN_BYTES, RadixNode, page_key
+from jaxinfer.cache.radix_tree import RadixTree
+
+
+@dataclass(frozen=True)
+class PrefixCacheConfig:
+    """How much is kept, and what goes first.
+
+    Pages are given up when somebody needs them, not at a level of use; and as sharing a page costs nothing, there is
+    no shortest prefix that is worth it but a page.
+    """
+
+    page_size: int = 16  # slots of a page
+    eviction_policy: str | EvictionPolicy = "lru"  # lru, lfu, fifo, priority, or an object of one's own
+    max_cached_tokens: int | None = None  # None: the pool is the limit
+    enable_prefix_caching: bool = True  # False: nothing is found and nothing kept
+
+    def __post_init__(self) -> None:
+        if self.page_size < 1:
+            raise ValueError(f"page_size must be at least 1, got {self.page_size}")
+        if self.max_cached_tokens is not None and self.max_cached_tokens < self.page_size:
+            raise ValueError(
+                f"max_cached_tokens must be None or hold at least a page of {self.page_size}, "
+                f"got {self.max_cached_tokens}"
+            )
+        if isinstance(self.eviction_policy, str):
+            make_eviction_policy(self.eviction_policy)
+
+
+class PrefixHandle:
+    """A request's lock on the path of its cached pages. Handed back once, with `release` or `cancel`."""
+
+    __slots__ = ("extra_key", "is_open", "node", "num_pages")
+
+    def __init__(self, node: RadixNode, num_pages: int, extra_key: Hashable) -> None:
+        self.node = node
+        self.num_pages = num_pages  # from the sequence's beginning to the node's end
+        self.extra_key = extra_key
+        self.is_open = True
+
+
+@dataclass(frozen=True)
+class PrefixMatchResult:
+    """What the cache has of a sequence, locked until `handle` is released. A match of nothing has a handle too."""
+
+    num_tokens: int  # of the sequence
+    num_cached_tokens: int  # a multiple of the page size
+    pages: list[int]  # that hold them, in order
+    handle: PrefixHandle
+
+    @property
+    def cache_hit(self) -> bool:
+        return self.num_cached_tokens > 0
+
+    @property
+    def prefill_start_pos(self) -> int:
+        """Index of the first token that has to be computed."""
+        return self.num_cached_tokens
+
+    @property
+    def prefill_count(self) -> int:
+        """Tokens that have to be computed."""
+        return self.num_tokens - self.num_cached_tokens
+
+    @property
+    def reuse_ratio(self) -> float:
+        """Cached tokens among all, 0 to 1."""
+        return self.num_cached_tokens / self.num_tokens if self.num_tokens else 0.0
+
+
+class PrefixInsertResult(NamedTuple):
+    """What became of the pages that were offered."""
+
+    taken: list[int]  # the cache's from now on; the caller may read them while its handle is open
+    duplicates: list[int]  # still the caller's, to use and to free: the cache has others for the same tokens
+
+
+@dataclass
+class PrefixCacheStats:
+    """Counts since the cache was made."""
+
+    total_requests: int = 0  # matches
+    cache_hits: int = 0  # matches of a page at least
+    total_tokens_processed: int = 0  # that a match was asked for
+    tokens_reused: int = 0
+    tokens_inserted: int = 0
+    eviction_count: int = 0  # times that something was evicted
+    tokens_evicted: int = 0
+
+    @property
+    def cache_misses(self) -> int:
+        return self.total_requests - self.cache_hits
+
+    @property
+    def tokens_computed(self) -> int:
+        return self.total_tokens_processed - self.tokens_reused
+
+    @property
+    def hit_rate(self) -> float:
+        """Requests that found something, 0 to 1; 0 before the first one."""
+        return self.cache_hits / self.total_requests if self.total_requests else 0.0
+
+    @property
+    def reuse_rate(self) -> float:
+        """Tokens found among tokens asked for, 0 to 1; 0 before the first one."""
+        return self.tokens_reused / self.total_tokens_processed if self.total_tokens_processed else 0.0
+
+
+class PrefixCache:
+    """Owns the cached pages of an allocator. Methods may be called from any thread.
+
+    A request opens a handle with `match_and_lock`, publishes pages as they fill with `extend`, and ends it with
+    `release`. What a handle covers is never evicted. Tokens may be given as ids or as a key from `page_key`.
+    """
+
+    def __init__(self, config: PrefixCacheConfig, allocator: PageAllocator) -> None:
+        self.config = config
+        self.allocator = allocator
+        policy = config.eviction_policy
+        self._tree = RadixTree(config.page_size, make_eviction_policy(policy) if isinstance(policy, str) else policy)
+        self._page_bytes = config.page_size * TOKEN_BYTES
+        self._max_pages = None if config.max_cached_tokens is None else config.max_cached_tokens // config.page_size
+        self._stats = PrefixCacheStats()
+        self._lock = threading.RLock()
+
+    @property
+    def num_pages(self) -> int:
+        """Pages in the cache."""
+        return self._tree.num_pages
+
+    @property
+    def num_evictable(self) -> int:
+        """Cached pages that no handle covers: `evict` can free so many."""
+        return self._tree.num_evictable
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that are free, or that `evict` could free."""
+        return self.allocator.num_free + self._tree.num_evictable
+
+    @property
+    def stats(self) -> PrefixCacheStats:
+        """The counts now, in a copy."""
+        with self._lock:
+            return replace(self._stats)
+
+    def match_and_lock(
+        self, token_ids: Sequence[int] | bytes, extra_key: Hashable = None, *, max_tokens: int | None = None
+    ) -> PrefixMatchResult:
+        """The longest cached prefix in whole pages, kept from eviction until its handle is released.
+
+        Args:
+            extra_key: the namespace; nothing is shared between two of them.
+            max_tokens: at most so many. Whoever wants logits has to compute a token, so a request asks for one less
+                than it knows.
+        """
+        if max_tokens is not None and max_tokens < 0:
+            raise ValueError(f"max_tokens must be None or at least 0, got {max_tokens}")
+        key = page_key(token_ids)
+        num_tokens = len(key) // TOKEN_BYTES
+        with self._lock:
+            if not self.config.enable_prefix_caching:
+                return PrefixMatchResult(num_tokens, 0, [], self._open(self._tree.root, 0, extra_key))
+            pages, node = self._tree.match(key if max_tokens is None else key[: max_tokens * TOKEN_BYTES], extra_key)
+            result = PrefixMatchResult(
+                num_tokens, len(pages) * self.config.page_size, pages, self._open(node, len(pages), extra_key)
+            )
+            self._count(result, 1)
+            return result
+
+    def extend(
+        self, handle: PrefixHandle, token_ids: Sequence[int] | bytes, pages: Sequence[int], *, priority: int = 0
+    ) -> PrefixInsertResult:
+        """Publish the computed pages that follow what `handle` covers, and let it cover them too.
+
+        Costs nothing for what the handle covers already.
+
+        Args:
+            token_ids, pages: of the new pages only, from `handle.num_pages` on. Tokens beyond whole pages are passed
+                over.
+            priority: for the policy of that name.
+
+        Raises:
+            ValueError: `pages` are not as many as the tokens' whole pages, a page to take over is not held, or the
+                handle is released. Nothing is changed then.
+        """
+        key = page_key(token_ids)
+        with self._lock:
+            self._check_open(handle)
+            if not self.config.enable_prefix_caching:
+                return PrefixInsertResult([], [])
+            self._tree.check_count(key, pages)
+            taken = list(pages[self._tree.count_present(handle.node, key, handle.extra_key) :])
+            self.allocator.cache(taken)
+            inserted = self._tree.extend(handle.node, key, pages, handle.extra_key, priority=priority)
+            handle.node = inserted.node
+            handle.num_pages += len(pages)
+            self._stats.tokens_inserted += len(taken) * self.config.page_size
+            self._keep_to_limit()
+            return PrefixInsertResult(
+                taken, [own for own, cached in zip(pages, inserted.pages, strict=True) if own != cached]
+            )
+
+    def insert(
+        self,
+        token_ids: Sequence[int] | bytes,
+        pages: Sequence[int],
+        handle: PrefixHandle | None = None,
+        extra_key: Hashable = None,
+        *,
+        priority: int = 0,
+    ) -> PrefixInsertResult:
+        """Publish a sequence from its beginning: with a handle like `extend`, without one nothing stays locked.
+
+        Args:
+            token_ids, pages: of the whole sequence; what the handle covers is passed over.
+            extra_key: the namespace, when there is no handle.
+
+        Raises:
+            ValueError: as for `extend`; or the sequence does not begin with the handle's, or not in its namespace.
+        """
+        key = page_key(token_ids)
+        with self._lock:
+            if handle is None:
+                handle = self._open(self._tree.root, 0, extra_key)
+                try:
+                    return self.extend(handle, key, pages, priority=priority)
+                finally:
+                    self.release(handle)
+            self._check_open(handle)
+            if extra_key is not None and extra_key != handle.extra_key:
+                raise ValueError(f"extra_key must be the handle's {handle.extra_key!r}, got {extra_key!r}")
+            if not key.startswith(self._tree.path_key(handle.node)):
+                raise ValueError(f"token_ids must begin with the {handle.num_pages} pages that the handle covers")
+            rest = key[handle.num_pages * self._page_bytes :]
+            return self.extend(handle, rest, pages[handle.num_pages :], priority=priority)
+
+    def release(self, handle: PrefixHandle) -> None:
+        """Give a handle back: what it covered stays in the cache, and may be evicted.
+
+        Raises:
+            ValueError: it is released already.
+        """
+        with self._lock:
+            self._check_open(handle)
+            handle.is_open = False
+            self._tree.unlock(handle.node)
+            self._keep_to_limit()
+
+    def cancel(self, result: PrefixMatchResult) -> None:
+        """Release a match that was not made use of, and take it out of the counts.
+
+        Raises:
+            ValueError: it is released already.
+        """
+        with self._lock:
+            self.release(result.handle)
+            if self.config.enable_prefix_caching:
+                self._count(result, -1)
+
+    def evict(self, num_pages: int) -> int:
+        """Free up to `num_pages` pages that no handle covers; returns how many."""
+        with self._lock:
+            freed = self._tree.evict(num_pages)
+            self.allocator.free_cached(freed)
+            if freed:
+                self._stats.eviction_count += 1
+                self._stats.tokens_evicted += len(freed) * self.config.page_size
+            return len(freed)
+
+    def remove(self, token_ids: Sequence[int] | bytes, extra_key: Hashable = None) -> int:
+        """Forget a sequence: free the pages at its end that no other one shares and no handle covers.
+
+        Returns how many. Pages in use, and stems that other sequences continue, stay.
+        """
+        with self._lock:
+            freed = self._tree.remove(token_ids, extra_key)
+            self.allocator.free_cached(freed)
+            return len(freed)
+
+    def clear(self) -> int:
+        """Free all pages that no handle covers; returns how many. `num_pages` says how many are left, in use."""
+        with self._lock:
+            freed = self._tree.clear()
+            self.allocator.free_cached(freed)
+            return len(freed)
+
+    def dump(self, show: Callable[[list[int]], str] | None = None) -> str:
+        """The tree, drawn; `show` says what to write of a node's tokens, for instance their text."""
+        with self._lock:
+            return self._tree.dump(show)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless tree and allocator are sound and know the same number of cached pages."""
+        with self._lock:
+            self._tree.check_integrity()
+            self.allocator.check_integrity()
+            cached, known = self.allocator.num_cached, self._tree.num_pages
+            assert cached == known, f"{cached} pages are marked as cached, the tree has {known}"
+
+    def _open(self, node: RadixNode, num_pages: int, extra_key: Hashable) -> PrefixHandle:
+        self._tree.lock(node)
+        return PrefixHandle(node, num_pages, extra_key)
+
+    def _check_open(self, handle: PrefixHandle) -> None:
+        if not handle.is_open:
+            raise ValueError("handle must be open, got one that is released already")
+
+    def _count(self, result: PrefixMatchResult, sign: int) -> None:
+        self._stats.total_requests += sign
+        self._stats.cache_hits += sign * result.cache_hit
+        self._stats.total_tokens_processed += sign * result.num_tokens
+        self._stats.tokens_reused += sign * result.num_cached_tokens
+
+    def _keep_to_limit(self) -> None:
+        # Pages that requests use cannot go, and would not be free for others if they did.
+        if self._max_pages is not None and self._tree.num_pages > self._max_pages:
+            self.evict(self._tree.num_pages - self._max_pages)
