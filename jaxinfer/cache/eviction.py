@@ -97,7 +97,8 @@ class EvictionQueue:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
-        self._heap: list[tuple[Any, int, RadixNode]] = []
+        # Entries are [key, order, node], corrected in place: ten thousand new ones would wake the garbage collector.
+        self._heap: list[list[Any]] = []
         self._order = itertools.count()  # equal keys: first queued, first out; nodes are never compared
         self._num_gone = 0  # entries whose node has left the tree
         self._num_corrected = 0  # entries that were found out of date since the last rebuild
@@ -109,19 +110,20 @@ class EvictionQueue:
         """Take in a node that has become a candidate."""
         if not node.queued:
             node.queued = True
-            heapq.heappush(self._heap, (self.policy.key(node), next(self._order), node))
+            heapq.heappush(self._heap, [self.policy.key(node), next(self._order), node])
 
     def first(self) -> RadixNode | None:
         """The candidate that goes first; it stays in the queue. None: there is no candidate."""
         heap = self._heap
         while heap:
-            key, order, node = heap[0]
+            key, _, node = entry = heap[0]
             if not node.is_candidate:
                 heapq.heappop(heap)
                 node.queued = False
                 self._num_gone -= node.parent is None
             elif (current := self.policy.key(node)) != key:
-                heapq.heapreplace(heap, (current, order, node))
+                entry[0] = current
+                heapq.heapreplace(heap, entry)
             else:
                 return node
             self._num_corrected += 1
@@ -147,9 +149,15 @@ class EvictionQueue:
         self._num_gone = self._num_corrected = 0
 
     def _rebuild(self) -> None:
-        for _, _, node in self._heap:
+        key_of = self.policy.key
+        kept = []
+        for entry in self._heap:
+            node = entry[2]
             node.queued = node.is_candidate
-        self._heap[:] = [(self.policy.key(node), order, node) for _, order, node in self._heap if node.queued]
+            if node.queued:
+                entry[0] = key_of(node)
+                kept.append(entry)
+        self._heap[:] = kept
         heapq.heapify(self._heap)
         self._num_gone = self._num_corrected = 0
 

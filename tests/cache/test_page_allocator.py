@@ -1,4 +1,4 @@
-"""Pages are free or held, never both, and misuse is an error that changes nothing it should not."""
+"""Pages are free, held or cached, one at a time, and misuse is an error that changes nothing it should not."""
 
 import pytest
 from hypothesis import settings
@@ -76,24 +76,71 @@ def test_a_pool_without_pages_is_refused(count):
         PageAllocator(count)
 
 
+def test_a_page_goes_from_held_to_cached_to_free():
+    allocator = PageAllocator(4)
+    first, second = allocator.allocate(2)
+    allocator.cache([first])
+    assert (allocator.num_free, allocator.num_held, allocator.num_cached) == (2, 1, 1)
+    allocator.free_cached([first])
+    assert (allocator.num_free, allocator.num_held, allocator.num_cached) == (3, 1, 0)
+    allocator.free([second])
+    allocator.check_integrity()
+
+
+def test_a_cached_page_is_not_for_its_former_holder_to_free():
+    allocator = PageAllocator(4)
+    pages = allocator.allocate(1)
+    allocator.cache(pages)
+    with pytest.raises(ValueError, match=f"page {pages[0]} must be held to be freed, it is cached"):
+        allocator.free(pages)
+    with pytest.raises(ValueError, match=f"page {pages[0]} must be held to be cached, it is cached"):
+        allocator.cache(pages)
+    assert allocator.num_cached == 1
+
+
+def test_only_cached_pages_are_evicted():
+    allocator = PageAllocator(4)
+    held = allocator.allocate(1)[0]
+    free = next(page for page in range(4) if page != held)
+    for page, state in ((held, "held"), (free, "free")):
+        with pytest.raises(ValueError, match=f"page {page} must be cached to be evicted, it is {state}"):
+            allocator.free_cached([page])
+    with pytest.raises(ValueError, match="page 4 is not in a pool of 4"):
+        allocator.free_cached([4])
+    allocator.check_integrity()
+
+
+@pytest.mark.parametrize("bad", [3, 7, "again"])
+def test_pages_are_cached_all_or_none(bad):
+    allocator = PageAllocator(4)
+    pages = allocator.allocate(2)
+    with pytest.raises(ValueError):
+        allocator.cache([*pages, pages[0] if bad == "again" else bad])
+    assert (allocator.num_held, allocator.num_cached) == (2, 0)
+    allocator.cache(pages)
+    allocator.check_integrity()
+
+
 class AgainstASet(RuleBasedStateMachine):
-    """Random use of an allocator, beside a plain set of held pages."""
+    """Random use of an allocator, beside plain sets of held and cached pages."""
 
     held_pages = Bundle("held_pages")
+    cached_pages = Bundle("cached_pages")
 
     def __init__(self) -> None:
         super().__init__()
         self.allocator = PageAllocator(12)
         self.held: set[int] = set()
+        self.cached: set[int] = set()
 
     @rule(target=held_pages, count=st.integers(0, 14))
     def allocate(self, count):
-        if count > 12 - len(self.held):
+        if count > 12 - len(self.held | self.cached):
             with pytest.raises(OutOfPagesError):
                 self.allocator.allocate(count)
             return multiple()
         pages = self.allocator.allocate(count)
-        assert len(pages) == count and not self.held & set(pages)
+        assert len(pages) == count and not (self.held | self.cached) & set(pages)
         self.held |= set(pages)
         return multiple(*pages)
 
@@ -108,10 +155,29 @@ class AgainstASet(RuleBasedStateMachine):
             with pytest.raises(ValueError):
                 self.allocator.free([page])
 
+    @rule(target=cached_pages, page=consumes(held_pages))
+    def cache(self, page):
+        self.allocator.cache([page])
+        self.held.remove(page)
+        self.cached.add(page)
+        return page
+
+    @rule(page=consumes(cached_pages))
+    def free_cached(self, page):
+        self.allocator.free_cached([page])
+        self.cached.remove(page)
+
+    @rule(page=st.integers(-2, 14))
+    def free_what_is_not_cached(self, page):
+        if page not in self.cached:
+            with pytest.raises(ValueError):
+                self.allocator.free_cached([page])
+
     @invariant()
-    def the_counts_are_those_of_the_set(self):
+    def the_counts_are_those_of_the_sets(self):
         assert self.allocator.num_held == len(self.held)
-        assert self.allocator.num_free == 12 - len(self.held)
+        assert self.allocator.num_cached == len(self.cached)
+        assert self.allocator.num_free == 12 - len(self.held) - len(self.cached)
         self.allocator.check_integrity()
 
 
