@@ -23,6 +23,7 @@ LENGTHS = (1024, 4096, 16384, 32768, 65536)
 SEQUENCES = (10, 1000, 10000)
 BACKGROUND_TOKENS = 256  # of every sequence that fills the tree
 EVICTED_PAGES = 1000
+EVICTION_TREES = ((1000, 256), (10000, 256), (10000, 16))  # sequences, tokens of each; 16: a node for every page
 EXTENSIONS = 64  # pages published one by one behind a sequence of the row's length
 
 
@@ -41,12 +42,12 @@ def publish(cache: PrefixCache, tokens: list[int]) -> None:
     cache.insert(tokens, cache.allocator.allocate(len(tokens) // PAGE_SIZE))
 
 
-def make_cache(num_sequences: int) -> PrefixCache:
-    """A cache that holds `num_sequences` sequences."""
-    pages = num_sequences * BACKGROUND_TOKENS // PAGE_SIZE + 4 * max(LENGTHS) // PAGE_SIZE
+def make_cache(num_sequences: int, length: int) -> PrefixCache:
+    """A cache that holds `num_sequences` sequences of `length` tokens."""
+    pages = num_sequences * length // PAGE_SIZE + 4 * max(LENGTHS) // PAGE_SIZE
     cache = PrefixCache(PrefixCacheConfig(page_size=PAGE_SIZE), PageAllocator(pages))
     for index in range(num_sequences):
-        publish(cache, tokens_of(index, BACKGROUND_TOKENS))
+        publish(cache, tokens_of(index, length))
     return cache
 
 
@@ -75,26 +76,30 @@ def measure_length(cache: PrefixCache, length: int, first: int, rounds: int) -> 
     }
 
 
-def measure_eviction(cache: PrefixCache, num_sequences: int) -> dict[str, float]:
-    """Milliseconds to evict pages from a tree that was not used since, and from one that was used all over."""
-    fresh = milliseconds(lambda: cache.evict(min(EVICTED_PAGES, cache.num_evictable // 4)))
+def measure_eviction(num_sequences: int, length: int) -> dict[str, float]:
+    """Milliseconds to evict from a tree that was not used since, and from one that was used all over, in an order
+    that leaves nothing of the queue's as it was."""
+    cache = make_cache(num_sequences, length)
+    fresh = milliseconds(lambda: cache.evict(EVICTED_PAGES))
     for index in range(num_sequences - 1, -1, -1):
-        cache.release(cache.match_and_lock(tokens_of(index, BACKGROUND_TOKENS)).handle)
-    used = milliseconds(lambda: cache.evict(min(EVICTED_PAGES, cache.num_evictable // 4)))
+        cache.release(cache.match_and_lock(tokens_of(index, length)).handle)
+    used = milliseconds(lambda: cache.evict(EVICTED_PAGES))
+    cache.check_integrity()
     return {"evict_ms": fresh, "evict_after_use_ms": used}
 
 
 def run(rounds: int) -> dict[str, Any]:
     rows = []
-    evictions = []
     for num_sequences in SEQUENCES:
-        cache = make_cache(num_sequences)
+        cache = make_cache(num_sequences, BACKGROUND_TOKENS)
         for length in LENGTHS:
             figures = measure_length(cache, length, num_sequences, rounds)
             rows.append({"sequences": num_sequences, "tokens": length, **figures})
-        pages = min(EVICTED_PAGES, cache.num_evictable // 4)
-        evictions.append({"sequences": num_sequences, "pages": pages, **measure_eviction(cache, num_sequences)})
         cache.check_integrity()
+    evictions = [
+        {"sequences": count, "tokens": length, "pages": EVICTED_PAGES, **measure_eviction(count, length)}
+        for count, length in EVICTION_TREES
+    ]
     return {"page_size": PAGE_SIZE, "rounds": rounds, "sequences": rows, "evictions": evictions}
 
 
@@ -110,12 +115,13 @@ def markdown(results: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "| sequences in the tree | pages evicted | as inserted, ms | after all were used, ms |",
-        "|---:|---:|---:|---:|",
+        "| sequences in the tree | tokens of each | pages evicted | as inserted, ms | after all were used, ms |",
+        "|---:|---:|---:|---:|---:|",
     ]
     for row in results["evictions"]:
         lines.append(
-            f"| {row['sequences']:,} | {row['pages']:,} | {row['evict_ms']:.2f} | {row['evict_after_use_ms']:.2f} |"
+            f"| {row['sequences']:,} | {row['tokens']:,} | {row['pages']:,} | {row['evict_ms']:.2f} "
+            f"| {row['evict_after_use_ms']:.2f} |"
         )
     return "\n".join(lines)
 

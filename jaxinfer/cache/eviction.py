@@ -127,7 +127,7 @@ class EvictionQueue:
             else:
                 return node
             self._num_corrected += 1
-            if self._num_corrected > 64 + len(heap) // 16:  # the rest is likely no better: put all right at once
+            if self._num_corrected > 64 + len(heap) // 64:  # the rest is likely no better: put all right at once
                 self._rebuild()
         return None
 

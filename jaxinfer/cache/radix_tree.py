@@ -198,9 +198,9 @@ class RadixTree:
 
     def remove(self, token_ids: Sequence[int] | bytes, extra_key: Hashable = None) -> list[int]:
         """Forget a sequence: take out, from its end upwards, the pages that no other one continues and nobody locks."""
-        path, partial, _ = self._walk(self.root, page_key(token_ids), extra_key)
+        path, _, _ = self._walk(self.root, page_key(token_ids), extra_key)
         freed: list[int] = []
-        while partial is None and path and path[-1].is_candidate:
+        while path and path[-1].is_candidate:
             node = path.pop()
             freed += node.pages
             self._unlink(node)

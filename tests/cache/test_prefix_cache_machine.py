@@ -18,8 +18,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig, PrefixMatchResult
 
-NUM_PAGES = 16
+NUM_PAGES = 32
 POISON = None
+
+# Few sequences, of many lengths: most are the beginning of another one, or leave it near their end.
+TOKENS = st.builds(
+    lambda topic, stem, ones, more: [topic] * stem + [1] * ones + [topic] * more,
+    st.sampled_from([2, 2, 3, 4]),
+    st.integers(1, 8),
+    st.integers(0, 2),
+    st.integers(0, 2),
+)
+SALTS = st.sampled_from([None, None, None, "salt"])
 
 # A whole prefix of pages in a namespace, the one of a sequence's last page among them.
 Prefix = tuple[str | None, tuple[int, ...]]
@@ -113,14 +123,33 @@ class PrefixCacheLife(RuleBasedStateMachine):
 
     # What a scheduler does.
 
-    @rule(
-        salt=st.sampled_from([None, None, "salt"]),
-        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=14),
-        whole=st.booleans(),
-    )
-    def admit(self, salt, tokens, whole):
-        max_tokens = None if whole else len(tokens) - 1
-        expected = self.found(salt, tokens if whole else tokens[:-1])
+    @rule(salt=SALTS, tokens=TOKENS, max_tokens=st.none() | st.integers(0, 8))
+    def admit(self, salt, tokens, max_tokens):
+        self.start(salt, tokens, max_tokens)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), max_tokens=st.integers(0, 8), at_once=st.booleans())
+    def admit_another_one_like_it(self, data, max_tokens, at_once):
+        """Then one follows the other, page by page, or what the other has left behind."""
+        like = data.draw(st.sampled_from(self.requests))
+        if at_once:
+            self.live(like.salt, list(like.tokens))
+        else:
+            self.start(like.salt, list(like.tokens), max_tokens)
+
+    @rule(salt=SALTS, tokens=TOKENS, priority=st.integers(0, 2))
+    def serve(self, salt, tokens, priority):
+        self.live(salt, tokens, priority)
+
+    def live(self, salt, tokens, priority=0) -> None:
+        """A whole life at once."""
+        request = self.start(salt, tokens, None)
+        if request is not None:
+            self.publish_up_to(request, len(request.lane), priority=priority)
+            self.finish(request)
+
+    def start(self, salt, tokens, max_tokens) -> Request | None:
+        expected = self.found(salt, tokens[:max_tokens])
         match = self.cache.match_and_lock(tokens, salt, max_tokens=max_tokens)
         assert match.pages == [self.pages[prefix] for prefix in expected]
         assert match.num_cached_tokens == len(expected) * self.page_size
@@ -134,7 +163,7 @@ class PrefixCacheLife(RuleBasedStateMachine):
             self.requests.remove(request)
             self.note_use(request)
             self.keep_model_to_limit()
-            return
+            return None
         request.own = set(self.allocator.allocate(missing))
         request.lane += request.own
         for page, prefix in zip(request.lane, self.prefixes(salt, tokens), strict=True):
@@ -142,6 +171,7 @@ class PrefixCacheLife(RuleBasedStateMachine):
                 assert self.contents.get(page) is POISON, "a page in use was handed out"
                 self.contents[page] = prefix
         self.counts += Counter(requests=1, hits=bool(expected), tokens=len(tokens), reused=match.num_cached_tokens)
+        return request
 
     def make_room(self, missing: int) -> None:
         wanted = missing - self.allocator.num_free
@@ -157,8 +187,11 @@ class PrefixCacheLife(RuleBasedStateMachine):
     @rule(data=st.data(), from_the_beginning=st.booleans(), priority=st.integers(0, 2))
     def publish(self, data, from_the_beginning, priority):
         request = data.draw(st.sampled_from(self.requests))
+        last = data.draw(st.integers(request.num_published, len(request.lane)))
+        self.publish_up_to(request, last, from_the_beginning, priority)
+
+    def publish_up_to(self, request, last, from_the_beginning=False, priority=0) -> None:
         first = request.num_published
-        last = data.draw(st.integers(first, len(request.lane)))
         tokens, pages = request.tokens[: last * self.page_size], request.lane[:last]
         if from_the_beginning:
             result = self.cache.insert(tokens, pages, request.match.handle, priority=priority)
@@ -182,7 +215,9 @@ class PrefixCacheLife(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def end(self, data):
-        request = data.draw(st.sampled_from(self.requests))
+        self.finish(data.draw(st.sampled_from(self.requests)))
+
+    def finish(self, request) -> None:
         self.requests.remove(request)
         self.allocator.free(request.own)
         for page in request.own:
@@ -193,13 +228,13 @@ class PrefixCacheLife(RuleBasedStateMachine):
         with pytest.raises(ValueError, match="released already"):
             self.cache.release(request.match.handle)
 
-    @rule(num_pages=st.integers(0, NUM_PAGES + 2))
+    @rule(num_pages=st.integers(1, 3) | st.integers(0, NUM_PAGES + 2))
     def evict(self, num_pages):
         expected = min(num_pages, len(self.pages) - len(self.locked()))
         assert self.cache.evict(num_pages) == expected
         self.evict_from_model(expected)
 
-    @rule(salt=st.sampled_from([None, "salt"]), tokens=st.lists(st.integers(0, 1), max_size=8))
+    @rule(salt=SALTS, tokens=TOKENS)
     def remove(self, salt, tokens):
         locked, path, count = self.locked(), self.found(salt, tokens), 0
         while path and path[-1] in self.ends(locked):
@@ -207,6 +242,7 @@ class PrefixCacheLife(RuleBasedStateMachine):
             count += 1
         assert self.cache.remove(tokens, salt) == count
 
+    @precondition(lambda self: self.time % 8 == 7)  # seldom, or there would never be much to find
     @rule()
     def clear(self):
         gone = set(self.pages) - self.locked()

@@ -257,6 +257,20 @@ def test_one_that_follows_another_page_by_page_makes_no_chain_of_nodes():
     tree.check_integrity()
 
 
+def test_an_end_that_another_one_has_locked_too_does_not_move():
+    tree = make_tree(1, [1, 2])
+    ahead, mine, other = (start(tree, [1, 2]) for _ in range(3))
+    ahead = tree.extend(ahead, [3, 4, 5], [2, 3, 4]).node
+    mine = tree.extend(mine, [3], [99]).node
+    assert edges(tree) == [[1, 2], [3], [4, 5]]
+    tree.unlock(mine)
+    tree.unlock(ahead)
+    assert sorted(tree.evict(9)) == [2, 3, 4]
+    tree.unlock(other)
+    assert tree.num_evictable == 2
+    tree.check_integrity()
+
+
 def test_one_that_catches_up_whole_ends_at_the_same_node():
     tree = RadixTree(1)
     ahead, behind = start(tree, [0]), start(tree, [0])
