@@ -1,0 +1,1 @@
+"""GPU kernels, one folder each: what it computes, when it runs, and the kernel itself."""

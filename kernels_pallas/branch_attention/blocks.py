@@ -1,0 +1,199 @@
+"""Query blocks and the pages that each of them reads, computed on the device from a step's integers.
+
+The visibility rule says of a query and a page: below some lane index the query sees the page's slots, and from
+`tail_start` on those whose bits are set. So a block needs, for each query, two bounds and its tail bits, and for the
+whole block the list of pages in which at least one query sees something. All layers of a step share one plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.branch_attention.tuning import QUERY_ROWS, Tuning, aligned_tail_words
+
+# Rows of BlockPlan.header and BlockPlan.pages.
+HEADER = ("first_token", "num_tokens", "full_tiles", "context_tiles", "tiles", "tail_start", "tail_page")
+PAGE = ("page", "lane_page", "owner", "context_end")
+QUERY = ("own_bound", "trunk_bound", "branch")
+_WORD = 32
+# Section of a page in a block's list.
+_FULL, _CONTEXT, _TAIL, _UNSEEN = range(4)
+
+
+class StepIntegers(Protocol):
+    """A step's tokens in rows: T tokens, R rows, P pages per row, W words of tail bits.
+
+    The first `decode_rows` rows have `decode_width` tokens each; the others hold packed tokens from `query_start_loc`.
+    """
+
+    limit: jax.Array  # int32 [T], the highest lane index that the token may see
+    branch: jax.Array  # int32 [T], -1 for tokens of the trunk
+    tail_bits: jax.Array  # uint32 [T, W], bit i: the token sees lane index tail_start + i
+    page_table: jax.Array  # int32 [R, P]
+    page_branch: jax.Array  # int32 [R, P], the branch that owns the page
+    kv_len: jax.Array  # int32 [R]
+    trunk_len: jax.Array  # int32 [R]
+    tail_start: jax.Array  # int32 [R]
+    query_start_loc: jax.Array  # int32 [R + 1]
+    decode_rows: int
+    decode_width: int
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Blocks:
+    """B runs of tokens of one row each, in the order of their tokens."""
+
+    row: jax.Array  # int32 [B]
+    first_token: jax.Array  # int32 [B]
+    num_tokens: jax.Array  # int32 [B]; 0: nothing to do
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class BlockPlan:
+    """What the kernel reads besides q, K and V. B blocks, C consumers, L pages, W aligned words of tail bits.
+
+    A tile is `tile` tokens of consecutive entries of the page list. First come tiles that every query sees whole, then
+    those with context alone, then those with a tail; what is left of a group of pages stands in the next group.
+    """
+
+    header: jax.Array  # int32 [B, 7], see HEADER
+    pages: jax.Array  # int32 [B, 4, L], see PAGE; the entries that fill the last tile have a lane page beyond the lane
+    queries: jax.Array  # int32 [B, C, 3, QUERY_ROWS], see QUERY
+    tail_bits: jax.Array | None  # int32 [B, C, W, QUERY_ROWS], bit 0 of word 0 is the first slot of tail_page
+    block_tail_bits: jax.Array | None  # int32 [B, W], the union over the block's queries
+
+
+def decode_blocks(step: StepIntegers, tokens_per_block: int) -> Blocks:
+    """Blocks of the rows of `decode_width` tokens."""
+    per_row = -(-step.decode_width // tokens_per_block)
+    row, part = jnp.divmod(jnp.arange(step.decode_rows * per_row, dtype=jnp.int32), per_row)
+    done = part * tokens_per_block
+    return Blocks(row, row * step.decode_width + done, jnp.minimum(tokens_per_block, step.decode_width - done))
+
+
+def prefill_blocks(step: StepIntegers, tokens_per_block: int) -> Blocks:
+    """Blocks of the packed rows, and of the padding tokens behind them: these see nothing and get zeros."""
+    num_tokens = step.limit.shape[0]
+    first_row = step.decode_rows
+    packed = num_tokens - first_row * step.decode_width
+    starts = jnp.append(step.query_start_loc[first_row:], num_tokens)
+    per_row = (jnp.diff(starts) + tokens_per_block - 1) // tokens_per_block
+    ends = jnp.cumsum(per_row, dtype=jnp.int32)
+    index = jnp.arange(packed // tokens_per_block + per_row.shape[0], dtype=jnp.int32)
+    row = jnp.minimum(jnp.searchsorted(ends, index, side="right"), per_row.shape[0] - 1).astype(jnp.int32)
+    first = starts[row] + (index - (ends[row] - per_row[row])) * tokens_per_block
+    count = jnp.where(index < ends[-1], jnp.clip(starts[row + 1] - first, 0, tokens_per_block), 0)
+    last_row = step.page_table.shape[0] - 1
+    return Blocks(jnp.minimum(row + first_row, last_row), jnp.where(count > 0, first, num_tokens), count)
+
+
+def plan_blocks(step: StepIntegers, blocks: Blocks, *, page_size: int, group: int, tuning: Tuning) -> BlockPlan:
+    """The queries' bounds and the pages of every block.
+
+    Args:
+        group: query heads of one KV head; they are stacked behind each other, token by token.
+    """
+    num_tokens, tail_words = step.tail_bits.shape
+    offset = jnp.arange(tuning.tokens_per_block(group), dtype=jnp.int32)
+    token = jnp.minimum(blocks.first_token[:, None] + offset, num_tokens - 1)  # [B, N]
+    own = offset < blocks.num_tokens[:, None]
+    trunk_len, tail_start = step.trunk_len[blocks.row], step.tail_start[blocks.row]
+    branch = step.branch[token]
+    own_bound = jnp.where(own, jnp.minimum(step.limit[token] + 1, tail_start[:, None]), 0)
+    trunk_bound = jnp.minimum(own_bound, trunk_len[:, None])
+
+    owner = step.page_branch[blocks.row]  # [B, P]
+    first_slot = jnp.arange(owner.shape[1], dtype=jnp.int32) * page_size
+    bound = jnp.where(owner[:, None] == branch[:, :, None], own_bound[:, :, None], trunk_bound[:, :, None])
+    context_end = jnp.max(bound, axis=1)  # [B, P]
+    seen_by_all = jnp.min(jnp.where(own[:, :, None], bound, jnp.iinfo(jnp.int32).max), axis=1)
+    section = jnp.where(context_end > first_slot, _CONTEXT, _UNSEEN)
+    section = jnp.where((seen_by_all >= first_slot + page_size) & (blocks.num_tokens[:, None] > 0), _FULL, section)
+
+    tail_page = tail_start // page_size
+    words = block_words = None
+    if tail_words:
+        bits = jnp.where(own[:, :, None], step.tail_bits[token], jnp.uint32(0))
+        aligned = _aligned(bits, tail_start % page_size)  # [B, N, W]
+        union = jax.lax.reduce(aligned, jnp.uint32(0), jax.lax.bitwise_or, (1,))
+        section = jnp.where(_has_tail_bits(union, tail_page, owner.shape[1], page_size), _TAIL, section)
+        words = _stacked(jax.lax.bitcast_convert_type(aligned, jnp.int32), group, tuning)
+        block_words = jax.lax.bitcast_convert_type(union, jnp.int32)
+
+    counts = [jnp.sum(section <= last, axis=1) for last in (_FULL, _CONTEXT, _TAIL)]
+    pages_per_tile = tuning.tile // page_size
+    tiles = [counts[0] // pages_per_tile, counts[1] // pages_per_tile, -(-counts[2] // pages_per_tile)]
+    if not tail_words:
+        tiles[1] = tiles[2]
+    fields = [blocks.first_token, blocks.num_tokens, *tiles, tail_start, tail_page]
+    return BlockPlan(
+        header=jnp.stack([field.astype(jnp.int32) for field in fields], axis=1),
+        pages=_page_list(step.page_table[blocks.row], owner, context_end, section, pages_per_tile),
+        queries=_stacked(jnp.stack([own_bound, trunk_bound, branch], axis=-1), group, tuning),
+        tail_bits=words,
+        block_tail_bits=block_words,
+    )
+
+
+def block_of_tokens(blocks: Blocks, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """int32 [T] each: the block of each token and its place in the block."""
+    block = jnp.searchsorted(blocks.first_token, tokens, side="right").astype(jnp.int32) - 1
+    return block, tokens - blocks.first_token[block]
+
+
+def _page_list(
+    table: jax.Array, owner: jax.Array, context_end: jax.Array, section: jax.Array, pages_per_tile: int
+) -> jax.Array:
+    """int32 [B, 4, L]: the pages that a block sees, by section and then in lane order, up to a whole tile."""
+    num_pages = table.shape[1]
+    order = jnp.argsort(section, axis=1, stable=True).astype(jnp.int32)
+    order = jnp.pad(order, ((0, 0), (0, -num_pages % pages_per_tile)), mode="edge")
+    entry = jnp.arange(order.shape[1], dtype=jnp.int32)
+    seen = jnp.sum(section != _UNSEEN, axis=1)[:, None]
+    # What fills the last tile is loaded too: a page that the block has just read costs least.
+    at = jnp.take_along_axis(order, jnp.clip(jnp.minimum(entry, seen - 1), 0), axis=1)
+    listed = entry < seen
+    columns = [
+        jnp.take_along_axis(table, at, axis=1),
+        jnp.where(listed, at, num_pages),
+        jnp.take_along_axis(owner, at, axis=1),
+        jnp.where(listed, jnp.take_along_axis(context_end, at, axis=1), 0),
+    ]
+    return jnp.stack(columns, axis=1).astype(jnp.int32)
+
+
+def _stacked(values: jax.Array, group: int, tuning: Tuning) -> jax.Array:
+    """[B, N, X] per token -> [B, C, X, QUERY_ROWS] per stacked query row; rows without a token hold zeros."""
+    per_consumer = tuning.tokens_per_consumer(group)
+    values = values.reshape(values.shape[0], tuning.consumers, per_consumer, values.shape[-1])
+    values = jnp.repeat(values.swapaxes(2, 3), group, axis=-1)
+    return jnp.pad(values, [(0, 0)] * 3 + [(0, QUERY_ROWS - per_consumer * group)])
+
+
+def _aligned(bits: jax.Array, shift: jax.Array) -> jax.Array:
+    """uint32 [B, N, W] shifted up by `shift` [B] bits (less than two words), with zeros behind."""
+    words = aligned_tail_words(bits.shape[-1])
+    padded = jnp.pad(bits, ((0, 0), (0, 0), (2, words - bits.shape[-1])))
+    index = jnp.arange(words) + 2 - shift[:, None] // _WORD  # [B, words]
+    low, high = (jnp.take_along_axis(padded, (index - back)[:, None], axis=-1) for back in (0, 1))
+    by = (shift % _WORD).astype(jnp.uint32)[:, None, None]
+    # A shift by a whole word is undefined.
+    carried = jnp.where(by == 0, jnp.uint32(0), high >> ((_WORD - by) % _WORD))
+    return (low << by) | carried
+
+
+def _has_tail_bits(union: jax.Array, tail_page: jax.Array, num_pages: int, page_size: int) -> jax.Array:
+    """bool [B, P]: whether any of the block's tail bits lies in the page."""
+    bits = (union[:, :, None] >> jnp.arange(_WORD, dtype=jnp.uint32)) & 1
+    bits = bits.reshape(union.shape[0], -1)
+    bits = jnp.pad(bits, ((0, 0), (0, -bits.shape[1] % page_size))).reshape(union.shape[0], -1, page_size)
+    in_page = jnp.any(bits == 1, axis=-1)
+    relative = jnp.arange(num_pages, dtype=jnp.int32) - tail_page[:, None]
+    inside = (relative >= 0) & (relative < in_page.shape[1])
+    return inside & jnp.take_along_axis(in_page, jnp.clip(relative, 0, in_page.shape[1] - 1), axis=1)

@@ -1,0 +1,306 @@
+"""The kernel for Hopper: online softmax over the listed pages of every query block, in Pallas for Mosaic GPU.
+
+One program handles a query block, a KV head and a share of the block's tiles. The block's tokens times the query heads
+of the KV head are the rows of the matrix products, so all branches of a lane read its trunk once. A producer warpgroup
+keeps the tiles of K and V coming by TMA, page by page; one or two consumer warpgroups multiply. The running softmax
+follows FlashAttention (Dao et al.), the division of labour FlashAttention-3 (Shah et al.).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from kernels_pallas.branch_attention import masking
+from kernels_pallas.branch_attention.blocks import HEADER, PAGE, QUERY, BlockPlan
+from kernels_pallas.branch_attention.masking import ROWS, WGMMA
+from kernels_pallas.branch_attention.tuning import QUERY_ROWS, Launch, Tuning
+
+# Columns of the result that leave in float32 at a time: a buffer for all of them would cost a stage of tiles.
+PARTIAL_COLUMNS = 64
+_TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
+_accumulator = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
+# Scores are kept in units of log2. A masked one lies so far below the least maximum that its weight is exactly 0.
+_LOWEST = -1e30
+
+
+def attend_blocks(
+    plan: BlockPlan,
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    *,
+    scale: float,
+    first_token: int,
+    num_tokens: int,
+    tuning: Tuning,
+    interpret: Any = None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Attention of the tokens of the plan's blocks.
+
+    Args:
+        q: [T, num_heads, head_dim], of the whole step.
+        k_pages, v_pages: [num_pages, page_size, num_kv_heads, head_dim].
+        first_token, num_tokens: which of the step's tokens the blocks hold.
+        interpret: `InterpretGPUParams` to run on a CPU.
+
+    Returns:
+        Without splits, [num_tokens, num_heads, head_dim] in q's dtype, and None. With S splits, float32 [S, num_tokens,
+        num_heads, head_dim], each split's own result, and float32 [S, B, num_kv_heads, C, QUERY_ROWS], the base-2
+        logarithms of their weights.
+    """
+    page_size, kv_heads, head_dim = k_pages.shape[1:]
+    blocks = plan.header.shape[0]
+    tail_words = 0 if plan.tail_bits is None else plan.tail_bits.shape[2]
+    launch = Launch(
+        tuning, page_size, head_dim, q.shape[1] // kv_heads, first_token, tail_words, scale * math.log2(math.e), q.dtype
+    )
+    out_shape = (num_tokens, *q.shape[1:])
+    if launch.split:
+        out_type = [
+            jax.ShapeDtypeStruct((tuning.splits, *out_shape), jnp.float32),
+            jax.ShapeDtypeStruct((tuning.splits, blocks, kv_heads, tuning.consumers, QUERY_ROWS), jnp.float32),
+        ]
+    else:
+        out_type = [jax.ShapeDtypeStruct(out_shape, q.dtype)]
+    inputs = {"header": plan.header, "pages": plan.pages, "queries": plan.queries, "q": q, "k": k_pages, "v": v_pages}
+    if tail_words:
+        inputs |= {"tail_bits": plan.tail_bits, "block_tail_bits": plan.block_tail_bits}
+    names = [*inputs, "out", *(["log_weight"] if launch.split else [])]
+
+    def body(*references: Any, **scratch: Any) -> None:
+        _program(launch, SimpleNamespace(**dict(zip(names, references, strict=True)), **scratch))
+
+    results = plgpu.kernel(
+        body,
+        out_type=out_type,
+        scratch_types=_scratch(launch),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        # The heads of a block run together: they read the same pages' rows.
+        grid=(blocks, tuning.splits, kv_heads),
+        grid_names=("block", "split", "head"),
+        num_threads=tuning.consumers + 1,
+        thread_name="warpgroup",
+        kernel_name="branch_attention",
+        interpret=interpret,
+    )(*inputs.values())
+    return (results[0], results[1]) if launch.split else (results[0], None)
+
+
+def _scratch(launch: Launch) -> dict[str, Any]:
+    tuning, head_dim = launch.tuning, launch.head_dim
+    consumers, stages = tuning.consumers, tuning.stages
+    tiles = plgpu.SMEM((stages, tuning.tile, head_dim), launch.dtype, transforms=_TILED)
+    loads = launch.pages_per_tile
+    query_loads = tuning.tokens_per_consumer(launch.group) + 1 + bool(launch.tail_words)
+    scratch = {
+        # TMA delivers the heads of each token as they are; their number need not fit the tiling.
+        "q_plain": plgpu.SMEM((consumers, QUERY_ROWS, head_dim), launch.dtype),
+        "q_tiled": plgpu.SMEM((consumers, QUERY_ROWS, head_dim), launch.dtype, transforms=_TILED),
+        "integers": plgpu.SMEM((consumers, len(QUERY), QUERY_ROWS), jnp.int32),
+        "k_tiles": tiles,
+        "v_tiles": tiles,
+        "q_loaded": plgpu.Barrier(num_arrivals=query_loads, num_barriers=consumers),
+        "k_loaded": plgpu.Barrier(num_arrivals=loads, num_barriers=stages),
+        "v_loaded": plgpu.Barrier(num_arrivals=loads, num_barriers=stages),
+        "k_used": plgpu.Barrier(num_arrivals=consumers, num_barriers=stages),
+        "v_used": plgpu.Barrier(num_arrivals=consumers, num_barriers=stages),
+    }
+    if consumers > 1:
+        scratch["v_cleaned"] = plgpu.Barrier(num_arrivals=consumers)
+    if launch.tail_words:
+        scratch["bits"] = plgpu.SMEM((consumers, launch.tail_words, QUERY_ROWS), jnp.int32)
+    if not tuning.weights_in_registers:
+        scratch["weights"] = plgpu.SMEM((consumers, QUERY_ROWS, tuning.tile), launch.dtype, transforms=_TILED)
+    if launch.split:
+        scratch["partial"] = plgpu.SMEM((consumers, QUERY_ROWS, PARTIAL_COLUMNS), jnp.float32)
+        scratch["weight_rows"] = plgpu.SMEM((consumers, QUERY_ROWS), jnp.float32)
+    return scratch
+
+
+def _program(launch: Launch, memory: Any) -> None:
+    consumers, splits = launch.tuning.consumers, launch.tuning.splits
+    block, split, warpgroup = lax.axis_index("block"), lax.axis_index("split"), lax.axis_index("warpgroup")
+    tiles = memory.header[block, HEADER.index("tiles")]
+    share = lax.div(tiles + splits - 1, jnp.int32(splits))
+    begin = jnp.minimum(split * share, tiles)
+    end = jnp.minimum(begin + share, tiles)
+
+    @pl.when(warpgroup == consumers)
+    def _():
+        if consumers > 1:
+            plgpu.set_max_registers(40, action="decrease")
+        _produce(launch, memory, begin, end)
+
+    @pl.when(warpgroup < consumers)
+    def _():
+        if consumers > 1:
+            plgpu.set_max_registers(232, action="increase")
+        _consume(launch, memory, begin, end, warpgroup)
+
+
+def _produce(launch: Launch, memory: Any, begin: jax.Array, end: jax.Array) -> None:
+    """Load the queries with their integers, then every tile as soon as its place is free."""
+    tuning, page_size, group = launch.tuning, launch.page_size, launch.group
+    block, head = lax.axis_index("block"), lax.axis_index("head")
+    heads = pl.ds(head * group, group)
+    first = memory.header[block, HEADER.index("first_token")]
+    per_consumer = tuning.tokens_per_consumer(group)
+    last_token = memory.q.shape[0] - 1
+    for consumer in range(tuning.consumers):
+        loaded = memory.q_loaded.at[consumer]
+        plgpu.copy_gmem_to_smem(memory.queries.at[block, consumer], memory.integers.at[consumer], loaded)
+        if launch.tail_words:
+            plgpu.copy_gmem_to_smem(memory.tail_bits.at[block, consumer], memory.bits.at[consumer], loaded)
+
+        @pl.loop(0, per_consumer)
+        def _(index, consumer=consumer, loaded=loaded):
+            # Rows beyond the block's tokens are computed and not stored: any token will do.
+            token = jnp.minimum(first + consumer * per_consumer + index, last_token)
+            place = memory.q_plain.at[consumer, pl.ds(index * group, group)]
+            plgpu.copy_gmem_to_smem(memory.q.at[token, heads], place, loaded)
+
+    @pl.loop(begin, end)
+    def _(tile):
+        step = tile - begin
+        stage = lax.rem(step, jnp.int32(tuning.stages))
+        pages = [
+            memory.pages[block, PAGE.index("page"), tile * launch.pages_per_tile + part]
+            for part in range(launch.pages_per_tile)
+        ]
+        for source, target, loaded, used in (
+            (memory.k, memory.k_tiles, memory.k_loaded, memory.k_used),
+            (memory.v, memory.v_tiles, memory.v_loaded, memory.v_used),
+        ):
+
+            @pl.when(step >= tuning.stages)
+            def _(used=used):
+                plgpu.barrier_wait(used.at[stage])
+
+            for part, page in enumerate(pages):
+                place = target.at[stage, pl.ds(part * page_size, page_size)]
+                plgpu.copy_gmem_to_smem(source.at[page, :, head], place, loaded.at[stage])
+
+    # A program ends only when nothing is in flight.
+    @pl.loop(jnp.maximum(end - tuning.stages, begin), end)
+    def _(tile):
+        stage = lax.rem(tile - begin, jnp.int32(tuning.stages))
+        plgpu.barrier_wait(memory.k_used.at[stage])
+        plgpu.barrier_wait(memory.v_used.at[stage])
+
+
+def _consume(launch: Launch, memory: Any, begin: jax.Array, end: jax.Array, consumer: jax.Array) -> None:
+    """Multiply the queries of this warpgroup with every tile, then store its tokens' results."""
+    block = lax.axis_index("block")
+    plgpu.barrier_wait(memory.q_loaded.at[consumer])
+    plain = plgpu.load(memory.q_plain.at[consumer], layout=WGMMA, optimized=False)
+    memory.q_tiled.at[consumer][...] = plain
+    plgpu.commit_smem()
+    queries = masking.load_queries(memory, consumer)
+
+    carry = (
+        plgpu.layout_cast(jnp.zeros((QUERY_ROWS, launch.head_dim), jnp.float32), WGMMA),
+        plgpu.layout_cast(jnp.full((QUERY_ROWS,), _LOWEST, jnp.float32), ROWS),
+        plgpu.layout_cast(jnp.zeros((QUERY_ROWS,), jnp.float32), ROWS),
+    )
+    sections = [("full_tiles", None), ("context_tiles", masking.hide_context)]
+    if launch.tail_words:
+        sections.append(("tiles", masking.hide_context_and_tail))
+    start = begin
+    for name, hide in sections:
+        stop = jnp.clip(memory.header[block, HEADER.index(name)], start, end)
+        carry = lax.fori_loop(start, stop, partial(_one_tile, launch, memory, begin, consumer, queries, hide), carry)
+        start = stop
+    _store(launch, memory, consumer, *carry)
+
+
+def _one_tile(launch, memory, begin, consumer, queries, hide, tile, carry):
+    """One step of the online softmax; `hide` masks the scores, None where every query sees the whole tile."""
+    total, top, weight = carry
+    tuning = launch.tuning
+    stage = lax.rem(tile - begin, jnp.int32(tuning.stages))
+
+    def multiply_keys(accumulator):
+        plgpu.wgmma(accumulator, memory.q_tiled.at[consumer], memory.k_tiles.at[stage].transpose((1, 0)))
+        return accumulator[...]
+
+    plgpu.barrier_wait(memory.k_loaded.at[stage])
+    scores = pl.run_scoped(multiply_keys, _accumulator((QUERY_ROWS, tuning.tile), jnp.float32))
+    plgpu.barrier_arrive(memory.k_used.at[stage])
+    scores *= launch.scale
+    if hide is not None:
+        scores = hide(launch, memory, queries, tile, scores, 2 * _LOWEST)
+    new_top = jnp.maximum(top, scores.max(axis=1))
+    shrink = jnp.exp2(top - new_top)
+    weights = jnp.exp2(scores - lax.broadcast_in_dim(new_top, scores.shape, [0]))
+    total *= lax.broadcast_in_dim(shrink, total.shape, [0])
+    weight = weight * shrink + weights.sum(axis=1)
+    weights = weights.astype(launch.dtype)
+    plgpu.barrier_wait(memory.v_loaded.at[stage])
+    if hide is not None:
+        masking.clean_values(launch, memory, consumer, tile, memory.v_tiles.at[stage])
+
+    def multiply_values(accumulator, left):
+        plgpu.wgmma(accumulator, left, memory.v_tiles.at[stage])
+
+    if tuning.weights_in_registers:
+        total = pl.run_state(lambda accumulator: multiply_values(accumulator, weights))(_accumulator.init(total))
+    else:
+        left = memory.weights.at[consumer]
+        left[...] = weights
+        plgpu.commit_smem()
+
+        def product(accumulator):
+            multiply_values(accumulator, left)
+            return accumulator[...]
+
+        total += pl.run_scoped(product, _accumulator(total.shape, jnp.float32))
+    plgpu.barrier_arrive(memory.v_used.at[stage])
+    return total, new_top, weight
+
+
+def _store(launch: Launch, memory: Any, consumer, total, top, weight) -> None:
+    """Divide by the weights' sum and store the rows of the block's own tokens."""
+    tuning, group = launch.tuning, launch.group
+    block, split, head = lax.axis_index("block"), lax.axis_index("split"), lax.axis_index("head")
+    per_consumer = tuning.tokens_per_consumer(group)
+    first = memory.header[block, HEADER.index("first_token")] - launch.first_token + consumer * per_consumer
+    count = memory.header[block, HEADER.index("num_tokens")] - consumer * per_consumer
+    count = jnp.clip(count, 0, per_consumer)
+    # A query that sees nothing has no weight, and zeros in `total`.
+    inverse = jnp.where(weight > 0.0, 1.0 / weight, 0.0)
+    total *= lax.broadcast_in_dim(inverse, total.shape, [0])
+
+    def store_tokens(source, target_of) -> None:
+        plgpu.commit_smem()
+
+        @pl.loop(0, count)
+        def _(index):
+            plgpu.copy_smem_to_gmem(source.at[pl.ds(index * group, group)], target_of(first + index))
+
+        plgpu.wait_smem_to_gmem(0)
+
+    heads = pl.ds(head * group, group)
+    if not launch.split:
+        place = memory.q_plain.at[consumer]
+        place[...] = total.astype(launch.dtype)
+        store_tokens(place, lambda token: memory.out.at[token, heads])
+        return
+    place = memory.partial.at[consumer]
+    for column in range(0, launch.head_dim, PARTIAL_COLUMNS):
+        columns = pl.ds(column, PARTIAL_COLUMNS)
+        place[...] = total[:, column : column + PARTIAL_COLUMNS]
+        store_tokens(place, lambda token, columns=columns: memory.out.at[split, token, heads, columns])
+    rows = memory.weight_rows.at[consumer]
+    rows[...] = jnp.where(weight > 0.0, top + jnp.log2(weight), _LOWEST)
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(rows, memory.log_weight.at[split, block, head, consumer])
+    plgpu.wait_smem_to_gmem(0)

@@ -1,0 +1,107 @@
+"""The branch attention kernel compiles for an H200, in both forms and in all the shapes that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer.attention.metadata import AttentionMetadata
+from kernels_pallas.branch_attention.api import branch_attention
+from tests.aot.h200 import compile_for_h200
+from tests.kernels.branch_attention_cases import CASES
+from tests.kernels.branch_attention_checks import scene_of
+
+
+def refuse(*_, **__):
+    raise AssertionError("the reference was asked instead of the kernel")
+
+
+def compiled(q, k_pages, step, layers: int = 1, **options) -> jax.stages.Compiled:
+    attend = partial(branch_attention, scale=0.1, reference=refuse, **options)
+
+    def run(q, k_pages, v_pages, step):
+        for _ in range(layers):
+            q = attend(q, k_pages, v_pages, step)
+        return q
+
+    return compile_for_h200(run, q, k_pages, k_pages, step)
+
+
+def kernels(program: jax.stages.Compiled) -> int:
+    return program.as_text().count('custom_call_target="mosaic_gpu')
+
+
+@pytest.mark.parametrize("in_registers", [True, False], ids=["fast_form", "interpretable_form"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_of_the_table_compiles(name, in_registers):
+    scene = scene_of(name)
+    tuning = replace(CASES[name].tuning, weights_in_registers=in_registers)
+    assert kernels(compiled(scene.q, scene.k_pages, scene.metadata, tuning=tuning))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a serving step."""
+
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    page_size: int = 16
+    dtype: jnp.dtype = jnp.bfloat16
+    decode_rows: int = 32
+    decode_width: int = 1
+    prefill_rows: int = 0
+    prefill_tokens: int = 0
+    tail_words: int = 0
+    lane_tokens: int = 4096
+
+    def arguments(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, AttentionMetadata]:
+        def ints(*extent: int, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(extent, dtype)
+
+        tokens = self.decode_rows * self.decode_width + self.prefill_tokens
+        rows, pages = self.decode_rows + self.prefill_rows, self.lane_tokens // self.page_size
+        step = AttentionMetadata(
+            slot_mapping=ints(tokens), row=ints(tokens), limit=ints(tokens), branch=ints(tokens),
+            tail_bits=ints(tokens, self.tail_words, dtype=jnp.uint32), page_table=ints(rows, pages),
+            page_branch=ints(rows, pages), kv_len=ints(rows), trunk_len=ints(rows), tail_start=ints(rows),
+            query_start_loc=ints(rows + 1), decode_rows=self.decode_rows, decode_width=self.decode_width,
+        )  # fmt: skip
+        q = jax.ShapeDtypeStruct((tokens, self.heads, self.head_dim), self.dtype)
+        pool = (1024, self.page_size, self.kv_heads, self.head_dim)
+        return q, jax.ShapeDtypeStruct(pool, self.dtype), step
+
+
+PREFILL = {"decode_rows": 0, "prefill_rows": 4, "prefill_tokens": 1024}
+SHAPES = {
+    "decode": Shape(),
+    "decode_of_one_long_lane": Shape(decode_rows=1, lane_tokens=32768),
+    "prefill": Shape(**PREFILL),
+    "mixed": Shape(prefill_rows=4, prefill_tokens=1024),
+    "sixteen_branches": Shape(decode_rows=2, decode_width=16),
+    "trees_of_64_nodes": Shape(decode_rows=8, decode_width=64, tail_words=2),
+    "trees_of_512_nodes": Shape(decode_rows=1, decode_width=512, tail_words=16),
+    "tails_beside_prefill": Shape(decode_width=8, prefill_rows=2, prefill_tokens=256, tail_words=1),
+    **{f"prefill_heads_of_{d}": Shape(head_dim=d, **PREFILL) for d in (64, 256)},
+    **{f"decode_heads_of_{d}": Shape(head_dim=d) for d in (64, 256)},
+    **{f"one_row_heads_of_{d}": Shape(head_dim=d, decode_rows=1, lane_tokens=32768) for d in (64, 256)},
+    **{f"pages_of_{size}": Shape(page_size=size, prefill_rows=1, prefill_tokens=128) for size in (32, 64)},
+    **{f"a_group_of_{g}": Shape(heads=4 * g, kv_heads=4, **PREFILL) for g in (1, 5, 7, 8, 16)},
+    "float16": Shape(dtype=jnp.float16, prefill_rows=1, prefill_tokens=128),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_serving_shape_compiles_with_the_sizes_chosen_for_it(name):
+    shape = SHAPES[name]
+    groups = bool(shape.decode_rows) + bool(shape.prefill_tokens)
+    assert kernels(compiled(*shape.arguments())) == groups
+
+
+def test_the_layers_of_a_step_share_one_plan():
+    one, four = (compiled(*Shape().arguments(), layers=layers).as_text().count("fusion(") for layers in (1, 4))
+    assert one == four

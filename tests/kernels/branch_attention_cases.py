@@ -1,0 +1,129 @@
+"""The case table of the branch attention kernel: a step to compute and how the kernel cuts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from kernels_pallas.branch_attention.tuning import Tuning
+from tests.attention.lanes import Lane, block_lane, branched_lane, plain_lane, with_tail
+from tests.attention.scenes import Heads, Scene, make_scene
+
+BF16, FP16 = jnp.bfloat16, jnp.float16
+PAIR = Heads(2, 1, 64, BF16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step, the kernel's static options for it, and whether interpreting it takes long."""
+
+    scene: Callable[[], Scene]
+    tuning: Tuning
+    slow: bool
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(slow: bool = False, **tuning) -> Callable[[Callable[[], Scene]], Callable[[], Scene]]:
+    """Enter a scene into the table under its function's name."""
+
+    def enter(build: Callable[[], Scene]) -> Callable[[], Scene]:
+        CASES[build.__name__] = Case(build, Tuning(**tuning), slow)
+        return build
+
+    return enter
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+def tree(lane: Lane, nodes: int) -> Lane:
+    return with_tail(rng(), lane, nodes)
+
+
+@case(tokens=1)
+def decodes_at_the_borders_of_pages_and_tiles() -> Scene:
+    return make_scene([plain_lane(32, n - 1, 1) for n in (1, 32, 64, 65)], heads=PAIR, decode_rows=5)
+
+
+@case(tokens=3)
+def branches_of_a_lane_in_one_block() -> Scene:
+    lanes = [branched_lane(rng(), 16, trunk, lengths) for trunk, lengths in ((70, (20, 3, 33)), (0, (1, 17)))]
+    return make_scene(lanes, heads=Heads(4, 1, 64, BF16), decode_width=3)
+
+
+@case(tokens=12)
+def draft_trees_cut_into_two_blocks() -> Scene:
+    return make_scene([tree(plain_lane(16, 75, 1), 20)], heads=Heads(4, 1, 64, BF16), decode_width=20, num_words=1)
+
+
+@case(tokens=1, splits=3)
+def more_splits_than_some_lanes_have_tiles() -> Scene:
+    return make_scene([plain_lane(64, n, 1) for n in (200, 0)], heads=Heads(2, 1, 64, BF16))
+
+
+@case(consumers=2, tokens=8, stages=2)
+def prefills_of_two_warpgroups_beside_padding() -> Scene:
+    prefills = [plain_lane(16, 60, 19), plain_lane(16, 0, 3)]
+    return make_scene([], prefills, heads=Heads(6, 1, 64, FP16), prefill_rows=3, prefill_tokens=24)
+
+
+@case(tokens=16)
+def every_kind_of_row_at_once() -> Scene:
+    decodes = [plain_lane(16, 30, 1), branched_lane(rng(), 16, 20, (3, 18)), tree(plain_lane(16, 37, 1), 4)]
+    prefills = [block_lane(16, 5, 8), branched_lane(rng(), 16, 7, (20, 4), new=9, only=0)]
+    sizes = {"decode_width": 4, "num_words": 1, "prefill_rows": 2, "prefill_tokens": 20}
+    return make_scene(decodes, prefills, heads=Heads(4, 1, 128, BF16), **sizes)
+
+
+@case(slow=True, tokens=2, tile=128, stages=2)
+def a_tile_of_two_squares() -> Scene:
+    lanes = [branched_lane(rng(), 32, 140, (40, 7)), plain_lane(32, 255, 1)]
+    return make_scene(lanes, heads=Heads(4, 2, 64, BF16), decode_width=2)
+
+
+@case(slow=True, consumers=2, tokens=8, stages=2, splits=2)
+def splits_of_two_warpgroups_with_a_tree() -> Scene:
+    lanes = [tree(branched_lane(rng(), 64, 150, (9, 70)), 40), tree(plain_lane(64, 3, 1), 33)]
+    return make_scene(lanes, heads=Heads(4, 1, 64, BF16), decode_width=40, num_words=2)
+
+
+@case(slow=True, tokens=4)
+def a_tree_of_the_greatest_size() -> Scene:
+    return make_scene([tree(plain_lane(32, 40, 1), 512)], heads=Heads(16, 1, 64, BF16), decode_width=512, num_words=16)
+
+
+@case(slow=True, tokens=9)
+def a_group_of_seven_heads() -> Scene:
+    return make_scene([plain_lane(16, 90, 1)], [plain_lane(16, 3, 25)], heads=Heads(14, 2, 64, BF16))
+
+
+@case(slow=True, consumers=2, tokens=64, stages=2)
+def one_head_per_kv_head() -> Scene:
+    return make_scene([], [plain_lane(16, 10, 150)], heads=Heads(2, 2, 64, BF16))
+
+
+@case(slow=True, tokens=4, stages=2, splits=2)
+def heads_of_256_in_splits() -> Scene:
+    lanes = [branched_lane(rng(), 16, 100, (30, 5, 64)), branched_lane(rng(), 16, 17, (2, 3))]
+    return make_scene(lanes, heads=Heads(8, 2, 256, FP16), decode_width=3)
+
+
+def _sections(page_size: int) -> Scene:
+    """Trunk, branches and tail, each of them empty in turn."""
+    lanes = []
+    for trunk, branches, tail in ((40, 1, 1), (0, 1, 1), (40, 0, 1), (40, 1, 0), (0, 0, 1), (0, 1, 0), (40, 0, 0)):
+        lane = branched_lane(rng(), page_size, trunk, (20, 5)) if branches else plain_lane(page_size, trunk, 1)
+        lanes.append(tree(lane, 6) if tail else lane)
+    return make_scene(lanes, heads=PAIR, decode_width=6, num_words=1)
+
+
+for _page_size in (16, 32, 64):
+    CASES[f"every_section_empty_in_turn_with_pages_of_{_page_size}"] = Case(
+        lambda size=_page_size: _sections(size), Tuning(tokens=6), slow=True
+    )
