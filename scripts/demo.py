@@ -43,7 +43,7 @@ PROMPTS: dict[str, list[dict[str, str]]] = {
     "reading": [
         {
             "role": "user",
-            "content": "Read the text and answer with one word.\nText: The ship Votan sails to Mestad. The captain of "
+            "content": "Read the text and answer the question.\nText: The ship Votan sails to Mestad. The captain of "
             "Votan is Broseban. The cargo of Votan is stones. The ship Vagatru sails to Lagroburg. The captain of "
             "Vagatru is Mofigre. The cargo of Vagatru is coins.\nQuestion: Who is the captain of Vagatru?",
         }
@@ -54,7 +54,10 @@ PROMPTS: dict[str, list[dict[str, str]]] = {
             "content": "Write this as JSON: Festigi is 26 years old, works as a teacher and lives in Kludadale.",
         }
     ],
-    "arithmetic": [{"role": "user", "content": "Calculate 30 + 15."}],
+    "no plan needed": [
+        {"role": "system", "content": PLAN_PROTOCOL},
+        {"role": "user", "content": "Wick, who is the doctor?"},
+    ],
 }
 PANEL_WIDTH = 48
 REFRESHES_PER_SECOND = 10

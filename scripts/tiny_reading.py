@@ -125,7 +125,7 @@ def _text(rng: random.Random, held_out: bool) -> tuple[str, list[Fact]]:
 
 
 def reading(rng: random.Random, held_out: bool) -> Exercise:
-    """A text of two to six facts and a question about one; the answer is the sentence of the text."""
+    """A text of two to eight facts and a question about one; the answer is the sentence of the text."""
     text, facts = _text(rng, held_out)
     fact = rng.choice(facts)
     return Exercise(ASK.format(text=text, question=fact.question), fact.sentence)

@@ -36,6 +36,10 @@ def _exact(sample: Sample, answer: str) -> bool:
 
 
 def _well_formed(sample: Sample, answer: str) -> bool:
+    return parse_skeleton(answer) is not None
+
+
+def _of_the_task(sample: Sample, answer: str) -> bool:
     return sample.task is not None and skeleton_belongs(answer, sample.task)
 
 
@@ -91,7 +95,8 @@ def _direct(sample: Sample, answer: str) -> bool:
 
 # Kind of case, what is checked (as the model card says it), the check, the required share.
 CHECKS: tuple[tuple[str, str, Check, float | None], ...] = (
-    ("plan", "skeleton well-formed, titles of the task", _well_formed, 0.95),
+    ("plan", "skeleton well-formed", _well_formed, 0.95),
+    ("plan", "well-formed, different titles, all of the task", _of_the_task, None),
     ("plan", "as many points as asked", _right_length, None),
     ("expansion", "on topic, right tags, two or three sentences", _on_topic, 0.90),
     ("expansion", "as many sentences as asked", _asked_sentences, None),
