@@ -74,7 +74,7 @@ def save_parameters(path: Path, source: ParameterSource) -> None:
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
     handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
     with ocp.Checkpointer(handler) as checkpointer:
-        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunks))
+        checkpointer.save(path.resolve(), args=ocp.args.PyTreeSave(tree, save_args=chunks))
     # A note for file systems without rename; it would carry this machine's path into the checkpoint.
     (path / "commit_success.txt").unlink(missing_ok=True)
 
@@ -97,7 +97,7 @@ class StoredParameters:
 
     def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: Any = None) -> None:
         self.path = path
-        database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path.absolute()}/"}}
+        database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path.resolve()}/"}}
         context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
         try:
             keys = ts.KvStore.open(database, context=context).result().list().result()

@@ -55,6 +55,14 @@ def edit_json(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def test_a_directory_may_be_named_by_a_path_that_goes_up(original, monkeypatch):
+    (original / "elsewhere").mkdir(exist_ok=True)
+    monkeypatch.chdir(original / "elsewhere")
+    _, model = load_checkpoint(Path("../converted"))
+    _, expected = load_checkpoint(original / "converted")
+    assert_same_parameters(parameters_of(model), parameters_of(expected))
+
+
 def logits(model) -> np.ndarray:
     """What a model says after each of some tokens."""
     positions = jnp.arange(12)
