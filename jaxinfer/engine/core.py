@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -176,20 +176,30 @@ class EngineCore:
         metrics.num_steps_total += steps
         metrics.scheduled_rows_total += steps * len(launch.output.requests)
         now = time.perf_counter()
-        for landing in landings:
-            request, count = landing.request, landing.last - landing.first
-            metrics.generation_tokens_total += count
-            if landing.first == request.num_prompt_tokens:
-                metrics.prompt_tokens_total += request.num_prompt_tokens
-                metrics.time_to_first_token_seconds.observe(now - request.metrics.arrival_time)
-                request.metrics.first_token_time = now
-            elif request.metrics.last_token_time is not None:
-                gap = (now - request.metrics.last_token_time) / count
-                metrics.inter_token_latency_seconds.observe(gap, count)
-            request.metrics.last_token_time = now
+        self._observe(landings, now)
         metrics.host_seconds_total += time.perf_counter() - begin
         self._progress_log.tick(self.get_metrics, now)
         return landings
+
+    def _observe(self, landings: list[Landing], now: float) -> None:
+        """Account for tokens that landed at `now`."""
+        metrics = self.metrics
+        # Most requests got their tokens before at the same moment, so there are few different gaps.
+        gaps: Counter[tuple[float, int]] = Counter()
+        generated = 0
+        for request, _, first, last in landings:
+            times = request.metrics
+            generated += last - first
+            if first == request.num_prompt_tokens:
+                metrics.prompt_tokens_total += first
+                metrics.time_to_first_token_seconds.observe(now - times.arrival_time)
+                times.first_token_time = now
+            elif times.last_token_time is not None:
+                gaps[times.last_token_time, last - first] += 1
+            times.last_token_time = now
+        metrics.generation_tokens_total += generated
+        for (before, count), rows in gaps.items():
+            metrics.inter_token_latency_seconds.observe((now - before) / count, count * rows)
 
     def finish(self, request: Request, status: RequestStatus) -> None:
         """End a request now, whatever it is doing; its pages return to the pool and what is in flight is dropped."""

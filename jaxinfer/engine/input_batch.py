@@ -41,6 +41,8 @@ class InputBatch:
         self.min_p = np.zeros(seats, np.float32)
         self.request_key = np.zeros((seats, 2), np.uint32)
         self.ending_token_ids = np.full((seats, MAX_ENDING_TOKEN_IDS), -1, np.int32)
+        # Which of its tokens, counted from the prompt's first, a seat will hold on the device; -1: none of it.
+        self.on_device = np.full(seats, -1, np.int32)
 
     def build(self, output: SchedulerOutput) -> BuiltBatch:
         """The arrays of one step; also takes over arrivals and new pages."""
@@ -49,9 +51,9 @@ class InputBatch:
             for request in requests:
                 if request.request_id not in self.seat_of:
                     self._enter(request)
-        for request, new_pages in zip(requests, output.new_pages, strict=True):
+        for index, new_pages in enumerate(output.new_pages):
             if new_pages:
-                self._add_pages(request.seat, request.pages)
+                self._add_pages(requests[index].seat, requests[index].pages)
         seats = np.asarray([request.seat for request in requests], np.int32)
         computed = np.asarray(output.num_computed, np.int32)
         kv_len = computed + counts
@@ -77,6 +79,7 @@ class InputBatch:
         packed["seat"][:] = len(self.page_table)
         packed["seat"][rows[samples]] = seats[samples]
         packed["num_steps"][...] = output.num_steps
+        self.on_device[seats[samples]] = kv_len[samples] + output.num_steps - 1
         return BuiltBatch(packed, rows)
 
     def _fill_rows(self, packed: PackedBatch, rows: np.ndarray, seats: np.ndarray, kv_len: np.ndarray) -> None:
@@ -117,15 +120,14 @@ class InputBatch:
         positions = np.repeat(computed[order], repeat) + offset
         seat = np.repeat(seats[order], repeat)
 
-        tokens = []
-        for i, start in zip(decodes.tolist(), computed[decodes].tolist(), strict=True):
-            request = requests[i]
-            known = request.token_ids
-            # A token in flight is on the device already, at its request's seat.
-            tokens.append(known[start] if start < len(known) else -1 - request.seat)
-        for i in prefills:
-            tokens += requests[i].token_ids[computed[i] : computed[i] + counts[i]]
-        packed["token_ids"][where] = tokens
+        # The latest sampled token is on the device, at its request's seat, whether it has landed or not.
+        tokens = -1 - seats[decodes]
+        for i in np.flatnonzero(self.on_device[seats[decodes]] != computed[decodes]).tolist():
+            tokens[i] = requests[decodes[i]].token_ids[computed[decodes[i]]]
+        packed["token_ids"][: len(decodes)] = tokens
+        if total:
+            chunks = [requests[i].token_ids[computed[i] : computed[i] + counts[i]] for i in prefills.tolist()]
+            packed["token_ids"][shape.decode_rows : shape.decode_rows + total] = np.concatenate(chunks)
         packed["positions"][where] = positions
         packed["lengths"][where] = np.maximum(positions + 1, self.prompt_len[seat])
         packed["slot_mapping"][:] = self.num_slots + np.arange(shape.num_tokens)
@@ -149,6 +151,7 @@ class InputBatch:
     def _enter(self, request: Request) -> int:
         seat = request.seat = self.free_seats.pop()
         self.seat_of[request.request_id] = seat
+        self.on_device[seat] = -1
         self.num_pages[seat] = 0
         self.prompt_len[seat] = request.num_prompt_tokens
         params = request.sampling_params

@@ -24,6 +24,7 @@ class _Follower:
     inbox: deque[RequestOutput]
     stream: bool
     detokenizer: IncrementalDetokenizer | None
+    stepwise: bool  # whether something is made of its tokens before the end
     num_streamed: int = 0  # output tokens that earlier deltas held
     failed: bool = False
 
@@ -45,7 +46,9 @@ class OutputProcessor:
         detokenizer = None
         if self._tokenizer is not None and params.detokenize and (stream or params.stop_strings):
             detokenizer = IncrementalDetokenizer(self._tokenizer, request.prompt_token_ids, params)
-        self._followers[request.request_id] = _Follower(inbox, stream, detokenizer)
+        self._followers[request.request_id] = _Follower(
+            inbox, stream, detokenizer, stepwise=stream or detokenizer is not None
+        )
 
     def process(self, landings: Sequence[Landing]) -> None:
         """Take the tokens of one step. What goes wrong with one request ends that request and no other."""
@@ -54,6 +57,8 @@ class OutputProcessor:
             follower = self._followers.get(request.request_id)
             if follower is None:
                 continue  # added to the engine by someone who reads its tokens himself
+            if not (follower.stepwise or request.is_finished):
+                continue
             try:
                 self._take(landing, follower)
                 if not request.is_finished and follower.stream:

@@ -25,19 +25,9 @@ class RequestStatus(enum.Enum):
     FINISHED_ABORTED = "abort"
     FINISHED_ERROR = "error"
 
-    @property
-    def is_finished(self) -> bool:
-        return self in _FINISHED
-
-
-_FINISHED = frozenset(
-    (
-        RequestStatus.FINISHED_STOPPED,
-        RequestStatus.FINISHED_LENGTH,
-        RequestStatus.FINISHED_ABORTED,
-        RequestStatus.FINISHED_ERROR,
-    )
-)
+    def __init__(self, reason: str) -> None:
+        # An attribute, because it is asked for several times for every token.
+        self.is_finished = reason in ("stop", "length", "abort", "error")
 
 
 @dataclass(eq=False)
@@ -110,7 +100,7 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        return self.status in _FINISHED
+        return self.status.is_finished
 
     def append(self, token: int) -> RequestStatus | None:
         """Add a sampled token; the finished status that it brings about by the rules on tokens and length, if any."""

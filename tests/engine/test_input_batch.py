@@ -54,21 +54,28 @@ def random_steps(seed: int, launches: int = 150):
 @pytest.fixture(scope="module", params=range(4))
 def life(request) -> list[tuple[dict, BuiltBatch]]:
     """Each step as {request id: facts that hold when it is built} and the batch."""
-    return [(facts_of(output), built) for output, built in random_steps(request.param)]
+    on_device: dict[str, int] = {}
+    return [(facts_of(output, on_device), built) for output, built in random_steps(request.param)]
 
 
-def facts_of(output: SchedulerOutput) -> dict[str, dict]:
-    """What must be true of each request's row, recomputed from the request one token at a time."""
+def facts_of(output: SchedulerOutput, on_device: dict[str, int]) -> dict[str, dict]:
+    """What must be true of each request's row, recomputed from the request one token at a time.
+
+    `on_device` says which token of a request its seat holds, and is brought up to date.
+    """
     facts = {}
+    for name in output.resumed:
+        on_device.pop(name, None)  # it has a new seat
     for at, (request, count) in enumerate(zip(output.requests, output.num_tokens, strict=True)):
         end = request.num_computed_tokens - (output.num_steps - 1)
         tokens = []
         for index in range(end - count, end):
             page, offset = request.pages[index // PAGE_SIZE], index % PAGE_SIZE
-            in_flight = index >= len(request.token_ids)
+            is_latest = count == 1 and on_device.get(request.request_id) == index
+            assert is_latest or index < len(request.token_ids), "neither the host nor the device has this token"
             tokens.append(
                 {
-                    "token_ids": -1 - request.seat if in_flight else request.token_ids[index],
+                    "token_ids": -1 - request.seat if is_latest else request.token_ids[index],
                     "positions": index,
                     "lengths": max(index + 1, len(request.prompt_token_ids)),
                     "slot_mapping": page * PAGE_SIZE + offset,
@@ -76,6 +83,8 @@ def facts_of(output: SchedulerOutput) -> dict[str, dict]:
                     "branch": -1,
                 }
             )
+        if output.samples[at]:
+            on_device[request.request_id] = request.num_computed_tokens
         params = request.sampling_params
         facts[request.request_id] = {
             "at": at,
