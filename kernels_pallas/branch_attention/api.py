@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.backend import get_default_device
 
+from kernels_pallas.branch_attention import merging
 from kernels_pallas.branch_attention.blocks import (
     Blocks,
     StepIntegers,
@@ -99,9 +100,12 @@ def why_not(q: jax.Array, k_pages: jax.Array, step: StepIntegers) -> str | None:
 
 def why_not_here() -> str | None:
     """Why the kernel does not run on the device that is compiled for; None if it does."""
-    device: Any = jax.sharding.get_abstract_mesh().abstract_device or get_default_device()
+    target = jax.sharding.get_abstract_mesh().abstract_device
+    device: Any = target or get_default_device()
     if not any(name in device.device_kind for name in HOPPER):
         return f"the device is {device.device_kind!r}, the kernel is for {', '.join(HOPPER)}"
+    if target is None and jax.local_device_count() > 1:
+        return f"there are {jax.local_device_count()} devices, and the kernel's heads are not split over them"
     return None
 
 
@@ -145,10 +149,9 @@ def _attend(
     )  # fmt: skip
     if log_weight is None:
         return out
-    block, place = block_of_tokens(blocks, first_token + jnp.arange(num_tokens, dtype=jnp.int32))
-    consumer, index = jnp.divmod(place, tuning.tokens_per_consumer(group))
-    row = (index[:, None] * group + jnp.arange(group))[:, None]  # [T, 1, G]
-    heads = jnp.arange(kv_heads)[None, :, None]
-    log_weight = log_weight[:, block[:, None, None], heads, consumer[:, None, None], row].reshape(out.shape[:3])
-    weight = jnp.exp2(log_weight - jnp.max(log_weight, axis=0))[..., None]
-    return (jnp.sum(weight * out, axis=0) / jnp.sum(weight, axis=0)).astype(q.dtype)
+    if first_token == 0 and step.decode_rows:
+        weights = merging.of_decode_tokens(log_weight, step.decode_rows, step.decode_width, group, tuning)
+    else:
+        tokens = first_token + jnp.arange(num_tokens, dtype=jnp.int32)
+        weights = merging.of_tokens(log_weight, *block_of_tokens(blocks, tokens), group, tuning)
+    return merging.merge(out, weights).astype(q.dtype)

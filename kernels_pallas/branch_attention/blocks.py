@@ -30,17 +30,38 @@ class StepIntegers(Protocol):
     The first `decode_rows` rows have `decode_width` tokens each; the others hold packed tokens from `query_start_loc`.
     """
 
-    limit: jax.Array  # int32 [T], the highest lane index that the token may see
-    branch: jax.Array  # int32 [T], -1 for tokens of the trunk
-    tail_bits: jax.Array  # uint32 [T, W], bit i: the token sees lane index tail_start + i
-    page_table: jax.Array  # int32 [R, P]
-    page_branch: jax.Array  # int32 [R, P], the branch that owns the page
-    kv_len: jax.Array  # int32 [R]
-    trunk_len: jax.Array  # int32 [R]
-    tail_start: jax.Array  # int32 [R]
-    query_start_loc: jax.Array  # int32 [R + 1]
-    decode_rows: int
-    decode_width: int
+    @property
+    def limit(self) -> jax.Array: ...  # int32 [T], the highest lane index that the token may see
+
+    @property
+    def branch(self) -> jax.Array: ...  # int32 [T], -1 for tokens of the trunk
+
+    @property
+    def tail_bits(self) -> jax.Array: ...  # uint32 [T, W], bit i: the token sees lane index tail_start + i
+
+    @property
+    def page_table(self) -> jax.Array: ...  # int32 [R, P]
+
+    @property
+    def page_branch(self) -> jax.Array: ...  # int32 [R, P], the branch that owns the page
+
+    @property
+    def kv_len(self) -> jax.Array: ...  # int32 [R]
+
+    @property
+    def trunk_len(self) -> jax.Array: ...  # int32 [R]
+
+    @property
+    def tail_start(self) -> jax.Array: ...  # int32 [R]
+
+    @property
+    def query_start_loc(self) -> jax.Array: ...  # int32 [R + 1]
+
+    @property
+    def decode_rows(self) -> int: ...
+
+    @property
+    def decode_width(self) -> int: ...
 
 
 @jax.tree_util.register_dataclass
@@ -86,7 +107,9 @@ def prefill_blocks(step: StepIntegers, tokens_per_block: int) -> Blocks:
     per_row = (jnp.diff(starts) + tokens_per_block - 1) // tokens_per_block
     ends = jnp.cumsum(per_row, dtype=jnp.int32)
     index = jnp.arange(packed // tokens_per_block + per_row.shape[0], dtype=jnp.int32)
-    row = jnp.minimum(jnp.searchsorted(ends, index, side="right"), per_row.shape[0] - 1).astype(jnp.int32)
+    row = jnp.minimum(jnp.searchsorted(ends, index, side="right", method="compare_all"), per_row.shape[0] - 1).astype(
+        jnp.int32
+    )
     first = starts[row] + (index - (ends[row] - per_row[row])) * tokens_per_block
     count = jnp.where(index < ends[-1], jnp.clip(starts[row + 1] - first, 0, tokens_per_block), 0)
     last_row = step.page_table.shape[0] - 1
@@ -143,7 +166,7 @@ def plan_blocks(step: StepIntegers, blocks: Blocks, *, page_size: int, group: in
 
 def block_of_tokens(blocks: Blocks, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
     """int32 [T] each: the block of each token and its place in the block."""
-    block = jnp.searchsorted(blocks.first_token, tokens, side="right").astype(jnp.int32) - 1
+    block = jnp.searchsorted(blocks.first_token, tokens, side="right", method="compare_all").astype(jnp.int32) - 1
     return block, tokens - blocks.first_token[block]
 
 

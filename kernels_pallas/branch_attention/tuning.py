@@ -115,9 +115,10 @@ def choose_tuning(
     Raises:
         ValueError: no choice of sizes fits the shared memory.
     """
-    form = Tuning(weights_in_registers=weights_in_registers)
+    # Short rows of few bytes would be bound by the softmax of small tiles.
+    form = Tuning(tile=128 if head_dim == 64 else 64, weights_in_registers=weights_in_registers)
     many = tokens_per_row * group > QUERY_ROWS
-    candidates = [replace(form, consumers=2, tile=128), replace(form, consumers=2)] if many else []
+    candidates = [replace(form, consumers=2, tile=tile) for tile in (128, 64)] if many else []
     for candidate in (*candidates, form):
         candidate = replace(candidate, tokens=min(-(-tokens_per_row // candidate.consumers), QUERY_ROWS))
         blocks = rows * -(-tokens_per_row // candidate.tokens_per_block(group))

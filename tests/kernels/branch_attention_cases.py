@@ -81,6 +81,11 @@ def every_kind_of_row_at_once() -> Scene:
     return make_scene(decodes, prefills, heads=Heads(4, 1, 128, BF16), **sizes)
 
 
+@case(tokens=8, splits=2)
+def a_short_chunk_of_a_long_prompt_in_splits() -> Scene:
+    return make_scene([], [plain_lane(16, 150, 9), plain_lane(16, 0, 4)], heads=PAIR, prefill_tokens=16)
+
+
 @case(slow=True, tokens=2, tile=128, stages=2)
 def a_tile_of_two_squares() -> Scene:
     lanes = [branched_lane(rng(), 32, 140, (40, 7)), plain_lane(32, 255, 1)]

@@ -1,0 +1,46 @@
+"""The results of the splits of a launch as one, weighted by their sums of exponentials."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.branch_attention.tuning import Tuning
+
+
+def merge(parts: jax.Array, log_weight: jax.Array) -> jax.Array:
+    """parts [S, T, H, D] with base-2 logarithms of weights [S, T, H] -> their mean [T, H, D].
+
+    Written out split by split the merge is elementwise, and XLA makes one kernel of it.
+    """
+    top = log_weight[0]
+    for part in log_weight[1:]:
+        top = jnp.maximum(top, part)
+    total, weights = jnp.zeros(parts.shape[1:], parts.dtype), jnp.zeros_like(top)
+    for part, log in zip(parts, log_weight, strict=True):
+        weight = jnp.exp2(log - top)
+        total, weights = total + weight[..., None] * part, weights + weight
+    return total / weights[..., None]
+
+
+def of_tokens(log_weight: jax.Array, block: jax.Array, place: jax.Array, group: int, tuning: Tuning) -> jax.Array:
+    """[S, B, Hkv, C, QUERY_ROWS] by block -> [S, T, H] by token.
+
+    Args:
+        block, place: int32 [T], the block of each token and its place in it.
+    """
+    splits, _, kv_heads = log_weight.shape[:3]
+    consumer, index = jnp.divmod(place, tuning.tokens_per_consumer(group))
+    row = (index[:, None] * group + jnp.arange(group))[:, None]  # [T, 1, G]
+    head = jnp.arange(kv_heads)[None, :, None]
+    by_token = log_weight[:, block[:, None, None], head, consumer[:, None, None], row]
+    return by_token.reshape(splits, block.shape[0], kv_heads * group)
+
+
+def of_decode_tokens(log_weight: jax.Array, rows: int, width: int, group: int, tuning: Tuning) -> jax.Array:
+    """As `of_tokens` for `rows` rows of `width` tokens: their places are known, and no gather is needed."""
+    splits, _, kv_heads, consumers = log_weight.shape[:4]
+    tokens = tuning.tokens_per_consumer(group)
+    by_row = log_weight[..., : tokens * group].reshape(splits, rows, -1, kv_heads, consumers, tokens, group)
+    by_row = by_row.transpose(0, 1, 2, 4, 5, 3, 6).reshape(splits, rows, -1, kv_heads * group)
+    return by_row[:, :, :width].reshape(splits, rows * width, kv_heads * group)
