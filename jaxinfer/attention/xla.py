@@ -7,6 +7,7 @@ tokens that are there, whatever the padded shapes are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -16,10 +17,14 @@ from jax import lax
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.attention.visibility import visible
 
-DECODE_TILE_ROWS = 8
+DECODE_TILE_ROWS = 16
 PREFILL_BLOCK = 64
 CHUNK_TOKENS = 128
+# Up to so many queries of a row and KV head, one product for all heads is faster than one for each.
+FEW_QUERIES = 8
 _LOWEST = -1e30
+_Score = Callable[[jax.Array], jax.Array]
+_Weigh = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 @jax.tree_util.register_dataclass
@@ -150,6 +155,8 @@ def _attend_tile(tile: _Tile, k_pages: jax.Array, v_pages: jax.Array, metadata: 
     if tile.tail_bits.shape[-1]:
         ends = jnp.maximum(ends, jnp.where(jnp.any(tile.tail_bits != 0, axis=(1, 2)), kv_len, 0))
     queries = tile.q.transpose(0, 2, 1, 3, 4).reshape(rows, kv_heads, width * group, head_dim)
+    products = _products_of_all_heads if width * group <= FEW_QUERIES else _products_by_head
+    score, weigh = products(queries)
 
     def one_chunk(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         acc, top, total = carry
@@ -168,14 +175,17 @@ def _attend_tile(tile: _Tile, k_pages: jax.Array, v_pages: jax.Array, metadata: 
         v = v_pages[table].reshape(rows, chunk, kv_heads, head_dim)
         # Slots that no query sees may hold anything, and 0 * NaN is NaN.
         v = jnp.where(jnp.any(seen, axis=1)[:, :, None, None], v, jnp.zeros((), v.dtype))
-        scores = jnp.einsum("nhqd,nchd->nhqc", queries, k, preferred_element_type=jnp.float32)
+        scores = score(k)
         mask = jnp.broadcast_to(seen[:, None, :, None], (rows, kv_heads, width, group, chunk)).reshape(scores.shape)
         scores = jnp.where(mask, scores, _LOWEST)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
         weights = jnp.where(mask, jnp.exp(scores - new_top[..., None]), 0.0)
         shrink = jnp.exp(top - new_top)
-        values = jnp.einsum("nhqc,nchd->nhqd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        return acc * shrink[..., None] + values, new_top, total * shrink + jnp.sum(weights, axis=-1)
+        return (
+            acc * shrink[..., None] + weigh(weights.astype(v.dtype), v),
+            new_top,
+            total * shrink + jnp.sum(weights, axis=-1),
+        )
 
     acc = jnp.zeros((rows, kv_heads, width * group, head_dim), jnp.float32)
     top = jnp.full(acc.shape[:-1], _LOWEST, jnp.float32)
@@ -184,6 +194,48 @@ def _attend_tile(tile: _Tile, k_pages: jax.Array, v_pages: jax.Array, metadata: 
     )
     out = acc / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]
     return out.reshape(rows, kv_heads, width, group, head_dim).transpose(0, 2, 1, 3, 4)
+
+
+def _products_by_head(queries: jax.Array) -> tuple[_Score, _Weigh]:
+    """The two products of attention, a matrix product for every row and head.
+
+    Args:
+        queries: [N, Hkv, Q, D].
+
+    Returns:
+        k [N, C, Hkv, D] -> scores float32 [N, Hkv, Q, C]; weights [N, Hkv, Q, C], v -> float32 [N, Hkv, Q, D].
+    """
+
+    def score(k: jax.Array) -> jax.Array:
+        return jnp.einsum("nhqd,nchd->nhqc", queries, k, preferred_element_type=jnp.float32)
+
+    def weigh(weights: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.einsum("nhqc,nchd->nhqd", weights, v, preferred_element_type=jnp.float32)
+
+    return score, weigh
+
+
+def _products_of_all_heads(queries: jax.Array) -> tuple[_Score, _Weigh]:
+    """The same with one matrix product for every row, in which each head's queries are zero for the other heads.
+
+    That is Hkv times the multiplications, and less work where queries are few: K and V are read as they lie, without
+    transposing them, and on a CPU a small product costs less than its call.
+    """
+    rows, heads, count, dim = queries.shape
+    own = jnp.eye(heads, dtype=queries.dtype)
+    spread = jnp.einsum("nhqd,hj->njdhq", queries, own).reshape(rows, heads * dim, heads * count)
+
+    def score(k: jax.Array) -> jax.Array:
+        scores = jnp.matmul(k.reshape(rows, -1, heads * dim), spread, preferred_element_type=jnp.float32)
+        return scores.reshape(rows, -1, heads, count).transpose(0, 2, 3, 1)
+
+    def weigh(weights: jax.Array, v: jax.Array) -> jax.Array:
+        flat = weights.reshape(rows, heads * count, -1)
+        values = jnp.matmul(flat, v.reshape(rows, -1, heads * dim), preferred_element_type=jnp.float32)
+        values = values.reshape(rows, heads, count, heads, dim)
+        return jnp.stack([values[:, head, :, head] for head in range(heads)], axis=1)
+
+    return score, weigh
 
 
 def write_kv(pages: jax.Array, new: jax.Array, slot_mapping: jax.Array) -> jax.Array:
