@@ -20,7 +20,8 @@ from kernels_pallas.branch_attention.tuning import QUERY_ROWS, Launch
 
 WGMMA = plgpu.Layout.WGMMA
 ROWS = WGMMA.reduce(1)
-_WORD = 32
+_WORD_SHIFT = 5
+_WORD = 1 << _WORD_SHIFT
 # Rows and columns that a warpgroup clears at a time.
 _SQUARE = 64
 
@@ -71,10 +72,10 @@ def runs_of_tile(launch: Launch, memory: Any, tile: jax.Array) -> list[Run]:
         for offset in range(0, launch.page_size, size):
             bit = (lane_page - tail_page) * launch.page_size + offset
             # Before the tail's first page no bit is looked at; behind the last word with a bit all are 0.
-            word = jnp.clip(lax.div(bit, jnp.int32(_WORD)), 0, max(launch.tail_words - 1, 0))
+            word = jnp.clip(bit >> _WORD_SHIFT, 0, max(launch.tail_words - 1, 0))
             lane_index = lane_page * launch.page_size + offset
             first = part * launch.page_size + offset
-            runs.append(Run(first, size, lane_index, owner, context_end, word, lax.rem(bit, jnp.int32(_WORD))))
+            runs.append(Run(first, size, lane_index, owner, context_end, word, bit & (_WORD - 1)))
     return runs
 
 

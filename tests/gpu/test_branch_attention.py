@@ -8,10 +8,9 @@ import pytest
 
 from jaxinfer.attention import xla
 from jaxinfer.attention.backend import select_backend
-from kernels_pallas.branch_attention.tuning import Tuning
 from tests.attention.lanes import branched_lane, plain_lane, with_tail
 from tests.attention.scenes import Heads, make_scene
-from tests.kernels.branch_attention_cases import CASES, Case
+from tests.kernels.branch_attention_cases import CASES
 from tests.kernels.branch_attention_checks import TOLERANCE, BranchAttentionChecks, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -30,13 +29,6 @@ class TestInterpretableForm(BranchAttentionChecks):
 class TestChosenSizes(BranchAttentionChecks):
     def run(self, case, scene):
         return self.kernel(scene)
-
-
-class TestManyStages(BranchAttentionChecks):
-    """Races that a simulation with few stages would not show."""
-
-    def run(self, case: Case, scene):
-        return self.kernel(scene, tuning=Tuning(tokens=case.tuning.tokens, stages=3, splits=case.tuning.splits))
 
 
 def test_auto_is_the_kernel():

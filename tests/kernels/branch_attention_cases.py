@@ -46,9 +46,9 @@ def tree(lane: Lane, nodes: int) -> Lane:
     return with_tail(rng(), lane, nodes)
 
 
-@case(tokens=1)
-def decodes_at_the_borders_of_pages_and_tiles() -> Scene:
-    return make_scene([plain_lane(32, n - 1, 1) for n in (1, 32, 64, 65)], heads=PAIR, decode_rows=5)
+@case(tokens=1, stages=2)
+def decodes_at_the_borders_of_pages_tiles_and_the_ring_of_stages() -> Scene:
+    return make_scene([plain_lane(32, n - 1, 1) for n in (1, 32, 64, 65, 128, 257)], heads=PAIR, decode_rows=7)
 
 
 @case(tokens=3)
@@ -59,7 +59,8 @@ def branches_of_a_lane_in_one_block() -> Scene:
 
 @case(tokens=12)
 def draft_trees_cut_into_two_blocks() -> Scene:
-    return make_scene([tree(plain_lane(16, 75, 1), 20)], heads=Heads(4, 1, 64, BF16), decode_width=20, num_words=1)
+    lane = branched_lane(rng(), 16, 40, (20, 25))
+    return make_scene([tree(lane, 20)], heads=Heads(4, 1, 64, BF16), decode_width=20, num_words=1)
 
 
 @case(tokens=1, splits=3)
@@ -69,7 +70,7 @@ def more_splits_than_some_lanes_have_tiles() -> Scene:
 
 @case(consumers=2, tokens=8, stages=2)
 def prefills_of_two_warpgroups_beside_padding() -> Scene:
-    prefills = [plain_lane(16, 60, 19), plain_lane(16, 0, 3)]
+    prefills = [plain_lane(16, 200, 19), plain_lane(16, 0, 3)]
     return make_scene([], prefills, heads=Heads(6, 1, 64, FP16), prefill_rows=3, prefill_tokens=24)
 
 

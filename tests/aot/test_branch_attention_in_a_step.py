@@ -1,0 +1,52 @@
+"""A model's forward pass with the branch attention kernel, compiled for an H200: one kernel a layer, no copy of KV."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from jaxinfer.attention.backend import select_backend
+from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.engine.step import forward
+from jaxinfer.engine.step_batch import BatchShape, PackedBatch, unpack
+from jaxinfer.models.registry import build_model
+from tests.aot.h200 import compile_for_h200
+from tests.builders import model_config
+
+PAGE_SIZE, NUM_PAGES, LAYERS = 16, 4096, 2
+CONFIG = model_config(
+    num_heads=16, num_kv_heads=8, head_dim=128, hidden_size=256, intermediate_size=512, num_layers=LAYERS
+)
+SHAPES = {
+    "decode": BatchShape(decode_rows=64, prefill_rows=0, prefill_tokens=0, pages_per_row=256),
+    "prefill": BatchShape(decode_rows=0, prefill_rows=4, prefill_tokens=1024, pages_per_row=256),
+    "mixed": BatchShape(decode_rows=64, prefill_rows=4, prefill_tokens=512, pages_per_row=256),
+}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def program(request) -> tuple[BatchShape, jax.stages.Compiled, int]:
+    """The shape, the compiled pass and the bytes of its KV pool."""
+    shape = SHAPES[request.param]
+    graph, state = nnx.split(nnx.eval_shape(lambda: build_model(CONFIG, dtype=jnp.bfloat16)))
+    pages = jax.ShapeDtypeStruct((NUM_PAGES, PAGE_SIZE, CONFIG.num_kv_heads, CONFIG.head_dim), jnp.bfloat16)
+    cache = KVCache(k=(pages,) * LAYERS, v=(pages,) * LAYERS)  # type: ignore[arg-type]
+    buffer = jax.ShapeDtypeStruct(PackedBatch(shape).buffer.shape, jnp.int32)
+
+    def run(state, cache, buffer):
+        return forward(nnx.merge(graph, state), cache, unpack(buffer, shape), select_backend("pallas"))
+
+    return shape, compile_for_h200(run, state, cache, buffer, donate_argnums=1), 2 * LAYERS * pages.size * 2
+
+
+def test_every_layer_launches_one_kernel_for_each_group_of_rows(program):
+    shape, compiled, _ = program
+    groups = bool(shape.decode_rows) + bool(shape.prefill_tokens)
+    assert compiled.as_text().count('custom_call_target="mosaic_gpu') == groups * LAYERS
+
+
+def test_the_pool_is_updated_in_place_and_never_copied(program):
+    _, compiled, kv_bytes = program
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == kv_bytes
+    assert memory.temp_size_in_bytes < kv_bytes / 16
