@@ -19,6 +19,8 @@ from kernels_pallas.branch_attention.tuning import QUERY_ROWS, Tuning, aligned_t
 HEADER = ("first_token", "num_tokens", "full_tiles", "context_tiles", "tiles", "tail_start", "tail_page")
 PAGE = ("page", "lane_page", "owner", "context_end")
 QUERY = ("own_bound", "trunk_bound", "branch")
+# Stands for the branch of a query that sees nothing: tiles that all others see whole are not masked for it.
+IDLE = -3
 _WORD = 32
 # Section of a page in a block's list.
 _FULL, _CONTEXT, _TAIL, _UNSEEN = range(4)
@@ -127,26 +129,29 @@ def plan_blocks(step: StepIntegers, blocks: Blocks, *, page_size: int, group: in
     token = jnp.minimum(blocks.first_token[:, None] + offset, num_tokens - 1)  # [B, N]
     own = offset < blocks.num_tokens[:, None]
     trunk_len, tail_start = step.trunk_len[blocks.row], step.tail_start[blocks.row]
-    branch = step.branch[token]
     own_bound = jnp.where(own, jnp.minimum(step.limit[token] + 1, tail_start[:, None]), 0)
     trunk_bound = jnp.minimum(own_bound, trunk_len[:, None])
+    idle = own_bound <= 0
+    bits = None
+    if tail_words:
+        bits = _aligned(jnp.where(own[:, :, None], step.tail_bits[token], jnp.uint32(0)), tail_start % page_size)
+        idle = idle & ~jnp.any(bits != 0, axis=-1)
+    branch = jnp.where(idle, IDLE, step.branch[token])
 
     owner = step.page_branch[blocks.row]  # [B, P]
     first_slot = jnp.arange(owner.shape[1], dtype=jnp.int32) * page_size
     bound = jnp.where(owner[:, None] == branch[:, :, None], own_bound[:, :, None], trunk_bound[:, :, None])
     context_end = jnp.max(bound, axis=1)  # [B, P]
-    seen_by_all = jnp.min(jnp.where(own[:, :, None], bound, jnp.iinfo(jnp.int32).max), axis=1)
-    section = jnp.where(context_end > first_slot, _CONTEXT, _UNSEEN)
-    section = jnp.where((seen_by_all >= first_slot + page_size) & (blocks.num_tokens[:, None] > 0), _FULL, section)
+    seen_by_all = jnp.min(jnp.where(idle[:, :, None], jnp.iinfo(jnp.int32).max, bound), axis=1)
+    section = jnp.where(seen_by_all >= first_slot + page_size, _FULL, _CONTEXT)
+    section = jnp.where(context_end > first_slot, section, _UNSEEN)
 
     tail_page = tail_start // page_size
     words = block_words = None
-    if tail_words:
-        bits = jnp.where(own[:, :, None], step.tail_bits[token], jnp.uint32(0))
-        aligned = _aligned(bits, tail_start % page_size)  # [B, N, W]
-        union = jax.lax.reduce(aligned, jnp.uint32(0), jax.lax.bitwise_or, (1,))
+    if bits is not None:
+        union = jax.lax.reduce(bits, jnp.uint32(0), jax.lax.bitwise_or, (1,))
         section = jnp.where(_has_tail_bits(union, tail_page, owner.shape[1], page_size), _TAIL, section)
-        words = _stacked(jax.lax.bitcast_convert_type(aligned, jnp.int32), group, tuning)
+        words = _stacked(jax.lax.bitcast_convert_type(bits, jnp.int32), group, tuning)
         block_words = jax.lax.bitcast_convert_type(union, jnp.int32)
 
     counts = [jnp.sum(section <= last, axis=1) for last in (_FULL, _CONTEXT, _TAIL)]

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.branch_attention import masking
-from kernels_pallas.branch_attention.blocks import HEADER, PAGE, QUERY, BlockPlan
+from kernels_pallas.branch_attention.blocks import HEADER, IDLE, PAGE, QUERY, BlockPlan
 from kernels_pallas.branch_attention.masking import ROWS, WGMMA
 from kernels_pallas.branch_attention.tuning import QUERY_ROWS, Launch, Tuning
 
@@ -219,7 +219,9 @@ def _consume(launch: Launch, memory: Any, begin: jax.Array, end: jax.Array, cons
         stop = jnp.clip(memory.header[block, HEADER.index(name)], start, end)
         carry = lax.fori_loop(start, stop, partial(_one_tile, launch, memory, begin, consumer, queries, hide), carry)
         start = stop
-    _store(launch, memory, consumer, *carry)
+    total, top, weight = carry
+    weight = jnp.where(queries.branch == IDLE, 0.0, weight)
+    _store(launch, memory, consumer, total, top, weight)
 
 
 def _one_tile(launch, memory, begin, consumer, queries, hide, tile, carry):

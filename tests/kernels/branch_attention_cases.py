@@ -53,7 +53,9 @@ def decodes_at_the_borders_of_pages_tiles_and_the_ring_of_stages() -> Scene:
 
 @case(tokens=3)
 def branches_of_a_lane_in_one_block() -> Scene:
-    lanes = [branched_lane(rng(), 16, trunk, lengths) for trunk, lengths in ((70, (20, 3, 33)), (0, (1, 17)))]
+    lanes = [
+        branched_lane(rng(), 16, trunk, lengths) for trunk, lengths in ((70, (20, 3, 33)), (0, (1, 17)), (66, (2, 5)))
+    ]
     return make_scene(lanes, heads=Heads(4, 1, 64, BF16), decode_width=3)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jaxinfer.attention.visibility import visible
 from kernels_pallas.branch_attention.blocks import (
     HEADER,
+    IDLE,
     PAGE,
     QUERY,
     block_of_tokens,
@@ -81,7 +82,7 @@ def told(step, plan, page_size: int, tuning: Tuning) -> tuple[np.ndarray, np.nda
                 if plan.tail_bits is not None:
                     sees = sees | (in_tail & bits(plan.tail_bits[block, consumer, :, place * GROUP]))
                 token = values["first_token"] + index
-                seen[token, slots] = True if tile < values["full_tiles"] else sees
+                seen[token, slots] = query["branch"] != IDLE if tile < values["full_tiles"] else sees
                 kept[token, slots] = keeps
     return seen, kept
 
@@ -176,3 +177,12 @@ def test_pages_of_a_branch_without_a_query_in_the_block_are_not_listed(branch):
     listed = set(listed[listed < step.page_table.shape[1]].tolist())
     owners = np.asarray(step.page_branch[0])[2 : len(lane.owners)]
     assert listed == {0, 1, *(2 + np.flatnonzero(owners == branch)).tolist()}
+
+
+def test_places_without_a_token_do_not_keep_a_decode_row_from_unmasked_tiles():
+    tuning = Tuning(tokens=4)
+    for width in (1, 4):
+        step = make_scene([plain_lane(16, 200, 1)], heads=HEADS, decode_width=width).metadata
+        plan = plan_blocks(step, decode_blocks(step, 4), page_size=16, group=GROUP, tuning=tuning)
+        assert plan.header[0, HEADER.index("full_tiles")] == 3
+        assert plan.header[0, HEADER.index("tiles")] == 4
