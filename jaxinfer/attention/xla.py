@@ -241,4 +241,11 @@ def _products_of_all_heads(queries: jax.Array) -> tuple[_Score, _Weigh]:
 def write_kv(pages: jax.Array, new: jax.Array, slot_mapping: jax.Array) -> jax.Array:
     """pages [num_pages, page_size, Hkv, D] with new [T, Hkv, D] at the slots; slots out of range are dropped."""
     flat = pages.reshape(-1, *pages.shape[2:])
-    return flat.at[slot_mapping].set(new.astype(pages.dtype), mode="drop", unique_indices=True).reshape(pages.shape)
+    new = new.astype(pages.dtype)
+    if new.shape[0] > 1:
+        flat = flat.at[slot_mapping].set(new, mode="drop", unique_indices=True)
+    else:
+        # A scatter of one token is no loop on a CPU, and there XLA copies the whole pool before it: so write a loop.
+        count = (slot_mapping[0] < flat.shape[0]).astype(jnp.int32)
+        flat = lax.fori_loop(0, count, lambda _, x: lax.dynamic_update_slice_in_dim(x, new, slot_mapping[0], 0), flat)
+    return flat.reshape(pages.shape)

@@ -51,7 +51,8 @@ class StepRunner:
         on_compile: Callable[[str], None] = lambda program: None,
     ) -> None:
         graph, state = nnx.split(model)
-        self.params, structure = jax.tree.flatten(state)
+        leaves, structure = jax.tree.flatten(state)
+        self.params = list(map(jnp.asarray, leaves))  # a leaf on the host would be sent anew with every launch
         self.cache = cache
         everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self.latest = jnp.zeros(num_seats, jnp.int32, device=everywhere)
