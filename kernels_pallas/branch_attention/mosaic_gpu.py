@@ -4,6 +4,8 @@ One program handles a query block, a KV head and a share of the block's tiles. T
 of the KV head are the rows of the matrix products, so all branches of a lane read its trunk once. A producer warpgroup
 keeps the tiles of K and V coming by TMA, page by page; one or two consumer warpgroups multiply. The running softmax
 follows FlashAttention (Dao et al.), the division of labour FlashAttention-3 (Shah et al.).
+
+Proved so far by interpretation on a CPU and by compilation for an H200; not yet run on a GPU.
 """
 
 from __future__ import annotations

@@ -85,6 +85,8 @@ SHAPES = {
     "sixteen_branches": Shape(decode_rows=2, decode_width=16),
     "trees_of_64_nodes": Shape(decode_rows=8, decode_width=64, tail_words=2),
     "trees_of_512_nodes": Shape(decode_rows=1, decode_width=512, tail_words=16),
+    "trees_of_512_nodes_heads_of_256": Shape(decode_rows=1, decode_width=512, tail_words=16, head_dim=256),
+    "sixteen_branches_heads_of_256": Shape(decode_rows=2, decode_width=16, head_dim=256, lane_tokens=32768),
     "tails_beside_prefill": Shape(decode_width=8, prefill_rows=2, prefill_tokens=256, tail_words=1),
     **{f"prefill_heads_of_{d}": Shape(head_dim=d, **PREFILL) for d in (64, 256)},
     **{f"decode_heads_of_{d}": Shape(head_dim=d) for d in (64, 256)},

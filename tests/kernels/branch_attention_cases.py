@@ -135,3 +135,44 @@ for _page_size in (16, 32, 64):
     CASES[f"every_section_empty_in_turn_with_pages_of_{_page_size}"] = Case(
         lambda size=_page_size: _sections(size), Tuning(tokens=6), slow=True
     )
+
+
+def _random(seed: int) -> tuple[Callable[[], Scene], Tuning]:
+    """A step of lanes, heads and sizes drawn at random."""
+    draw = np.random.default_rng([5, seed])
+    page_size, words = int(draw.choice([16, 32, 64])), int(draw.integers(0, 4))
+    group, kv_heads = int(draw.integers(1, 9)), int(draw.integers(1, 3))
+    heads = Heads(group * kv_heads, kv_heads, int(draw.choice([64, 128])), BF16 if draw.random() < 0.5 else FP16)
+    consumers = int(draw.integers(1, 3))
+    tuning = Tuning(
+        consumers=consumers,
+        tokens=int(draw.integers(1, 9)),
+        tile=int(draw.choice([64, 128])) if consumers == 1 else 64,
+        stages=2,
+        splits=int(draw.integers(1, 4)),
+    )
+
+    def lane(draw: np.random.Generator) -> Lane:
+        kind = draw.choice(["plain", "block", "branched", "tree"])
+        context = int(draw.integers(0, 200))
+        if kind == "plain":
+            return plain_lane(page_size, context, int(draw.integers(1, 9)))
+        if kind == "block":
+            return block_lane(page_size, context, int(draw.integers(1, 9)))
+        lengths = draw.integers(1, 60, int(draw.integers(1, 4))).tolist()
+        branched = branched_lane(draw, page_size, context, lengths)
+        return branched if kind == "branched" or not words else with_tail(draw, branched, int(draw.integers(1, 12)))
+
+    def build() -> Scene:
+        lanes = np.random.default_rng([6, seed])
+        decodes, prefills = ([lane(lanes) for _ in range(2)] for _ in range(2))
+        width = max(len(lane.queries) for lane in decodes)
+        tokens = sum(len(lane.queries) for lane in prefills) + 3
+        sizes = {"decode_rows": 3, "prefill_rows": 3, "prefill_tokens": tokens}
+        return make_scene(decodes, prefills, decode_width=width, num_words=words, heads=heads, seed=seed, **sizes)
+
+    return build, tuning
+
+
+for _seed in range(6):
+    CASES[f"a_random_step_{_seed}"] = Case(*_random(_seed), slow=True)
