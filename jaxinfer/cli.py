@@ -19,12 +19,14 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 DEFAULT_MAX_TOKENS = 256
+SHOW_CACHE_HELP = "show, on stderr, what was reused of earlier prompts and answers, and draw what is cached now"
 
 GENERATE_EXAMPLES = """\
 examples:
   jaxinfer generate "Write a plan for cleaning a bicycle."
   jaxinfer generate "First prompt" "Second prompt" --model path/to/checkpoint --temperature 0.7 --seed 1
   jaxinfer generate "Once upon a time" --raw --max-tokens 64
+  jaxinfer generate "One question." "Another question." --show-cache
 """
 CHAT_EXAMPLES = """\
 examples:
@@ -89,10 +91,12 @@ def build_parser() -> argparse.ArgumentParser:
     generate = add_verb("generate", "answer one or more prompts", GENERATE_EXAMPLES, [engine, sampling, verbose])
     generate.add_argument("prompts", nargs="+", metavar="PROMPT", help="one prompt streams; several run as one batch")
     generate.add_argument("--raw", action="store_true", help="continue the text as it stands, without a chat template")
+    generate.add_argument("--show-cache", action="store_true", help=SHOW_CACHE_HELP)
     generate.set_defaults(run=run_generate)
 
     chat = add_verb("chat", "talk with a model, line by line", CHAT_EXAMPLES, [engine, sampling, verbose])
     chat.add_argument("--system", metavar="TEXT", help="a system message that opens every conversation")
+    chat.add_argument("--show-cache", action="store_true", help=SHOW_CACHE_HELP)
     chat.set_defaults(run=run_chat)
 
     convert = add_verb("convert", "convert a Hugging Face checkpoint for fast loading", CONVERT_EXAMPLES, [verbose])
@@ -136,11 +140,14 @@ def run_generate(args: argparse.Namespace) -> None:
         raise ValueError("the checkpoint has no chat template: add --raw to continue the text as it stands")
     prompts: list[Any] = args.prompts if args.raw else [[{"role": "user", "content": p}] for p in args.prompts]
     if len(prompts) == 1:
-        _print_stream(llm.stream(prompts[0], params))
-        return
-    outputs = llm.generate(prompts, params) if args.raw else llm.chat(prompts, params)
-    for prompt, output in zip(args.prompts, outputs, strict=True):
-        print(f"=== {prompt}\n{output.outputs[0].text}\n")
+        _, output = _print_stream(llm.stream(prompts[0], params))
+        outputs = [output]
+    else:
+        outputs = llm.generate(prompts, params) if args.raw else llm.chat(prompts, params)
+        for prompt, output in zip(args.prompts, outputs, strict=True):
+            print(f"=== {prompt}\n{output.outputs[0].text}\n")
+    if args.show_cache:
+        _show_cache(llm, outputs)
 
 
 def run_chat(args: argparse.Namespace) -> None:
@@ -157,7 +164,7 @@ def run_chat(args: argparse.Namespace) -> None:
             continue
         turn = [*messages, {"role": "user", "content": line}]
         try:
-            reply = _print_stream(llm.stream(turn, params))
+            reply, output = _print_stream(llm.stream(turn, params))
         except ValueError as error:
             # A person can go on after a turn that is refused (too long, say); a script must learn of it.
             if not interactive:
@@ -165,6 +172,8 @@ def run_chat(args: argparse.Namespace) -> None:
             print(f"jaxinfer: error: {_one_line(error)} (/clear starts afresh)", file=sys.stderr)
             continue
         messages = [*turn, {"role": "assistant", "content": reply}]
+        if args.show_cache:
+            _show_cache(llm, [output])
 
 
 def run_convert(args: argparse.Namespace) -> None:
@@ -186,15 +195,26 @@ def _open(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
     return llm, llm.default_sampling_params(**given)
 
 
-def _print_stream(deltas: Iterable[RequestOutput]) -> str:
-    """Print text as it comes, end the line, return the whole."""
+def _print_stream(deltas: Iterable[RequestOutput]) -> tuple[str, RequestOutput]:
+    """Print text as it comes, end the line, return the whole and the last output."""
     pieces = []
     for delta in deltas:
         text = delta.outputs[0].text
         pieces.append(text)
         print(text, end="", flush=True)
     print()
-    return "".join(pieces)
+    return "".join(pieces), delta
+
+
+def _show_cache(llm: LLM, outputs: Sequence[RequestOutput]) -> None:
+    sys.stdout.flush()
+    for number, output in enumerate(outputs, start=1):
+        name = f"prompt {number}: " if len(outputs) > 1 else ""
+        print(
+            f"{name}{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens were cached",
+            file=sys.stderr,
+        )
+    print(llm.draw_prefix_cache(), file=sys.stderr)
 
 
 def _user_lines(interactive: bool) -> Iterator[str]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.attention.backend import ATTENTION_BACKENDS
+from jaxinfer.cache.eviction import EVICTION_POLICIES
 from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.engine.request_queue import SCHEDULING_POLICIES
 
@@ -26,6 +27,8 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     page_size: int = 16
     kv_cache_tokens: int = 65536
+    enable_prefix_caching: bool = True
+    prefix_cache_policy: str = "lru"  # what is forgotten first
     scheduling_policy: str = "fcfs"
     attention_backend: str = "auto"
     seed: int = 0
@@ -45,7 +48,7 @@ class EngineConfig:
             check_positive_integer(name, getattr(self, name))
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
-        for name in ("overlap", "strict_compiles"):
+        for name in ("enable_prefix_caching", "overlap", "strict_compiles"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.page_size & (self.page_size - 1) or self.page_size > 256:
@@ -61,7 +64,11 @@ class EngineConfig:
                 f"pages of {self.page_size}, too few for one request of max_model_len ({self.max_model_len}): raise "
                 f"kv_cache_tokens or set max_model_len to at most {self.num_pages * self.page_size}"
             )
-        for name, allowed in (("scheduling_policy", SCHEDULING_POLICIES), ("attention_backend", ATTENTION_BACKENDS)):
+        for name, allowed in (
+            ("scheduling_policy", SCHEDULING_POLICIES),
+            ("attention_backend", ATTENTION_BACKENDS),
+            ("prefix_cache_policy", EVICTION_POLICIES),
+        ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
 

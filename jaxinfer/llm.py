@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,17 @@ from jaxinfer.engine.memory import plan_memory
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
+from jaxinfer.input_processor import InputProcessor
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.progress import GenerationProgress
-from jaxinfer.prompts import TokenizedPrompt, as_prompt_list, check_prompt, is_conversation, tokenize_prompt
+from jaxinfer.prompts import as_prompt_list, is_conversation
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 EMBEDDED_CHECKPOINT = "tiny"
-_WORD = 2**32
+_DRAWN = 72  # characters of a node of the cache that are drawn
 
 
 class LLM:
@@ -49,6 +50,7 @@ class LLM:
         page_size: tokens per KV page, a power of two.
         kv_cache_tokens: size of the KV pool; None: from the device's memory.
         gpu_memory_utilization: share of a GPU's memory that weights and KV pool may take.
+        enable_prefix_caching: keep what was computed, and start requests behind the longest beginning that is kept.
         scheduling_policy: "fcfs" or "priority".
         tensor_parallel_size: devices that share every layer.
         attention_backend: "auto" or "xla".
@@ -71,6 +73,7 @@ class LLM:
         page_size: int = 16,
         kv_cache_tokens: int | None = None,
         gpu_memory_utilization: float = 0.9,
+        enable_prefix_caching: bool = True,
         scheduling_policy: str = "fcfs",
         tensor_parallel_size: int = 1,
         attention_backend: str = "auto",
@@ -98,7 +101,8 @@ class LLM:
             )
         engine_config = EngineConfig(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-            page_size=page_size, scheduling_policy=scheduling_policy, attention_backend=attention_backend, seed=seed,
+            page_size=page_size, enable_prefix_caching=enable_prefix_caching, scheduling_policy=scheduling_policy,
+            attention_backend=attention_backend, seed=seed,
             # Until memory is planned, room for one request.
             kv_cache_tokens=max_model_len + page_size if kv_cache_tokens is None else kv_cache_tokens,
         )  # fmt: skip
@@ -118,7 +122,7 @@ class LLM:
         self.model_config = config
         self.core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh)
         self._processor = OutputProcessor(self.core, self.tokenizer)
-        self._num_requests = 0
+        self._inputs = InputProcessor(engine_config, config, self.generation_config, self.tokenizer)
         self._outbox: deque[RequestOutput] = deque()  # for whoever calls `step`
 
     def generate(
@@ -137,7 +141,7 @@ class LLM:
         Raises:
             ValueError: a prompt or its parameters cannot be served; nothing has run then.
         """
-        return self._run(self._requests(as_prompt_list(prompts), sampling_params, stream=False), use_tqdm)
+        return self._run(self._inputs.requests(as_prompt_list(prompts), sampling_params, stream=False), use_tqdm)
 
     def chat(
         self,
@@ -158,8 +162,8 @@ class LLM:
         if not isinstance(messages, Sequence):
             raise ValueError(f"messages must be a conversation or a list of conversations, got {messages!r}")
         conversations = [messages] if is_conversation(messages) else list(messages)
-        prompts = [self._render(c, i, template_arguments) for i, c in enumerate(conversations)]
-        return self._run(self._requests(prompts, sampling_params, stream=False), use_tqdm)
+        prompts = [self._inputs.render(c, i, template_arguments) for i, c in enumerate(conversations)]
+        return self._run(self._inputs.requests(prompts, sampling_params, stream=False), use_tqdm)
 
     def stream(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -175,8 +179,8 @@ class LLM:
         if is_conversation(prompts):
             prompts = [prompts]
         items = as_prompt_list(prompts)
-        items = [self._render(p, i, {}) if is_conversation(p) else p for i, p in enumerate(items)]
-        requests = self._requests(items, sampling_params, stream=True)
+        items = [self._inputs.render(p, i, {}) if is_conversation(p) else p for i, p in enumerate(items)]
+        requests = self._inputs.requests(items, sampling_params, stream=True)
         return self._steps(requests, stream=True)
 
     def add_request(
@@ -198,8 +202,8 @@ class LLM:
             ValueError: as for `generate`; nothing is queued then.
         """
         if is_conversation(prompt):
-            prompt = self._render(prompt, 0, {})
-        [request] = self._requests([prompt], sampling_params, stream=stream)
+            prompt = self._inputs.render(prompt, 0, {})
+        [request] = self._inputs.requests([prompt], sampling_params, stream=stream)
         if arrival_time is not None:
             request.metrics.arrival_time = arrival_time
         self.core.add_request(request)
@@ -220,7 +224,12 @@ class LLM:
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
         """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
-        return SamplingParams.from_generation_config(self.generation_config, **given)
+        return self._inputs.default_sampling_params(**given)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence: the generation config's, or else the model config's."""
+        return self._inputs.eos_token_ids
 
     def warm_up(self, use_tqdm: bool = True) -> None:
         """Compile every program that requests can need, with a progress line that names it.
@@ -237,6 +246,22 @@ class LLM:
             self._processor.close(request)
         return request is not None
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget the prefixes that are cached; False if unfinished requests use some of them, which stay."""
+        return self.core.reset_prefix_cache()
+
+    def draw_prefix_cache(self) -> str:
+        """The tree of cached prefixes with their text, or token ids where there is no tokenizer."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            return self.core.draw_prefix_cache()
+
+        def show(tokens: list[int]) -> str:
+            text = tokenizer.decode(tokens, skip_special_tokens=False)
+            return repr(text if len(text) <= _DRAWN else f"{text[: _DRAWN // 2]} … {text[-_DRAWN // 2 :]}")
+
+        return self.core.draw_prefix_cache(show)
+
     def get_metrics(self) -> EngineMetrics:
         """Counters since the start and gauges of now."""
         return self.core.get_metrics()
@@ -250,88 +275,6 @@ class LLM:
         if self.tokenizer is None:
             raise ValueError("this engine has no tokenizer")
         return self.tokenizer
-
-    def _render(self, conversation: Any, index: int, template_arguments: Mapping[str, Any]) -> dict[str, Any]:
-        if not is_conversation(conversation):
-            raise ValueError(f"conversation {index} must be a list of {{'role', 'content'}} messages")
-        if self.tokenizer is None:
-            raise ValueError(f"conversation {index} is text, but this engine has no tokenizer")
-        return {"prompt_token_ids": self.tokenizer.apply_chat_template(conversation, **template_arguments)}
-
-    def _requests(
-        self, prompts: list[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None, *, stream: bool
-    ) -> list[Request]:
-        """Checked requests for all prompts; none is queued yet."""
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or self.default_sampling_params()] * len(prompts)
-        else:
-            if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
-                raise ValueError(f"sampling_params must be SamplingParams or a list of them, got {sampling_params!r}")
-            params = list(sampling_params)
-            if len(params) != len(prompts):
-                raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts")
-        tokenized = []
-        for index, prompt in enumerate(prompts):
-            tokens = tokenize_prompt(prompt, index, self.tokenizer)
-            check_prompt(
-                tokens, index, vocab_size=self.model_config.vocab_size, max_model_len=self.core.config.max_model_len
-            )
-            self._check_params(params[index], index)
-            tokenized.append(tokens)
-        return [self._request(tokens, p, stream) for tokens, p in zip(tokenized, params, strict=True)]
-
-    def _check_params(self, params: SamplingParams, index: int) -> None:
-        if not isinstance(params, SamplingParams):
-            raise ValueError(f"sampling_params of prompt {index} must be SamplingParams, got {params!r}")
-        if params.n > 1:
-            raise ValueError(
-                f"sampling_params of prompt {index}: n={params.n} is not supported yet; "
-                f"pass the prompt {params.n} times"
-            )
-        if params.bad_words and self.tokenizer is None:
-            raise ValueError(f"sampling_params of prompt {index}: bad_words={params.bad_words!r} needs a tokenizer")
-        if params.stop_strings and self.tokenizer is None:
-            raise ValueError(f"sampling_params of prompt {index}: stop={params.stop!r} needs a tokenizer")
-        vocab = self.model_config.vocab_size
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-            for token in getattr(params, name) or ():
-                if token >= vocab:
-                    raise ValueError(
-                        f"sampling_params of prompt {index}: {name} has {token}, outside the vocabulary of {vocab}"
-                    )
-
-    def _request(self, prompt: TokenizedPrompt, params: SamplingParams, stream: bool) -> Request:
-        number = self._num_requests
-        self._num_requests += 1
-        limit = self.core.config.max_model_len
-        if params.max_tokens is not None:
-            limit = min(limit, len(prompt.token_ids) + params.max_tokens)
-        if params.seed is not None:
-            key = divmod(params.seed % 2**64, _WORD)
-        else:
-            words = np.random.SeedSequence([self.core.config.seed % 2**64, number]).generate_state(2)
-            key = (int(words[0]), int(words[1]))
-        return Request(
-            request_id=str(number), prompt_token_ids=prompt.token_ids, sampling_params=params,
-            max_total_tokens=limit, eos_token_ids=self.eos_token_ids, prompt=prompt.text, request_key=key,
-            stream=stream, bad_token_ids=self._bad_token_ids(params),
-        )  # fmt: skip
-
-    def _bad_token_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Token sequences of the bad words: as a text begins with them, and as they follow a space."""
-        if not params.bad_words or self.tokenizer is None:
-            return ()
-        texts = [text for word in params.bad_words for text in (word.lstrip(), " " + word.lstrip())]
-        sequences = (tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts)
-        return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence: the generation config's, or else the model config's."""
-        found = self.generation_config.get("eos_token_id")
-        if found is None:
-            return frozenset(self.model_config.eos_token_ids)
-        return frozenset(found if isinstance(found, list) else [found])
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxinfer.tokenizer import Tokenizer
@@ -15,10 +15,11 @@ _NO_COLLECTIONS = (str, bytes, bytearray)
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
-    """A prompt's token ids and, if it was given as text, the text."""
+    """A prompt's token ids, the text if it was given as text, and whom it shares cached prefixes with."""
 
     token_ids: list[int]
     text: str | None = None
+    cache_salt: str | None = None
 
 
 def as_prompt_list(prompts: Any) -> list[Any]:
@@ -44,11 +45,14 @@ def tokenize_prompt(prompt: Any, index: int, tokenizer: Tokenizer | None) -> Tok
         ValueError: it is of no known form, or text without a tokenizer; names the prompt's index.
     """
     if isinstance(prompt, Mapping):
+        salt = prompt.get("cache_salt")
+        if salt is not None and not (isinstance(salt, str) and salt):
+            raise ValueError(f"cache_salt of prompt {index} must be a non-empty string, got {salt!r}")
         if "prompt_token_ids" in prompt:
-            return TokenizedPrompt(_token_list(prompt["prompt_token_ids"], index), prompt.get("prompt"))
+            return TokenizedPrompt(_token_list(prompt["prompt_token_ids"], index), prompt.get("prompt"), salt)
         if "prompt" not in prompt:
             raise ValueError(f"prompt {index} must have the key prompt or prompt_token_ids, got {list(prompt)}")
-        prompt = prompt["prompt"]
+        return replace(tokenize_prompt(prompt["prompt"], index, tokenizer), cache_salt=salt)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError(

@@ -52,6 +52,7 @@ class SamplingParams:
         ignore_eos: go on after the checkpoint's end-of-sequence tokens.
         min_tokens: no end-of-sequence or stop token before this many tokens, no stop string in their text.
         max_tokens: tokens per completion; None: as many as `max_model_len` leaves.
+        skip_reading_prefix_cache: compute the whole prompt, even where its beginning is cached.
         skip_special_tokens, detokenize: how text is made of tokens, if at all.
     """
 
@@ -77,6 +78,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    skip_reading_prefix_cache: bool = False
     stop_strings: tuple[str, ...] = field(init=False, default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +104,8 @@ class SamplingParams:
         if ids is not None and not (_is_sequence(ids) and all(_is_token(x) for x in ids)):
             raise ValueError(f"stop_token_ids must be a list of non-negative integers, got {ids!r}")
 
+        if not isinstance(self.skip_reading_prefix_cache, bool):
+            raise ValueError(f"skip_reading_prefix_cache must be True or False, got {self.skip_reading_prefix_cache!r}")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._check(name, int, lambda x: 0 <= x <= MAX_LOGPROBS, f"an integer in [0, {MAX_LOGPROBS}], or None")

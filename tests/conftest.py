@@ -45,7 +45,7 @@ def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
 def idle_engine():
     """(family, **limits) -> an engine of a tiny random model, with nothing to do, compiled once for all tests.
 
-    Tests that use it leave it as they found it: every request finished, every page free.
+    Tests that use it leave it as they found it: every request finished, no page held. What is cached is forgotten.
     """
     from tests.builders import make_engine, model_config, random_model
 
@@ -56,7 +56,8 @@ def idle_engine():
         if key not in engines:
             engines[key] = make_engine(random_model(model_config(family)), **limits)
         core = engines[key]
-        assert not core.has_unfinished_requests() and core.scheduler.allocator.num_held == 0
+        assert not core.has_unfinished_requests() and core.scheduler.kv.allocator.num_held == 0
+        assert core.reset_prefix_cache()
         return core
 
     return get

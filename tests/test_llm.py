@@ -51,6 +51,7 @@ def test_the_prompt_s_text_is_kept_where_there_was_one(llm):
 
 
 def test_an_output_holds_everything_that_is_known_of_a_request(llm):
+    llm.reset_prefix_cache()
     (output,) = llm.generate("Say a", GREEDY, use_tqdm=False)
     assert output.finished
     assert output.num_cached_tokens == 0

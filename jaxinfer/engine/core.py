@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +13,12 @@ import numpy as np
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.adjusting import adjustments_of, entry_buckets, prompt_targets, take_logprobs, take_prompt_logprobs
 from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.runner import LaunchedStep, StepRunner
@@ -56,16 +59,21 @@ class EngineCore:
         cache = KVCache.allocate(
             model.config, num_pages=config.num_pages, page_size=config.page_size, dtype=dtype, mesh=mesh
         )
+        allocator = PageAllocator(config.num_pages)
+        self.prefix_cache = None
+        if config.enable_prefix_caching:
+            self.prefix_cache = PrefixCache(
+                PrefixCacheConfig(config.page_size, eviction_policy=config.prefix_cache_policy), allocator
+            )
         self.scheduler = Scheduler(
             SchedulerLimits(
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_num_seqs=config.max_num_seqs,
                 max_prefill_rows=self.buckets.max_prefill_rows,
-                page_size=config.page_size,
                 scheduling_policy=config.scheduling_policy,
                 max_decode_steps=config.max_decode_steps,
             ),
-            PageAllocator(config.num_pages),
+            KVCacheManager(allocator, config.page_size, self.prefix_cache),
         )
         self.input_batch = InputBatch(self.buckets, page_size=config.page_size, num_pages=config.num_pages)
         self.runner = StepRunner(
@@ -107,6 +115,10 @@ class EngineCore:
                 f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, more than "
                 f"max_model_len={self.config.max_model_len}"
             )
+        rope = self.model_config.rope
+        if rope.depends_on_length and request.num_prompt_tokens > rope.max_position_embeddings:
+            # What such a prompt's tokens are turned by, and so what is cached of them, depends on its whole length.
+            request.cache_key = (request.cache_key, request.num_prompt_tokens)
         request.arrival = self._arrivals
         self._arrivals += 1
         self.scheduler.add_request(request)
@@ -212,12 +224,28 @@ class EngineCore:
             self.finish(request, RequestStatus.FINISHED_ABORTED)
         return request
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget what is cached; False if running requests still use some of it, which stays."""
+        if self.prefix_cache is None:
+            return True
+        self.prefix_cache.clear()
+        return self.prefix_cache.num_pages == 0
+
+    def draw_prefix_cache(self, show: Callable[[list[int]], str] | None = None) -> str:
+        """The tree of cached prefixes; `show` says what to write of a node's tokens."""
+        return "prefix caching is off" if self.prefix_cache is None else self.prefix_cache.dump(show)
+
     def get_metrics(self) -> EngineMetrics:
         """The metrics, gauges brought up to date."""
-        metrics, scheduler = self.metrics, self.scheduler
+        metrics, scheduler, allocator = self.metrics, self.scheduler, self.scheduler.kv.allocator
         metrics.num_requests_running = len(scheduler.running)
         metrics.num_requests_waiting = len(scheduler.waiting)
-        metrics.kv_cache_usage_perc = scheduler.allocator.num_held / scheduler.allocator.num_pages
+        metrics.kv_cache_usage_perc = 1 - scheduler.kv.num_available / allocator.num_pages
+        metrics.num_cached_tokens = allocator.num_cached * self.config.page_size
+        if self.prefix_cache is not None:
+            stats = self.prefix_cache.stats
+            metrics.prefix_cache_queries = stats.total_tokens_processed
+            metrics.prefix_cache_hits = stats.tokens_reused
         metrics.num_preemptions_total = scheduler.num_preemptions
         return metrics
 

@@ -12,6 +12,8 @@ logger = logging.getLogger(__name__)
 LOG_INTERVAL_SECONDS = 10.0
 # Upper ends of the buckets, in seconds: from a fast GPU's step to a slow CPU's prompt.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
+# Counters whose customary names do not say so.
+_COUNTERS = ("prefix_cache_queries", "prefix_cache_hits")
 
 
 @dataclass
@@ -42,7 +44,10 @@ class EngineMetrics:
 
     num_requests_running: int = 0
     num_requests_waiting: int = 0
-    kv_cache_usage_perc: float = 0.0  # share of pages in use, 0 to 1
+    kv_cache_usage_perc: float = 0.0  # share of pages in use by requests, 0 to 1
+    num_cached_tokens: int = 0  # in the prefix cache, in use or not
+    prefix_cache_queries: int = 0  # tokens that were looked for in the prefix cache
+    prefix_cache_hits: int = 0  # tokens of these that were found
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     num_preemptions_total: int = 0
@@ -74,7 +79,7 @@ class EngineMetrics:
                     lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
                 lines += [f"{name}_sum {value.sum}", f"{name}_count {total}"]
             else:
-                kind = "counter" if item.name.endswith("_total") else "gauge"
+                kind = "counter" if item.name.endswith("_total") or item.name in _COUNTERS else "gauge"
                 lines += [f"# TYPE {name} {kind}", f"{name} {value}"]
         return "\n".join(lines) + "\n"
 
@@ -95,12 +100,14 @@ class ProgressLog:
         if self._time is not None:
             seconds = now - self._time
             logger.info(
-                "prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV pages in use %.1f%%",
+                "prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV pages in use %.1f%%, "
+                "prompt tokens found in the cache %.1f%%",
                 (metrics.prompt_tokens_total - self._prompt_tokens) / seconds,
                 (metrics.generation_tokens_total - self._generation_tokens) / seconds,
                 metrics.num_requests_running,
                 metrics.num_requests_waiting,
                 100 * metrics.kv_cache_usage_perc,
+                100 * metrics.prefix_cache_hits / max(1, metrics.prefix_cache_queries),
             )
         self._time = now
         self._prompt_tokens, self._generation_tokens = metrics.prompt_tokens_total, metrics.generation_tokens_total

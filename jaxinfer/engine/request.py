@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from jaxinfer.cache.prefix_cache import PrefixMatchResult
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 from jaxinfer.outputs import Logprob, RequestMetrics
 from jaxinfer.sampling.adjustments import ALLOWED, IN_PROMPT
@@ -50,6 +51,10 @@ class Request:
     num_in_flight: int = 0  # tokens that launched steps will sample and that have not landed yet
     epoch: int = 0  # counts preemptions: results launched in an earlier epoch are dropped
     pages: list[int] = field(default_factory=list)
+    cache_key: Hashable = None  # namespace of the prefix cache: equal tokens are shared within one only
+    prefix: PrefixMatchResult | None = None  # what it began with, and its lock on what it shares, while it runs
+    num_published_tokens: int = 0  # whose pages are in the cache, its own or equal ones
+    private_pages: list[int] = field(default_factory=list)  # published too late: the cache had equal ones
     seat: int = -1  # row of the engine's host arrays while running
     stream: bool = False  # its tokens are wanted at every step
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about
@@ -80,6 +85,12 @@ class Request:
             or params.logprobs is not None
             or len(self.ending_token_ids) > MAX_ENDING_TOKEN_IDS
         )
+
+    @property
+    def skips_cached_prefix(self) -> bool:
+        """Whether all of its prompt is computed, because it asks for that or for what only computing gives."""
+        params = self.sampling_params
+        return params.skip_reading_prefix_cache or params.prompt_logprobs is not None
 
     @property
     def num_tokens(self) -> int:

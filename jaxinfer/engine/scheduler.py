@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.request_queue import make_request_queue
 from jaxinfer.sampling_params import SamplingParams
@@ -26,7 +26,6 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     max_num_seqs: int
     max_prefill_rows: int
-    page_size: int
     scheduling_policy: str = "fcfs"
     max_decode_steps: int = 1
 
@@ -114,11 +113,11 @@ _NO_PAGES: list[int] = []  # shared: most rows of most launches get none
 
 
 class Scheduler:
-    """Decides what the next step computes; owns the waiting queue, the running list and everybody's pages."""
+    """Decides what the next step computes; owns the waiting queue and the running list."""
 
-    def __init__(self, limits: SchedulerLimits, allocator: PageAllocator) -> None:
+    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager) -> None:
         self.limits = limits
-        self.allocator = allocator
+        self.kv = kv
         self.waiting = make_request_queue(limits.scheduling_policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -134,11 +133,10 @@ class Scheduler:
         """
         if request.request_id in self.requests:
             raise ValueError(f"request_id {request.request_id!r} is in use")
-        needed = self._pages_for(request.max_total_tokens)
-        if needed > self.allocator.num_pages:
+        if request.max_total_tokens > self.kv.num_slots:
             raise ValueError(
                 f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, the KV pool holds "
-                f"{self.allocator.num_pages * self.limits.page_size}: raise kv_cache_tokens or lower max_tokens"
+                f"{self.kv.num_slots}: raise kv_cache_tokens or lower max_tokens"
             )
         self.requests[request.request_id] = request
         self.waiting.add_request(request)
@@ -150,6 +148,10 @@ class Scheduler:
         """Choose tokens for the next step and take the pages they need."""
         plan = _Plan(self.limits)
         self._schedule_running(plan)
+        # Only now, because until here a request could still lose its place in the launch that fills its pages.
+        for request, count in zip(plan.requests, plan.counts, strict=True):
+            if count > 1:
+                self.kv.publish(request, request.num_computed_tokens + count)
         if not plan.preempted:
             self._schedule_waiting(plan)
         num_steps = self._decode_steps(plan)
@@ -195,22 +197,18 @@ class Scheduler:
                 return 1
             limit = min(limit, left)
         while limit > 1:
-            missing = [
-                max(0, self._pages_for(known + limit - 1) - len(request.pages))
-                for request, known in zip(plan.requests, plan.known, strict=True)
-            ]
-            if sum(missing) <= self.allocator.num_free:
-                for index, count in enumerate(missing):
-                    if count:
-                        pages = self.allocator.allocate(count)
-                        plan.requests[index].pages += pages
+            wanted = [known + limit - 1 for known in plan.known]
+            if sum(map(self.kv.missing_pages, plan.requests, wanted)) <= self.kv.num_available:
+                for index, request in enumerate(plan.requests):
+                    pages = self.kv.grow(request, wanted[index])
+                    if pages:
                         plan.new_pages[index] = plan.new_pages[index] + pages
                 return limit
             limit //= 2
         return 1
 
     def _schedule_running(self, plan: _Plan) -> None:
-        page_size = self.limits.page_size
+        page_size = self.kv.page_size
         for request in list(self.running):  # preemption changes the list
             if plan.budget == 0:
                 break
@@ -226,14 +224,11 @@ class Scheduler:
 
     def _take_pages(self, request: Request, num_tokens: int, plan: _Plan) -> list[int] | None:
         """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""
-        missing = self._pages_for(num_tokens) - len(request.pages)
-        while missing > self.allocator.num_free:
+        while (pages := self.kv.grow(request, num_tokens)) is None:
             victim = self._victim()
             self._preempt(victim, plan)
             if victim is request:
                 return None
-        pages = self.allocator.allocate(missing)
-        request.pages += pages
         return pages
 
     def _victim(self) -> Request:
@@ -244,7 +239,7 @@ class Scheduler:
     def _preempt(self, victim: Request, plan: _Plan) -> None:
         self.running.remove(victim)
         plan.remove(victim)
-        self._release(victim)
+        self.kv.release(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         victim.num_in_flight = 0  # what is in flight is dropped when it lands, and sampled again
@@ -256,23 +251,27 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: _Plan) -> None:
         while len(self.waiting) and plan.budget > 0 and len(self.running) < self.limits.max_num_seqs:
+            if self.kv.num_available == 0:
+                break  # whatever is cached of it, a request needs a page to itself
             request = self.waiting.peek_request()
             known = request.num_known_tokens
+            self.kv.find_prefix(request)
             count = plan.tokens_for(request, known)
-            missing = self._pages_for(request.num_computed_tokens + count)
-            if count == 0 or missing > self.allocator.num_free:
+            if count == 0 or self.kv.grow(request, request.num_computed_tokens + count) is None:
+                self.kv.forgo_prefix(request)
                 break
             self.waiting.pop_request()
-            request.pages = self.allocator.allocate(missing)
             resumed = request.status is RequestStatus.PREEMPTED
             request.status = RequestStatus.RUNNING
             self.num_adjusting_by_output += request.adjusts_by_output
             self.running.append(request)
             plan.add(request, count, known, list(request.pages))
+            self.kv.publish(request, request.num_computed_tokens + count)
             if resumed:
                 plan.resumed.add(request.request_id)
             else:
                 request.metrics.first_scheduled_time = time.perf_counter()
+                request.num_cached_tokens = request.num_computed_tokens
                 plan.first_scheduled.add(request.request_id)
 
     def update_from_output(self, output: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> list[Landing]:
@@ -284,7 +283,7 @@ class Scheduler:
         """
         landings: list[Landing] = []
         ended: list[Request] = []
-        num_steps = output.num_steps
+        num_steps, page_size = output.num_steps, self.kv.page_size
         for index, (request, samples, epoch) in enumerate(
             zip(output.requests, output.samples, output.epochs, strict=True)
         ):
@@ -299,6 +298,8 @@ class Scheduler:
                     ended.append(request)
                     break
             landings.append(Landing(request, index, first, len(request.token_ids)))
+            if len(request.token_ids) - 1 - request.num_published_tokens >= page_size:
+                self.kv.publish(request, len(request.token_ids) - 1)
         self._forget(ended)
         return landings
 
@@ -319,27 +320,14 @@ class Scheduler:
             request.num_in_flight = 0
             self.num_adjusting_by_output -= request.adjusts_by_output and bool(request.pages)
             request.metrics.finished_time = time.perf_counter()
-            self._release(request)
+            self.kv.release(request)
             self.finished_req_ids.add(request.request_id)
             del self.requests[request.request_id]
         self.running = [request for request in self.running if not request.is_finished]
 
-    def _release(self, request: Request) -> None:
-        # Tail first: the pages that other sequences are least likely to share go back to the pool's top.
-        self.allocator.free(reversed(request.pages))
-        request.pages = []
-
-    def _pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.limits.page_size)
-
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every page is free or held by exactly one running request."""
-        self.allocator.check_integrity()
-        held = [page for request in self.running for page in request.pages]
-        assert len(set(held)) == len(held), "a page is held twice"
-        assert len(held) == self.allocator.num_held, f"{self.allocator.num_held} pages held, requests know {len(held)}"
-        for request in self.running:
-            assert len(request.pages) >= self._pages_for(request.num_computed_tokens), "computed tokens without pages"
+        """Raises AssertionError unless every page is free, cached or held by exactly one running request."""
+        self.kv.check_integrity(self.running)
         for request in self.waiting:
             assert not request.pages, "a waiting request holds pages"
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
 from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
+from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
 
@@ -66,6 +68,12 @@ class FakeDevice:
             spans = [range(span.stop, span.stop + 1) for span in spans]
         return results
 
+    def poison(self, pages: Iterable[int]) -> None:
+        """Forget what was written to the pages."""
+        for page in pages:
+            for slot in range(page * self.page_size, (page + 1) * self.page_size):
+                self.slots.pop(slot, None)
+
     def _slot(self, request: Request, index: int) -> int:
         return request.pages[index // self.page_size] * self.page_size + index % self.page_size
 
@@ -84,25 +92,49 @@ def make_scheduler(
     prefill_rows: int | None = None,
     policy: str = "fcfs",
     max_decode_steps: int = 1,
+    caching: bool = False,
+    device: FakeDevice | None = None,
 ) -> Scheduler:
-    """A scheduler over a pool of its own; as many rows may hold prefills as there are rows, unless told otherwise."""
+    """A scheduler over a pool of its own; as many rows may hold prefills as there are rows, unless told otherwise.
+
+    What is freed is lost on `device`.
+    """
     limits = SchedulerLimits(
         max_num_batched_tokens=budget,
         max_num_seqs=rows,
         max_prefill_rows=rows if prefill_rows is None else prefill_rows,
-        page_size=page_size,
         scheduling_policy=policy,
         max_decode_steps=max_decode_steps,
     )
-    return Scheduler(limits, PageAllocator(num_pages))
+    allocator = PoisonedPages(num_pages, device or FakeDevice(page_size))
+    cache = PrefixCache(PrefixCacheConfig(page_size), allocator) if caching else None
+    return Scheduler(limits, KVCacheManager(allocator, page_size, cache))
+
+
+class PoisonedPages(PageAllocator):
+    """Pages whose content is gone as soon as they are free."""
+
+    def __init__(self, num_pages: int, device: FakeDevice) -> None:
+        super().__init__(num_pages)
+        self._device = device
+
+    def free(self, pages: Iterable[int]) -> None:
+        pages = list(pages)
+        super().free(pages)
+        self._device.poison(pages)
+
+    def free_cached(self, pages: Iterable[int]) -> None:
+        pages = list(pages)
+        super().free_cached(pages)
+        self._device.poison(pages)
 
 
 class Simulation:
     """A scheduler with a fake device, stepped by hand."""
 
-    def __init__(self, **limits) -> None:
-        self.scheduler = make_scheduler(**limits)
-        self.device = FakeDevice(self.scheduler.limits.page_size)
+    def __init__(self, *, page_size: int = 4, **limits) -> None:
+        self.device = FakeDevice(page_size)
+        self.scheduler = make_scheduler(page_size=page_size, device=self.device, **limits)
         self.in_flight: deque[tuple[SchedulerOutput, list[list[int]]]] = deque()
         self.arrivals = 0
 

@@ -66,7 +66,7 @@ def test_an_abort_in_any_phase_frees_the_pages_and_leaves_the_others_alone(phase
     drain(core)
     assert victim.status is RequestStatus.FINISHED_ABORTED and victim.pages == []
     assert other.output_token_ids == undisturbed
-    assert core.scheduler.allocator.num_held == 0
+    assert core.scheduler.kv.allocator.num_held == 0
 
 
 def test_aborting_what_is_not_there_does_nothing(idle_engine):
@@ -89,7 +89,7 @@ def test_aborting_everything_again_and_again_loses_no_room(idle_engine):
                 core.abort(request.request_id)
         core.step()
     run_requests(core, short_requests(8))
-    assert core.scheduler.allocator.num_held == 0
+    assert core.scheduler.kv.allocator.num_held == 0
 
 
 def test_a_request_longer_than_max_model_len_is_refused_and_the_engine_lives_on(idle_engine):
@@ -137,11 +137,10 @@ def test_a_second_run_of_the_same_work_compiles_nothing(idle_engine, caplog):
 
 
 def poison_free_pages(core: EngineCore) -> None:
-    """NaN into every page that no request holds."""
-    held = np.zeros(core.config.num_pages, bool)
-    for request in core.scheduler.running:
-        held[request.pages] = True
-    mask = jnp.asarray(held)[:, None, None, None]
+    """NaN into every page that no request holds and no prefix is cached in."""
+    used = np.ones(core.config.num_pages, bool)
+    used[core.scheduler.kv.allocator._free] = False
+    mask = jnp.asarray(used)[:, None, None, None]
     cache = core.runner.cache
     k, v = (tuple(jnp.where(mask, array, jnp.nan) for array in arrays) for arrays in (cache.k, cache.v))
     core.runner.cache = KVCache(k=k, v=v)
@@ -159,6 +158,7 @@ def test_what_stands_in_free_pages_never_reaches_an_output(idle_engine):
         core.step()
         poison_free_pages(core)
     assert [request.output_token_ids for request in requests] == clean
+    assert core.reset_prefix_cache()
     poison_free_pages(core)
     assert all(np.isnan(np.asarray(array)).all() for array in core.runner.cache.k), "the poison did not reach the pool"
 

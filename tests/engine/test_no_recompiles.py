@@ -64,7 +64,7 @@ def test_a_thousand_random_requests_compile_nothing_and_leak_no_page(warm):
         warm.step()
     warm.check_integrity()
     assert all(request.is_finished for request in finished)
-    assert warm.scheduler.allocator.num_held == 0
+    assert warm.scheduler.kv.allocator.num_held == 0
     assert len(warm.input_batch.free_seats) + len(warm.scheduler.finished_req_ids) == warm.config.max_num_seqs
     assert warm.metrics.num_compiles_total == compiled
     assert warm.get_metrics().num_preemptions_total > 0, "the pool was never too small for the load"

@@ -187,4 +187,4 @@ def test_a_finished_request_gives_all_its_pages_back():
     sim = Simulation(num_pages=16)
     sim.add(make_request("a", prompt(30), max_tokens=9))
     sim.drain()
-    assert sim.scheduler.allocator.num_free == 16
+    assert sim.scheduler.kv.allocator.num_free == 16

@@ -58,7 +58,7 @@ def test_what_was_launched_for_a_request_that_has_ended_since_is_dropped():
         sim.launch()
     assert [len(sim.land()) for _ in range(3)] == [1, 1, 0]
     assert request.output_token_ids == tokens and request.status is RequestStatus.FINISHED_STOPPED
-    assert sim.scheduler.allocator.num_held == 0
+    assert sim.scheduler.kv.allocator.num_held == 0
 
 
 def test_what_was_launched_for_an_aborted_request_is_dropped():
@@ -155,7 +155,7 @@ def test_a_loop_that_all_requests_leave_early_brings_their_tokens_and_no_more():
     sim.step()
     assert request.status is RequestStatus.FINISHED_STOPPED
     assert request.output_token_ids == tokens[: tokens.index(tokens[3]) + 1]
-    assert sim.scheduler.allocator.num_held == 0
+    assert sim.scheduler.kv.allocator.num_held == 0
 
 
 def test_a_loop_follows_a_loop_that_was_not_read():

@@ -19,7 +19,7 @@ def crowded(policy: str = "fcfs", priorities=(0, 0, 0)) -> tuple[Simulation, lis
         for name, first, priority in zip("abc", (0, 100, 200), priorities, strict=True)
     ]
     sim.step()
-    assert sim.scheduler.allocator.num_free == 0
+    assert sim.scheduler.kv.allocator.num_free == 0
     return sim, requests
 
 
@@ -155,7 +155,7 @@ def test_an_aborted_request_leaves_nothing_behind_and_the_others_go_on(phase, po
     sim.drain()
     assert other.output_token_ids == expected_output(prompt(4), 20)
     assert victim.output_token_ids == got
-    assert sim.scheduler.allocator.num_held == 0
+    assert sim.scheduler.kv.allocator.num_held == 0
 
 
 def test_what_a_step_computed_for_a_request_aborted_meanwhile_is_dropped():

@@ -29,8 +29,9 @@ class SchedulerLife(RuleBasedStateMachine):
         prefill_rows=st.integers(1, 4),
         policy=st.sampled_from(["fcfs", "priority"]),
         max_decode_steps=st.sampled_from([1, 4, 16]),
+        caching=st.booleans(),
     )
-    def make(self, num_pages, budget, rows, prefill_rows, policy, max_decode_steps):
+    def make(self, num_pages, budget, rows, prefill_rows, policy, max_decode_steps, caching):
         self.sim = Simulation(
             num_pages=num_pages,
             page_size=PAGE_SIZE,
@@ -39,15 +40,24 @@ class SchedulerLife(RuleBasedStateMachine):
             prefill_rows=prefill_rows,
             policy=policy,
             max_decode_steps=max_decode_steps,
+            caching=caching,
         )
 
-    @rule(length=st.integers(1, 40), max_tokens=st.integers(1, 30), priority=st.integers(0, 2), stream=st.booleans())
-    def add(self, length, max_tokens, priority, stream):
+    @rule(
+        stem=st.integers(0, 2),
+        shared=st.integers(0, 40),
+        length=st.integers(1, 40),
+        max_tokens=st.integers(1, 30),
+        priority=st.integers(0, 2),
+        stream=st.booleans(),
+    )
+    def add(self, stem, shared, length, max_tokens, priority, stream):
         name = str(len(self.requests))
-        prompt = [(7 * len(self.requests) + i) % 1000 for i in range(length)]
+        # Prompts begin alike, part at any point, and may be the same.
+        prompt = [(100 * stem + i + (1000 if i >= shared else 0) * len(self.requests)) for i in range(length)]
         options = {"priority": priority, "eos_token_ids": ENDING, "stream": stream}
         request = make_request(name, prompt, max_tokens=max_tokens, **options)
-        if length + max_tokens > self.sim.scheduler.allocator.num_pages * PAGE_SIZE:
+        if length + max_tokens > self.sim.scheduler.kv.allocator.num_pages * PAGE_SIZE:
             with pytest.raises(ValueError, match=f"'{name}' may grow to {length + max_tokens} tokens"):
                 self.sim.add(request)
         else:
@@ -90,6 +100,11 @@ class SchedulerLife(RuleBasedStateMachine):
         self.sim.scheduler.finish_requests([request], status)
         self.ended.add(request.request_id)
 
+    @rule()
+    def forget_what_is_cached(self):
+        if self.sim.scheduler.kv.cache is not None:
+            self.sim.scheduler.kv.cache.clear()
+
     @invariant()
     def every_page_is_in_one_state(self):
         self.sim.scheduler.check_integrity()
@@ -115,8 +130,9 @@ class SchedulerLife(RuleBasedStateMachine):
         self.sim.drain()
         assert all(request.is_finished and not request.pages for request in self.requests)
         self.tokens_are_those_of_the_request_alone()
-        allocator = self.sim.scheduler.allocator
-        assert allocator.num_free == allocator.num_pages
+        allocator = self.sim.scheduler.kv.allocator
+        assert allocator.num_free + allocator.num_cached == allocator.num_pages
+        assert self.sim.scheduler.kv.num_available == allocator.num_pages, "a lock was left behind"
 
 
 class TestSchedulerLife(SchedulerLife.TestCase):

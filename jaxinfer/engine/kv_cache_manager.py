@@ -1,0 +1,102 @@
+"""Whose pages are whose: lanes of requests over the pool, their cached beginnings included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.cache.prefix_cache import PrefixCache
+from jaxinfer.engine.request import Request
+
+
+class KVCacheManager:
+    """Gives pages to requests, and shares full ones through the prefix cache if there is one.
+
+    A request's lane begins with pages that it found in the cache; what it computes after them it publishes there as
+    pages fill, and it keeps a lock on all of that while it runs. Launches run in order on the device, and within one
+    all KV of a layer is written before any is read: so a page may be published as soon as the launch that fills it is
+    planned, and whoever finds it may join that same launch.
+    """
+
+    def __init__(self, allocator: PageAllocator, page_size: int, cache: PrefixCache | None = None) -> None:
+        self.allocator = allocator
+        self.page_size = page_size
+        self.cache = cache
+
+    @property
+    def num_slots(self) -> int:
+        return self.allocator.num_pages * self.page_size
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free, or could be because nobody uses what is cached in them."""
+        return self.allocator.num_free + (self.cache.num_evictable if self.cache is not None else 0)
+
+    def missing_pages(self, request: Request, num_tokens: int) -> int:
+        """How many pages the request lacks for so many tokens."""
+        return max(0, -(-num_tokens // self.page_size) - len(request.pages))
+
+    def find_prefix(self, request: Request) -> None:
+        """Let a request without pages begin with the longest prefix of its tokens that is cached, all but its last."""
+        if self.cache is None:
+            return
+        wanted = [] if request.skips_cached_prefix else request.token_ids
+        found = self.cache.match_and_lock(wanted, request.cache_key, max_tokens=max(0, len(wanted) - 1))
+        request.prefix, request.pages = found, list(found.pages)
+        request.num_computed_tokens = request.num_published_tokens = found.num_cached_tokens
+
+    def forgo_prefix(self, request: Request) -> None:
+        """Undo `find_prefix` for a request that could not be admitted."""
+        if self.cache is not None and request.prefix is not None:
+            self.cache.cancel(request.prefix)
+        request.prefix, request.pages = None, []
+        request.num_computed_tokens = request.num_published_tokens = 0
+
+    def grow(self, request: Request, num_tokens: int) -> list[int] | None:
+        """The pages, added to the request's, with which it holds `num_tokens`; None, and no change, with too few."""
+        missing = self.missing_pages(request, num_tokens)
+        if missing > self.num_available:
+            return None
+        if self.cache is not None and missing > self.allocator.num_free:
+            self.cache.evict(missing - self.allocator.num_free)
+        pages = self.allocator.allocate(missing)
+        request.pages += pages
+        return pages
+
+    def publish(self, request: Request, num_tokens: int) -> None:
+        """Hand the cache the full ones of the pages that hold the request's first `num_tokens`, all of them computed or
+        about to be."""
+        first, last = request.num_published_tokens, num_tokens // self.page_size * self.page_size
+        if self.cache is None or request.prefix is None or last <= first:
+            return
+        pages = request.pages[first // self.page_size : last // self.page_size]
+        offered = self.cache.extend(
+            request.prefix.handle, request.token_ids[first:last], pages, priority=-request.priority
+        )
+        request.private_pages += offered.duplicates
+        request.num_published_tokens = last
+
+    def release(self, request: Request) -> None:
+        """Take all pages of a request; what it computed stays cached until the room is needed."""
+        # The latest token may have been sampled in the last step that ran: nobody has computed it then.
+        self.publish(request, min(request.num_computed_tokens, request.num_tokens - 1))
+        own = request.pages[request.num_published_tokens // self.page_size :]
+        # Tail first: the pages that other sequences are least likely to share go back to the pool's top.
+        self.allocator.free(reversed(own))
+        self.allocator.free(request.private_pages)
+        if self.cache is not None and request.prefix is not None:
+            self.cache.release(request.prefix.handle)
+        request.pages, request.private_pages = [], []
+        request.prefix, request.num_published_tokens = None, 0
+
+    def check_integrity(self, running: Sequence[Request]) -> None:
+        """Raises AssertionError unless every page is free, cached, or held by exactly one of the running requests."""
+        self.allocator.check_integrity()
+        held = []
+        for request in running:
+            assert not self.missing_pages(request, request.num_computed_tokens), "computed tokens without pages"
+            held += request.private_pages + request.pages[request.num_published_tokens // self.page_size :]
+        assert len(set(held)) == len(held), "a page is held twice"
+        assert len(held) == self.allocator.num_held, f"{self.allocator.num_held} pages held, requests know {len(held)}"
+        if self.cache is not None:
+            self.cache.check_integrity()
