@@ -28,12 +28,13 @@ _SQUARE = 64
 
 @dataclass(frozen=True)
 class Queries:
-    """What the queries of one warpgroup may see, int32 [QUERY_ROWS] each, and its number."""
+    """What the queries of one warpgroup may see, int32 [QUERY_ROWS] each; its number and its block."""
 
     own_bound: jax.Array
     trunk_bound: jax.Array
     branch: jax.Array
     consumer: jax.Array
+    block: jax.Array
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,17 @@ class Run:
     shift: jax.Array  # of the first slot's bit in the word
 
 
-def load_queries(memory: Any, consumer: jax.Array) -> Queries:
+def load_queries(memory: Any, block: jax.Array, consumer: jax.Array) -> Queries:
     """The queries' integers from shared memory."""
     own_bound, trunk_bound, branch = (
         plgpu.layout_cast(memory.integers.at[consumer, QUERY.index(name)][...], ROWS)
         for name in ("own_bound", "trunk_bound", "branch")
     )
-    return Queries(own_bound, trunk_bound, branch, consumer)
+    return Queries(own_bound, trunk_bound, branch, consumer, block)
 
 
-def runs_of_tile(launch: Launch, memory: Any, tile: jax.Array) -> list[Run]:
+def runs_of_tile(launch: Launch, memory: Any, block: jax.Array, tile: jax.Array) -> list[Run]:
     """The pages of a tile, cut into runs."""
-    block = lax.axis_index("block")
     size = min(launch.page_size, _WORD)
     tail_page = memory.header[block, HEADER.index("tail_page")]
     runs = []
@@ -84,7 +84,7 @@ def hide_context(
 ) -> jax.Array:
     """scores [QUERY_ROWS, tile] with `hidden` where a query does not see a slot; the tile has no tail."""
     parts = []
-    for run in runs_of_tile(launch, memory, tile):
+    for run in runs_of_tile(launch, memory, queries.block, tile):
         seen = _slots(run) < _across(_bound(queries, run), run)
         parts.append(jnp.where(seen, scores[:, run.first : run.first + run.size], hidden))
     return jnp.concatenate(parts, axis=1)
@@ -94,9 +94,9 @@ def hide_context_and_tail(
     launch: Launch, memory: Any, queries: Queries, tile: jax.Array, scores: jax.Array, hidden: float
 ) -> jax.Array:
     """As `hide_context`, with the tail's bits."""
-    tail_start = memory.header[lax.axis_index("block"), HEADER.index("tail_start")]
+    tail_start = memory.header[queries.block, HEADER.index("tail_start")]
     parts = []
-    for run in runs_of_tile(launch, memory, tile):
+    for run in runs_of_tile(launch, memory, queries.block, tile):
         slots = _slots(run)
         word = plgpu.layout_cast(memory.bits.at[queries.consumer, run.word][...], ROWS)
         bit = (_across(word, run) >> (slots + run.shift)) & 1
@@ -106,17 +106,17 @@ def hide_context_and_tail(
     return jnp.concatenate(parts, axis=1)
 
 
-def clean_values(launch: Launch, memory: Any, consumer: jax.Array, tile: jax.Array, values: Any) -> None:
+def clean_values(launch: Launch, memory: Any, queries: Queries, tile: jax.Array, values: Any) -> None:
     """Zero in shared memory the values that no query of the block sees: they may be NaN, and 0 * NaN is NaN."""
-    block = lax.axis_index("block")
-    runs = runs_of_tile(launch, memory, tile)
+    block = queries.block
+    runs = runs_of_tile(launch, memory, block, tile)
     dirty = jnp.bool_(False)
     for run in runs:
         dirty = dirty | (run.context_end < run.lane_index + run.size)
 
     @pl.when(dirty)
     def _():
-        @pl.when(consumer == 0)
+        @pl.when(queries.consumer == 0)
         def _():
             for first in range(0, launch.tuning.tile, _SQUARE):
                 inside = [run for run in runs if first <= run.first < first + _SQUARE]

@@ -1,9 +1,10 @@
 """The kernel for Hopper: online softmax over the listed pages of every query block, in Pallas for Mosaic GPU.
 
-One program handles a query block, a KV head and a share of the block's tiles. The block's tokens times the query heads
-of the KV head are the rows of the matrix products, so all branches of a lane read its trunk once. A producer warpgroup
-keeps the tiles of K and V coming by TMA, page by page; one or two consumer warpgroups multiply. The running softmax
-follows FlashAttention (Dao et al.), the division of labour FlashAttention-3 (Shah et al.).
+An item of work is a query block, a KV head and a share of the block's tiles. The block's tokens times the query heads
+of the KV head are the rows of the matrix products, so all branches of a lane read its trunk once. As many programs as
+the GPU has cores go through the items. In each, a producer warpgroup keeps the tiles of K and V coming by TMA, page by
+page and from one item to the next without a pause; one or two consumer warpgroups multiply. The running softmax follows
+FlashAttention (Dao et al.), the division of labour FlashAttention-3 (Shah et al.).
 
 Proved so far by interpretation on a CPU and by compilation for an H200; not yet run on a GPU.
 """
@@ -22,9 +23,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.branch_attention import masking
-from kernels_pallas.branch_attention.blocks import HEADER, IDLE, PAGE, QUERY, BlockPlan
+from kernels_pallas.branch_attention.blocks import HEADER, IDLE, QUERY, BlockPlan
 from kernels_pallas.branch_attention.masking import ROWS, WGMMA
+from kernels_pallas.branch_attention.producer import drain, produce
 from kernels_pallas.branch_attention.tuning import QUERY_ROWS, Launch, Tuning
+from kernels_pallas.branch_attention.work import Item, item_of
 
 # Columns of the result that leave in float32 at a time: a buffer for all of them would cost a stage of tiles.
 PARTIAL_COLUMNS = 64
@@ -61,9 +64,19 @@ def attend_blocks(
     """
     page_size, kv_heads, head_dim = k_pages.shape[1:]
     blocks = plan.header.shape[0]
+    items = blocks * tuning.splits * kv_heads
     tail_words = 0 if plan.tail_bits is None else plan.tail_bits.shape[2]
     launch = Launch(
-        tuning, page_size, head_dim, q.shape[1] // kv_heads, first_token, tail_words, scale * math.log2(math.e), q.dtype
+        tuning,
+        page_size,
+        head_dim,
+        q.shape[1] // kv_heads,
+        first_token,
+        tail_words,
+        scale * math.log2(math.e),
+        q.dtype,
+        kv_heads,
+        items,
     )
     out_shape = (num_tokens, *q.shape[1:])
     if launch.split:
@@ -86,9 +99,8 @@ def attend_blocks(
         out_type=out_type,
         scratch_types=_scratch(launch),
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        # The heads of a block run together: they read the same pages' rows.
-        grid=(blocks, tuning.splits, kv_heads),
-        grid_names=("block", "split", "head"),
+        grid=(launch.programs,),
+        grid_names=("program",),
         num_threads=tuning.consumers + 1,
         thread_name="warpgroup",
         kernel_name="branch_attention",
@@ -113,6 +125,7 @@ def _scratch(launch: Launch) -> dict[str, Any]:
         "q_loaded": plgpu.Barrier(num_arrivals=query_loads, num_barriers=consumers),
         "k_loaded": plgpu.Barrier(num_arrivals=loads, num_barriers=stages),
         "v_loaded": plgpu.Barrier(num_arrivals=loads, num_barriers=stages),
+        "q_used": plgpu.Barrier(num_barriers=consumers),
         "k_used": plgpu.Barrier(num_arrivals=consumers, num_barriers=stages),
         "v_used": plgpu.Barrier(num_arrivals=consumers, num_barriers=stages),
     }
@@ -129,84 +142,42 @@ def _scratch(launch: Launch) -> dict[str, Any]:
 
 
 def _program(launch: Launch, memory: Any) -> None:
-    consumers, splits = launch.tuning.consumers, launch.tuning.splits
-    block, split, warpgroup = lax.axis_index("block"), lax.axis_index("split"), lax.axis_index("warpgroup")
-    tiles = memory.header[block, HEADER.index("tiles")]
-    share = lax.div(tiles + splits - 1, jnp.int32(splits))
-    begin = jnp.minimum(split * share, tiles)
-    end = jnp.minimum(begin + share, tiles)
+    consumers = launch.tuning.consumers
+    program, warpgroup = lax.axis_index("program"), lax.axis_index("warpgroup")
+    num_items = lax.div(launch.items - 1 - program, jnp.int32(launch.programs)) + 1
+
+    def over_items(work) -> jax.Array:
+        """Do `work(number, item)` for the program's items; the number of their tiles."""
+
+        def one(number: jax.Array, step: jax.Array) -> jax.Array:
+            item = item_of(launch, memory, program + number * launch.programs, step)
+            work(number, item)
+            return step + item.end - item.begin
+
+        return lax.fori_loop(0, num_items, one, jnp.int32(0))
 
     @pl.when(warpgroup == consumers)
     def _():
         if consumers > 1:
             plgpu.set_max_registers(40, action="decrease")
-        _produce(launch, memory, begin, end)
+        steps = over_items(partial(produce, launch, memory))
+        drain(launch, memory, steps)
 
     @pl.when(warpgroup < consumers)
     def _():
         if consumers > 1:
             plgpu.set_max_registers(232, action="increase")
-        _consume(launch, memory, begin, end, warpgroup)
+        over_items(partial(_consume, launch, memory, warpgroup))
 
 
-def _produce(launch: Launch, memory: Any, begin: jax.Array, end: jax.Array) -> None:
-    """Load the queries with their integers, then every tile as soon as its place is free."""
-    tuning, page_size, group = launch.tuning, launch.page_size, launch.group
-    block, head = lax.axis_index("block"), lax.axis_index("head")
-    heads = pl.ds(head * group, group)
-    first = memory.header[block, HEADER.index("first_token")]
-    per_consumer = tuning.tokens_per_consumer(group)
-    last_token = memory.q.shape[0] - 1
-    for consumer in range(tuning.consumers):
-        loaded = memory.q_loaded.at[consumer]
-        plgpu.copy_gmem_to_smem(memory.queries.at[block, consumer], memory.integers.at[consumer], loaded)
-        if launch.tail_words:
-            plgpu.copy_gmem_to_smem(memory.tail_bits.at[block, consumer], memory.bits.at[consumer], loaded)
-
-        @pl.loop(0, per_consumer)
-        def _(index, consumer=consumer, loaded=loaded):
-            # Rows beyond the block's tokens are computed and not stored: any token will do.
-            token = jnp.minimum(first + consumer * per_consumer + index, last_token)
-            place = memory.q_plain.at[consumer, pl.ds(index * group, group)]
-            plgpu.copy_gmem_to_smem(memory.q.at[token, heads], place, loaded)
-
-    @pl.loop(begin, end)
-    def _(tile):
-        step = tile - begin
-        stage = lax.rem(step, jnp.int32(tuning.stages))
-        pages = [
-            memory.pages[block, PAGE.index("page"), tile * launch.pages_per_tile + part]
-            for part in range(launch.pages_per_tile)
-        ]
-        for source, target, loaded, used in (
-            (memory.k, memory.k_tiles, memory.k_loaded, memory.k_used),
-            (memory.v, memory.v_tiles, memory.v_loaded, memory.v_used),
-        ):
-
-            @pl.when(step >= tuning.stages)
-            def _(used=used):
-                plgpu.barrier_wait(used.at[stage])
-
-            for part, page in enumerate(pages):
-                place = target.at[stage, pl.ds(part * page_size, page_size)]
-                plgpu.copy_gmem_to_smem(source.at[page, :, head], place, loaded.at[stage])
-
-    # A program ends only when nothing is in flight.
-    @pl.loop(jnp.maximum(end - tuning.stages, begin), end)
-    def _(tile):
-        stage = lax.rem(tile - begin, jnp.int32(tuning.stages))
-        plgpu.barrier_wait(memory.k_used.at[stage])
-        plgpu.barrier_wait(memory.v_used.at[stage])
-
-
-def _consume(launch: Launch, memory: Any, begin: jax.Array, end: jax.Array, consumer: jax.Array) -> None:
+def _consume(launch: Launch, memory: Any, consumer: jax.Array, number: jax.Array, item: Item) -> None:
     """Multiply the queries of this warpgroup with every tile, then store its tokens' results."""
-    block = lax.axis_index("block")
+    del number
     plgpu.barrier_wait(memory.q_loaded.at[consumer])
     plain = plgpu.load(memory.q_plain.at[consumer], layout=WGMMA, optimized=False)
     memory.q_tiled.at[consumer][...] = plain
     plgpu.commit_smem()
-    queries = masking.load_queries(memory, consumer)
+    queries = masking.load_queries(memory, item.block, consumer)
 
     carry = (
         plgpu.layout_cast(jnp.zeros((QUERY_ROWS, launch.head_dim), jnp.float32), WGMMA),
@@ -216,21 +187,22 @@ def _consume(launch: Launch, memory: Any, begin: jax.Array, end: jax.Array, cons
     sections = [("full_tiles", None), ("context_tiles", masking.hide_context)]
     if launch.tail_words:
         sections.append(("tiles", masking.hide_context_and_tail))
-    start = begin
+    start = item.begin
     for name, hide in sections:
-        stop = jnp.clip(memory.header[block, HEADER.index(name)], start, end)
-        carry = lax.fori_loop(start, stop, partial(_one_tile, launch, memory, begin, consumer, queries, hide), carry)
+        stop = jnp.clip(memory.header[item.block, HEADER.index(name)], start, item.end)
+        carry = lax.fori_loop(start, stop, partial(_one_tile, launch, memory, item, queries, hide), carry)
         start = stop
     total, top, weight = carry
     weight = jnp.where(queries.branch == IDLE, 0.0, weight)
-    _store(launch, memory, consumer, total, top, weight)
+    _store(launch, memory, item, consumer, total, top, weight)
+    plgpu.barrier_arrive(memory.q_used.at[consumer])
 
 
-def _one_tile(launch, memory, begin, consumer, queries, hide, tile, carry):
+def _one_tile(launch, memory, item, queries, hide, tile, carry):
     """One step of the online softmax; `hide` masks the scores, None where every query sees the whole tile."""
     total, top, weight = carry
-    tuning = launch.tuning
-    stage = lax.rem(tile - begin, jnp.int32(tuning.stages))
+    tuning, consumer = launch.tuning, queries.consumer
+    stage = item.stage(tile, tuning.stages)
 
     def multiply_keys(accumulator):
         plgpu.wgmma(accumulator, memory.q_tiled.at[consumer], memory.k_tiles.at[stage].transpose((1, 0)))
@@ -250,7 +222,7 @@ def _one_tile(launch, memory, begin, consumer, queries, hide, tile, carry):
     weights = weights.astype(launch.dtype)
     plgpu.barrier_wait(memory.v_loaded.at[stage])
     if hide is not None:
-        masking.clean_values(launch, memory, consumer, tile, memory.v_tiles.at[stage])
+        masking.clean_values(launch, memory, queries, tile, memory.v_tiles.at[stage])
 
     def multiply_values(accumulator, left):
         plgpu.wgmma(accumulator, left, memory.v_tiles.at[stage])
@@ -271,10 +243,10 @@ def _one_tile(launch, memory, begin, consumer, queries, hide, tile, carry):
     return total, new_top, weight
 
 
-def _store(launch: Launch, memory: Any, consumer, total, top, weight) -> None:
+def _store(launch: Launch, memory: Any, item: Item, consumer, total, top, weight) -> None:
     """Divide by the weights' sum and store the rows of the block's own tokens."""
     tuning, group = launch.tuning, launch.group
-    block, split, head = lax.axis_index("block"), lax.axis_index("split"), lax.axis_index("head")
+    block, split, head = item.block, item.split, item.head
     per_consumer = tuning.tokens_per_consumer(group)
     first = memory.header[block, HEADER.index("first_token")] - launch.first_token + consumer * per_consumer
     count = memory.header[block, HEADER.index("num_tokens")] - consumer * per_consumer

@@ -25,7 +25,8 @@ class Tuning:
         tokens: the most query tokens of one warpgroup; 64 rows may have room for fewer.
         tile: KV tokens that are loaded and multiplied at a time, 64 or 128.
         stages: tiles in flight, the one in use included.
-        splits: programs that share the pages of one query block; their results are merged.
+        splits: parts of the pages of one query block that are computed apart; their results are merged.
+        programs: the most programs; they go through blocks, splits and heads.
         weights_in_registers: whether the softmax weights go to the second product from registers and its result
             accumulates in place. That is the fast form; GPU interpretation knows only the other one.
     """
@@ -35,6 +36,7 @@ class Tuning:
     tile: int = 64
     stages: int = 3
     splits: int = 1
+    programs: int = 132
     weights_in_registers: bool = True
 
     def __post_init__(self) -> None:
@@ -48,6 +50,9 @@ class Tuning:
             raise ValueError(f"stages must be at least 2, got {self.stages}")
         if not 1 <= self.splits <= MAX_SPLITS:
             raise ValueError(f"splits must be between 1 and {MAX_SPLITS}, got {self.splits}")
+
+        if self.programs < 1:
+            raise ValueError(f"programs must be at least 1, got {self.programs}")
 
     def tokens_per_consumer(self, group: int) -> int:
         """Query tokens of one warpgroup, each with `group` heads."""
@@ -70,6 +75,12 @@ class Launch:
     tail_words: int  # aligned, 0 without tails
     scale: float  # of the scores, in units of log2
     dtype: jnp.dtype
+    kv_heads: int
+    items: int  # blocks times splits times KV heads
+
+    @property
+    def programs(self) -> int:
+        return min(self.tuning.programs, self.items)
 
     @property
     def pages_per_tile(self) -> int:
@@ -116,9 +127,10 @@ def choose_tuning(
         ValueError: no choice of sizes fits the shared memory.
     """
     # Short rows of few bytes would be bound by the softmax of small tiles.
-    form = Tuning(tile=128 if head_dim == 64 else 64, weights_in_registers=weights_in_registers)
+    tile = 128 if head_dim == 64 else 64
+    form = Tuning(tile=tile, programs=num_cores, weights_in_registers=weights_in_registers)
     many = tokens_per_row * group > QUERY_ROWS
-    candidates = [replace(form, consumers=2, tile=tile) for tile in (128, 64)] if many else []
+    candidates = [replace(form, consumers=2, tile=size) for size in (128, 64)] if many else []
     for candidate in (*candidates, form):
         candidate = replace(candidate, tokens=min(-(-tokens_per_row // candidate.consumers), QUERY_ROWS))
         blocks = rows * -(-tokens_per_row // candidate.tokens_per_block(group))

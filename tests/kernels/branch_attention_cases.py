@@ -46,12 +46,12 @@ def tree(lane: Lane, nodes: int) -> Lane:
     return with_tail(rng(), lane, nodes)
 
 
-@case(tokens=1, stages=2)
+@case(tokens=1, stages=2, programs=3)
 def decodes_at_the_borders_of_pages_tiles_and_the_ring_of_stages() -> Scene:
     return make_scene([plain_lane(32, n - 1, 1) for n in (1, 32, 64, 65, 128, 257)], heads=PAIR, decode_rows=7)
 
 
-@case(tokens=3)
+@case(tokens=3, programs=1)
 def branches_of_a_lane_in_one_block() -> Scene:
     lanes = [
         branched_lane(rng(), 16, trunk, lengths) for trunk, lengths in ((70, (20, 3, 33)), (0, (1, 17)), (66, (2, 5)))
@@ -59,24 +59,24 @@ def branches_of_a_lane_in_one_block() -> Scene:
     return make_scene(lanes, heads=Heads(4, 1, 64, BF16), decode_width=3)
 
 
-@case(tokens=12)
+@case(tokens=12, programs=1)
 def draft_trees_cut_into_two_blocks() -> Scene:
     lane = branched_lane(rng(), 16, 40, (20, 25))
     return make_scene([tree(lane, 20)], heads=Heads(4, 1, 64, BF16), decode_width=20, num_words=1)
 
 
-@case(tokens=1, splits=3)
+@case(tokens=1, splits=3, programs=2)
 def more_splits_than_some_lanes_have_tiles() -> Scene:
     return make_scene([plain_lane(64, n, 1) for n in (200, 0)], heads=Heads(2, 1, 64, BF16))
 
 
-@case(consumers=2, tokens=8, stages=2)
+@case(consumers=2, tokens=8, stages=2, programs=2)
 def prefills_of_two_warpgroups_beside_padding() -> Scene:
     prefills = [plain_lane(16, 200, 19), plain_lane(16, 0, 3)]
     return make_scene([], prefills, heads=Heads(6, 1, 64, FP16), prefill_rows=3, prefill_tokens=24)
 
 
-@case(tokens=16)
+@case(tokens=16, programs=2)
 def every_kind_of_row_at_once() -> Scene:
     decodes = [plain_lane(16, 30, 1), branched_lane(rng(), 16, 20, (3, 18)), tree(plain_lane(16, 37, 1), 4)]
     prefills = [block_lane(16, 5, 8), branched_lane(rng(), 16, 7, (20, 4), new=9, only=0)]
@@ -150,6 +150,7 @@ def _random(seed: int) -> tuple[Callable[[], Scene], Tuning]:
         tile=int(draw.choice([64, 128])) if consumers == 1 else 64,
         stages=2,
         splits=int(draw.integers(1, 4)),
+        programs=int(draw.integers(1, 6)),
     )
 
     def lane(draw: np.random.Generator) -> Lane:

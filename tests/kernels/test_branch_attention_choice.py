@@ -145,6 +145,7 @@ def test_sixteen_branches_share_one_block_and_long_rows_two_warpgroups():
         ("tile", 96, "64 or 128"),
         ("stages", 1, "at least 2"),
         ("splits", 33, "between 1 and 32"),
+        ("programs", 0, "at least 1"),
     ],
 )
 def test_bad_sizes_are_refused_by_name(field, value, allowed):

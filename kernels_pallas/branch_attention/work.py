@@ -1,0 +1,43 @@
+"""Inside the kernel: the items of work that a program goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kernels_pallas.branch_attention.blocks import HEADER
+from kernels_pallas.branch_attention.tuning import Launch
+
+
+@dataclass(frozen=True)
+class Item:
+    """A program's work between two stores."""
+
+    block: jax.Array
+    split: jax.Array
+    head: jax.Array
+    begin: jax.Array  # tiles of the block's list
+    end: jax.Array
+    step: jax.Array  # tiles that the program has had before
+
+    def stage(self, tile: jax.Array, stages: int) -> jax.Array:
+        """The place of a tile in the ring."""
+        return lax.rem(self.step + tile - self.begin, jnp.int32(stages))
+
+
+def item_of(launch: Launch, memory: Any, index: jax.Array, step: jax.Array) -> Item:
+    """Item `index` of the launch, for a program that has had `step` tiles."""
+    # The heads of a block follow each other: they read the same pages' rows, and their programs run together.
+    rest, head = lax.div(index, jnp.int32(launch.kv_heads)), lax.rem(index, jnp.int32(launch.kv_heads))
+    splits = jnp.int32(launch.tuning.splits)
+    # The last blocks of a prefill see the most pages: the longest work goes first.
+    blocks = launch.items // (launch.kv_heads * launch.tuning.splits)
+    block, split = blocks - 1 - lax.div(rest, splits), lax.rem(rest, splits)
+    tiles = memory.header[block, HEADER.index("tiles")]
+    share = lax.div(tiles + splits - 1, splits)
+    begin = jnp.minimum(split * share, tiles)
+    return Item(block, split, head, begin, jnp.minimum(begin + share, tiles), step)
