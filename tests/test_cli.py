@@ -46,12 +46,20 @@ class EchoLLM:
 
     def stream(self, prompt, params):
         for word in self._answer(prompt, params).split(" "):
-            yield SimpleNamespace(outputs=[SimpleNamespace(text=f"{word} ")])
+            yield self._output(f"{word} ")
 
     def generate(self, prompts, params):
-        return [SimpleNamespace(outputs=[SimpleNamespace(text=self._answer(prompt, params))]) for prompt in prompts]
+        return [self._output(self._answer(prompt, params)) for prompt in prompts]
 
     chat = generate
+
+    def _output(self, text):
+        return SimpleNamespace(
+            outputs=[SimpleNamespace(text=text)], num_cached_tokens=16, prompt_token_ids=list(range(20))
+        )
+
+    def draw_prefix_cache(self):
+        return "a drawing of the cache"
 
 
 @pytest.fixture
@@ -153,6 +161,22 @@ def test_a_checkpoint_without_a_chat_template_asks_for_raw(echo, monkeypatch, ca
 def test_several_prompts_are_printed_in_order_under_their_own_headings(echo, capsys):
     assert main(["generate", "one", "two"]) == 0
     assert capsys.readouterr().out == "=== one\necho one\n\n=== two\necho two\n\n"
+
+
+@pytest.mark.parametrize("prompts", [["hello"], ["hello", "there"]])
+def test_what_was_cached_is_shown_on_request_and_beside_the_text(prompts, echo, capsys):
+    assert main(["generate", *prompts]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["generate", *prompts, "--show-cache"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.count("16 of 20 prompt tokens were cached") == len(prompts)
+    assert "a drawing of the cache" in shown.err and "cached" not in shown.out
+
+
+def test_a_chat_shows_after_each_turn_what_was_cached(echo, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nagain\n"))
+    assert main(["chat", "--show-cache"]) == 0
+    assert capsys.readouterr().err.count("16 of 20 prompt tokens were cached") == 2
 
 
 def test_without_a_model_the_engine_chooses_the_embedded_checkpoint(echo):

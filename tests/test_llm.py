@@ -142,6 +142,41 @@ def test_arguments_reach_the_chat_template(llm):
 # Defaults
 
 
+# Cached prefixes
+
+
+def cached(llm, prompt, **params) -> int:
+    (output,) = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=2, **params), use_tqdm=False)
+    return output.num_cached_tokens
+
+
+def test_prefixes_are_cached_until_they_are_reset_and_for_each_salt_apart(llm):
+    page = llm.core.config.page_size
+    prompt = {"prompt_token_ids": list(b"Say a thing that is much longer than a page" * 2)}
+    whole = (len(prompt["prompt_token_ids"]) - 1) // page * page
+    llm.reset_prefix_cache()
+    assert [cached(llm, prompt) for _ in range(2)] == [0, whole]
+    assert [cached(llm, prompt | {"cache_salt": "mine"}) for _ in range(2)] == [0, whole]
+    assert cached(llm, prompt, skip_reading_prefix_cache=True) == 0
+    assert llm.reset_prefix_cache()
+    assert cached(llm, prompt) == 0
+
+
+def test_the_cache_is_drawn_with_its_text(llm):
+    llm.reset_prefix_cache()
+    assert llm.draw_prefix_cache() == "root (empty)"
+    cached(llm, "Say a story of a hundred pages, please, and then another one.")
+    assert "Say a story" in llm.draw_prefix_cache()
+
+
+def test_without_prefix_caching_nothing_is_found_nor_drawn(tmp_path, tmp_path_factory):
+    with shared_compile_cache(tmp_path_factory):
+        llm = open_llm(write_checkpoint(tmp_path / "checkpoint"), enable_prefix_caching=False)
+        assert [cached(llm, "Say a story of a hundred pages, please.") for _ in range(2)] == [0, 0]
+    assert llm.draw_prefix_cache() == "prefix caching is off"
+    assert llm.reset_prefix_cache()
+
+
 @pytest.fixture
 def with_generation_config(tmp_path, tmp_path_factory):
     """Opens an engine on a checkpoint with the given generation_config.json."""

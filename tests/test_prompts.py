@@ -77,6 +77,8 @@ def test_text_without_a_tokenizer_is_refused_and_the_way_out_named(prompt):
         ([[1], [2]], r"prompt 7 must hold integer token ids, got \[\[1\], \[2\]\]"),
         ({"text": "hello"}, r"prompt 7 must have the key prompt or prompt_token_ids, got \['text'\]"),
         ({"prompt_token_ids": "12"}, "prompt 7 must be text, a list of token ids.* got '12'"),
+        ({"prompt_token_ids": [1], "cache_salt": ""}, "cache_salt of prompt 7 must be a non-empty string, got ''"),
+        ({"prompt_token_ids": [1], "cache_salt": 3}, "cache_salt of prompt 7 must be a non-empty string, got 3"),
         ({"prompt_token_ids": None}, "prompt 7 must be text, a list of token ids.* got None"),
         ({"prompt": None}, "prompt 7 must be text, a list of token ids.* got None"),
         ("\ud800", r"prompt 7: the text is not valid Unicode: .*'\\ud800'"),

@@ -106,3 +106,9 @@ def test_fields_that_a_generation_config_leaves_empty_keep_their_defaults():
 def test_a_bad_value_in_a_generation_config_is_refused():
     with pytest.raises(ValueError, match="top_p must .*got 7"):
         SamplingParams.from_generation_config({"top_p": 7})
+
+
+def test_skipping_the_prefix_cache_is_yes_or_no():
+    assert SamplingParams(skip_reading_prefix_cache=True).skip_reading_prefix_cache
+    with pytest.raises(ValueError, match="skip_reading_prefix_cache must be True or False, got 1"):
+        SamplingParams(skip_reading_prefix_cache=1)
