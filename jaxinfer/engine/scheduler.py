@@ -7,6 +7,7 @@ rows and pages are left; when pages run out the last comer is preempted and reco
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -283,11 +284,10 @@ class Scheduler:
         """
         landings: list[Landing] = []
         ended: list[Request] = []
-        num_steps, page_size = output.num_steps, self.kv.page_size
-        for index, (request, samples, epoch) in enumerate(
-            zip(output.requests, output.samples, output.epochs, strict=True)
-        ):
-            if not samples or request.epoch != epoch or request.status is not RequestStatus.RUNNING:
+        num_steps, running = output.num_steps, RequestStatus.RUNNING
+        page_size = self.kv.page_size if self.kv.cache is not None else sys.maxsize
+        for index, request in enumerate(output.requests):
+            if not output.samples[index] or request.epoch != output.epochs[index] or request.status is not running:
                 continue  # a chunk of a prompt; or preempted, aborted or finished since the launch
             request.num_in_flight -= num_steps
             first = len(request.token_ids)
@@ -297,9 +297,10 @@ class Scheduler:
                     request.status = status
                     ended.append(request)
                     break
-            landings.append(Landing(request, index, first, len(request.token_ids)))
-            if len(request.token_ids) - 1 - request.num_published_tokens >= page_size:
-                self.kv.publish(request, len(request.token_ids) - 1)
+            last = len(request.token_ids)
+            landings.append(Landing(request, index, first, last))
+            if last - 1 - request.num_published_tokens >= page_size:
+                self.kv.publish(request, last - 1)
         self._forget(ended)
         return landings
 
