@@ -53,7 +53,7 @@ class LLM:
         enable_prefix_caching: keep what was computed, and start requests behind the longest beginning that is kept.
         scheduling_policy: "fcfs" or "priority".
         tensor_parallel_size: devices that share every layer.
-        attention_backend: "auto" or "xla".
+        attention_backend: "auto", "xla" or "pallas" (a kernel for Hopper GPUs).
         seed: of requests that bring no seed of their own.
 
     Raises:
