@@ -52,9 +52,20 @@ class SchedulerLife(RuleBasedStateMachine):
         stream=st.booleans(),
     )
     def add(self, stem, shared, length, max_tokens, priority, stream):
-        name = str(len(self.requests))
         # Prompts begin alike, part at any point, and may be the same.
         prompt = [(100 * stem + i + (1000 if i >= shared else 0) * len(self.requests)) for i in range(length)]
+        self.add_prompt(prompt, max_tokens, priority, stream)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), dropped=st.integers(0, 3), length=st.integers(0, 9), max_tokens=st.integers(1, 30))
+    def follow_up(self, data, dropped, length, max_tokens):
+        """A turn after what a request has come to, its last tokens perhaps left out."""
+        before = data.draw(st.sampled_from(self.requests)).token_ids
+        history = before[: max(1, len(before) - dropped)]
+        self.add_prompt([*history, *range(500, 500 + length)], max_tokens, priority=0, stream=False)
+
+    def add_prompt(self, prompt, max_tokens, priority, stream):
+        name, length = str(len(self.requests)), len(prompt)
         options = {"priority": priority, "eos_token_ids": ENDING, "stream": stream}
         request = make_request(name, prompt, max_tokens=max_tokens, **options)
         if length + max_tokens > self.sim.scheduler.kv.allocator.num_pages * PAGE_SIZE:
