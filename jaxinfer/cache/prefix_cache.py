@@ -184,6 +184,13 @@ class PrefixCache:
             self._count(result, 1)
             return result
 
+    def has_next_page(self, handle: PrefixHandle, token_ids: Sequence[int] | bytes) -> bool:
+        """Whether the page of these tokens, which follow what `handle` covers, is cached."""
+        key = page_key(token_ids)
+        with self._lock:
+            self._check_open(handle)
+            return self._tree.count_present(handle.node, key[: self._page_bytes], handle.extra_key) > 0
+
     def extend(
         self, handle: PrefixHandle, token_ids: Sequence[int] | bytes, pages: Sequence[int], *, priority: int = 0
     ) -> PrefixInsertResult:

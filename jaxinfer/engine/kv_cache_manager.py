@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxinfer.cache.page_allocator import PageAllocator
-from jaxinfer.cache.prefix_cache import PrefixCache
+from jaxinfer.cache.prefix_cache import PrefixCache, PrefixMatchResult
 from jaxinfer.engine.request import Request
 
 
@@ -65,29 +65,42 @@ class KVCacheManager:
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """Hand the cache the full ones of the pages that hold the request's first `num_tokens`, all of them computed or
-        about to be."""
+        about to be.
+
+        Where the cache has an equal page already, the request keeps its own, and the rest to itself until it is
+        released: a lock on both would cost a small pool a page for each.
+        """
         first, last = request.num_published_tokens, num_tokens // self.page_size * self.page_size
-        if self.cache is None or request.prefix is None or last <= first:
+        if self.cache is None or request.prefix is None or request.has_twin or last <= first:
             return
-        pages = request.pages[first // self.page_size : last // self.page_size]
-        offered = self.cache.extend(
-            request.prefix.handle, request.token_ids[first:last], pages, priority=-request.priority
-        )
-        request.private_pages += offered.duplicates
-        request.num_published_tokens = last
+        tokens = request.token_ids[first:last]
+        request.has_twin = self.cache.has_next_page(request.prefix.handle, tokens)
+        if not request.has_twin:
+            self._extend(self.cache, request.prefix, request, tokens)
 
     def release(self, request: Request) -> None:
         """Take all pages of a request; what it computed stays cached until the room is needed."""
-        # The latest token may have been sampled in the last step that ran: nobody has computed it then.
-        self.publish(request, min(request.num_computed_tokens, request.num_tokens - 1))
         own = request.pages[request.num_published_tokens // self.page_size :]
+        if self.cache is not None and request.prefix is not None:
+            # The latest token may have been sampled in the last step that ran: nobody has computed it then.
+            computed = min(request.num_computed_tokens, request.num_tokens - 1)
+            first, last = request.num_published_tokens, computed // self.page_size * self.page_size
+            if last > first:
+                taken = self._extend(self.cache, request.prefix, request, request.token_ids[first:last])
+                own = [page for page in own if page not in taken]
+            self.cache.release(request.prefix.handle)
         # Tail first: the pages that other sequences are least likely to share go back to the pool's top.
         self.allocator.free(reversed(own))
-        self.allocator.free(request.private_pages)
-        if self.cache is not None and request.prefix is not None:
-            self.cache.release(request.prefix.handle)
-        request.pages, request.private_pages = [], []
-        request.prefix, request.num_published_tokens = None, 0
+        request.pages = []
+        request.prefix, request.num_published_tokens, request.has_twin = None, 0, False
+
+    def _extend(self, cache: PrefixCache, prefix: PrefixMatchResult, request: Request, tokens: list[int]) -> set[int]:
+        """Publish the pages of the next `tokens`; which of them the cache took over."""
+        first = request.num_published_tokens // self.page_size
+        pages = request.pages[first : first + len(tokens) // self.page_size]
+        offered = cache.extend(prefix.handle, tokens, pages, priority=-request.priority)
+        request.num_published_tokens += len(tokens)
+        return set(offered.taken)
 
     def check_integrity(self, running: Sequence[Request]) -> None:
         """Raises AssertionError unless every page is free, cached, or held by exactly one of the running requests."""
@@ -95,7 +108,7 @@ class KVCacheManager:
         held = []
         for request in running:
             assert not self.missing_pages(request, request.num_computed_tokens), "computed tokens without pages"
-            held += request.private_pages + request.pages[request.num_published_tokens // self.page_size :]
+            held += request.pages[request.num_published_tokens // self.page_size :]
         assert len(set(held)) == len(held), "a page is held twice"
         assert len(held) == self.allocator.num_held, f"{self.allocator.num_held} pages held, requests know {len(held)}"
         if self.cache is not None:

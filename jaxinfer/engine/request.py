@@ -53,8 +53,8 @@ class Request:
     pages: list[int] = field(default_factory=list)
     cache_key: Hashable = None  # namespace of the prefix cache: equal tokens are shared within one only
     prefix: PrefixMatchResult | None = None  # what it began with, and its lock on what it shares, while it runs
-    num_published_tokens: int = 0  # whose pages are in the cache, its own or equal ones
-    private_pages: list[int] = field(default_factory=list)  # published too late: the cache had equal ones
+    num_published_tokens: int = 0  # whose pages are in the cache
+    has_twin: bool = False  # another one was first to publish what this one computed: it publishes no more for now
     seat: int = -1  # row of the engine's host arrays while running
     stream: bool = False  # its tokens are wanted at every step
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about

@@ -64,3 +64,14 @@ def test_a_page_that_two_requests_compute_at_once_is_kept_once():
     assert second.output_token_ids == expected_output(history[:15], 6)
     allocator = sim.scheduler.kv.allocator
     assert allocator.num_held == 0 and allocator.num_cached == sim.scheduler.kv.num_available - allocator.num_free
+
+
+def test_a_request_that_computes_what_is_cached_fits_into_a_pool_of_its_own_size():
+    # 42 tokens are all of the pool's 11 pages; the second request comes to compute a page that the first has cached.
+    sim = Simulation(page_size=PAGE_SIZE, caching=True, num_pages=11, budget=4, rows=1)
+    prompt = list(range(35))
+    for name, max_tokens in (("first", 2), ("second", 7)):
+        request = sim.add(make_request(name, prompt, max_tokens=max_tokens))
+        sim.drain()
+        assert request.output_token_ids == expected_output(prompt, max_tokens)
+    assert sim.scheduler.num_preemptions == 0
