@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixMatchResult
+from jaxinfer.cache.radix_node import TOKEN_BYTES, page_key
 from jaxinfer.engine.request import Request
 
 
@@ -70,37 +71,40 @@ class KVCacheManager:
         Where the cache has an equal page already, the request keeps its own, and the rest to itself until it is
         released: a lock on both would cost a small pool a page for each.
         """
-        first, last = request.num_published_tokens, num_tokens // self.page_size * self.page_size
-        if self.cache is None or request.prefix is None or request.has_twin or last <= first:
+        if self.cache is None or request.prefix is None or request.has_twin:
             return
-        tokens = request.token_ids[first:last]
-        request.has_twin = self.cache.has_next_page(request.prefix.handle, tokens)
-        if not request.has_twin:
-            self._extend(self.cache, request.prefix, request, tokens)
+        key = self._unpublished(request, num_tokens)
+        if key:
+            request.has_twin = self.cache.has_next_page(request.prefix.handle, key)
+            if not request.has_twin:
+                self._extend(self.cache, request.prefix, request, key)
 
     def release(self, request: Request) -> None:
         """Take all pages of a request; what it computed stays cached until the room is needed."""
-        own = request.pages[request.num_published_tokens // self.page_size :]
+        own: list[int] = []
         if self.cache is not None and request.prefix is not None:
             # The latest token may have been sampled in the last step that ran: nobody has computed it then.
-            computed = min(request.num_computed_tokens, request.num_tokens - 1)
-            first, last = request.num_published_tokens, computed // self.page_size * self.page_size
-            if last > first:
-                taken = self._extend(self.cache, request.prefix, request, request.token_ids[first:last])
-                own = [page for page in own if page not in taken]
+            key = self._unpublished(request, min(request.num_computed_tokens, request.num_tokens - 1))
+            own = self._extend(self.cache, request.prefix, request, key)
             self.cache.release(request.prefix.handle)
+        own += request.pages[request.num_published_tokens // self.page_size :]
         # Tail first: the pages that other sequences are least likely to share go back to the pool's top.
         self.allocator.free(reversed(own))
         request.pages = []
         request.prefix, request.num_published_tokens, request.has_twin = None, 0, False
 
-    def _extend(self, cache: PrefixCache, prefix: PrefixMatchResult, request: Request, tokens: list[int]) -> set[int]:
-        """Publish the pages of the next `tokens`; which of them the cache took over."""
+    def _unpublished(self, request: Request, num_tokens: int) -> bytes:
+        """The key of the whole pages of its first `num_tokens` that the request has not published."""
+        last = num_tokens // self.page_size * self.page_size
+        return page_key(request.token_ids[request.num_published_tokens : last])
+
+    def _extend(self, cache: PrefixCache, prefix: PrefixMatchResult, request: Request, key: bytes) -> list[int]:
+        """Publish the request's next pages, whose tokens are `key`; which of them stay its own."""
         first = request.num_published_tokens // self.page_size
-        pages = request.pages[first : first + len(tokens) // self.page_size]
-        offered = cache.extend(prefix.handle, tokens, pages, priority=-request.priority)
-        request.num_published_tokens += len(tokens)
-        return set(offered.taken)
+        num_tokens = len(key) // TOKEN_BYTES
+        pages = request.pages[first : first + num_tokens // self.page_size]
+        request.num_published_tokens += num_tokens
+        return cache.extend(prefix.handle, key, pages, priority=-request.priority).duplicates
 
     def check_integrity(self, running: Sequence[Request]) -> None:
         """Raises AssertionError unless every page is free, cached, or held by exactly one of the running requests."""
