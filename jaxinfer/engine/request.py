@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from jaxinfer.cache.prefix_cache import PrefixMatchResult
@@ -113,17 +113,31 @@ class Request:
     def is_finished(self) -> bool:
         return self.status.is_finished
 
-    def append(self, token: int) -> RequestStatus | None:
-        """Add a sampled token; the finished status that it brings about by the rules on tokens and length, if any."""
-        tokens = self.token_ids
-        tokens.append(token)
-        if self._output_counts is not None:
-            self._output_counts[token] += 1
-        if token in self.ending_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
-            if token not in self.eos_token_ids or self.sampling_params.ignore_eos:
-                self.stop_reason = token
-            return RequestStatus.FINISHED_STOPPED
-        return RequestStatus.FINISHED_LENGTH if len(tokens) >= self.max_total_tokens else None
+    def extend(self, tokens: Sequence[int]) -> RequestStatus | None:
+        """Add sampled tokens, no further than the first that ends the request by the rules on tokens and length.
+
+        Returns:
+            The finished status that this brings about, if any.
+        """
+        known = self.token_ids
+        if (
+            self._output_counts is None
+            and len(known) + len(tokens) < self.max_total_tokens
+            and self.ending_token_ids.isdisjoint(tokens)
+        ):
+            known += tokens  # nearly all tokens come this way
+            return None
+        for token in tokens:
+            known.append(token)
+            if self._output_counts is not None:
+                self._output_counts[token] += 1
+            if token in self.ending_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
+                if token not in self.eos_token_ids or self.sampling_params.ignore_eos:
+                    self.stop_reason = token
+                return RequestStatus.FINISHED_STOPPED
+            if len(known) >= self.max_total_tokens:
+                return RequestStatus.FINISHED_LENGTH
+        return None
 
     def truncate_output(self, num_output_tokens: int) -> None:
         """Drop output tokens (and what is kept beside them) from the end."""

@@ -209,18 +209,20 @@ class Scheduler:
         return 1
 
     def _schedule_running(self, plan: _Plan) -> None:
-        page_size = self.kv.page_size
+        page_size, running = self.kv.page_size, RequestStatus.RUNNING
         for request in list(self.running):  # preemption changes the list
             if plan.budget == 0:
                 break
-            known = request.num_known_tokens
-            count = plan.tokens_for(request, known) if request.status is RequestStatus.RUNNING else 0
+            if request.status is not running:
+                continue  # it was preempted to make room
+            known = len(request.token_ids) + request.num_in_flight
+            count = plan.tokens_for(request, known)
             if count == 0:
                 continue
-            new_pages: list[int] | None = _NO_PAGES
-            if request.num_computed_tokens + count > len(request.pages) * page_size:
-                new_pages = self._take_pages(request, request.num_computed_tokens + count, plan)
-            if new_pages is not None:
+            needed = request.num_computed_tokens + count
+            if needed <= len(request.pages) * page_size:
+                plan.add(request, count, known, _NO_PAGES)
+            elif (new_pages := self._take_pages(request, needed, plan)) is not None:
                 plan.add(request, count, known, new_pages)
 
     def _take_pages(self, request: Request, num_tokens: int, plan: _Plan) -> list[int] | None:
@@ -286,17 +288,16 @@ class Scheduler:
         ended: list[Request] = []
         num_steps, running = output.num_steps, RequestStatus.RUNNING
         page_size = self.kv.page_size if self.kv.cache is not None else sys.maxsize
-        for index, request in enumerate(output.requests):
-            if not output.samples[index] or request.epoch != output.epochs[index] or request.status is not running:
+        rows = zip(output.requests, output.samples, output.epochs, sampled, strict=True)
+        for index, (request, samples, epoch, tokens) in enumerate(rows):
+            if not samples or request.epoch != epoch or request.status is not running:
                 continue  # a chunk of a prompt; or preempted, aborted or finished since the launch
             request.num_in_flight -= num_steps
             first = len(request.token_ids)
-            for token in sampled[index]:
-                status = request.append(token)
-                if status is not None:
-                    request.status = status
-                    ended.append(request)
-                    break
+            status = request.extend(tokens)
+            if status is not None:
+                request.status = status
+                ended.append(request)
             last = len(request.token_ids)
             landings.append(Landing(request, index, first, last))
             if last - 1 - request.num_published_tokens >= page_size:

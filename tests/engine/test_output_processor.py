@@ -44,11 +44,9 @@ class Engine:
     def take(self, request, tokens):
         """Append tokens until one ends the request, as the scheduler does."""
         first = request.num_tokens
-        for token in tokens:
-            status = request.append(token)
-            if status is not None:
-                request.status = status
-                break
+        status = request.extend(tokens)
+        if status is not None:
+            request.status = status
         return Landing(request, 0, first, request.num_tokens)
 
     def run(self, tokens, *, stream, at_once=1, **params):

@@ -12,8 +12,27 @@ def feed(request, *tokens):
     status = None
     for token in tokens:
         assert status is None, "a token after the end"
-        status = request.append(token)
+        status = request.extend([token])
     return status
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("params", "added", "status"),
+    [
+        ({}, [7, 8, 2], RequestStatus.FINISHED_STOPPED),
+        ({"max_tokens": 2}, [7, 8], RequestStatus.FINISHED_LENGTH),
+        ({"min_tokens": 3}, [7, 8, 2, 9, 7], None),
+        ({"ignore_eos": True}, [7, 8, 2, 9, 7], None),
+        ({"presence_penalty": 1.0}, [7, 8, 2], RequestStatus.FINISHED_STOPPED),
+    ],
+)
+def test_however_many_tokens_come_at_once_none_is_added_after_the_end(at_once, params, added, status):
+    request, found = make_request("a", [4], eos_token_ids=[2], **{"max_tokens": 50, **params}), None
+    for start in range(0, 5, at_once):
+        if found is None:
+            found = request.extend([7, 8, 2, 9, 7][start : start + at_once])
+    assert (request.output_token_ids, found) == (added, status)
 
 
 def test_a_request_starts_with_its_prompt_known_and_nothing_computed():
@@ -81,7 +100,7 @@ def test_tokens_that_would_end_it_are_banned_until_min_tokens_are_there():
     request = make_request("a", [4], eos_token_ids=[2], stop_token_ids=[9], min_tokens=2)
     seen = [banned(request)]
     for token in (7, 8):
-        request.append(token)
+        request.extend([token])
         seen.append(banned(request))
     assert seen == [{2, 9}, {2, 9}, set()]
     assert [request.adjusts_logits(count) for count in range(4)] == [True, True, False, False]
@@ -101,20 +120,20 @@ def test_a_bad_word_of_one_token_is_banned_always_and_a_longer_one_before_its_la
     seen = []
     for token in (5, 7, 5):
         seen.append(banned(request))
-        request.append(token)
+        request.extend([token])
     assert [*seen, banned(request)] == [{8}, {8, 6}, {8, 9}, {8, 6}]
 
 
 def test_allowed_tokens_biases_and_counts_come_in_one_entry_for_each_token():
     request = make_request("a", [4, 5], allowed_token_ids=[5, 6], logit_bias={6: 2.0, 7: -1.0}, presence_penalty=1.0)
-    request.append(6)
-    request.append(6)
+    request.extend([6])
+    request.extend([6])
     assert request.adjustment_entries(2) == {5: (0.0, ALLOWED), 6: (2.0, ALLOWED + 2), 7: (-1.0, 0)}
 
 
 def test_the_tokens_of_the_prompt_are_marked_where_repetition_is_penalized():
     request = make_request("a", [4, 5, 4], repetition_penalty=1.5)
-    request.append(5)
+    request.extend([5])
     assert request.adjustment_entries(1) == {4: (0.0, IN_PROMPT), 5: (0.0, IN_PROMPT + 1)}
 
 
