@@ -2,6 +2,9 @@
 
 Counted are the scheduler, the building of batches, and what is done with results (accounting and outputs). Handing a
 step to the device is shown beside it: on a CPU, XLA may run a small program in the caller's thread.
+
+Where the device is the CPU, its threads and the host's share cores and caches. So the same is measured once more with
+steps that give arbitrary tokens at once, as if they ran elsewhere.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
+from jaxinfer.engine.runner import LaunchedStep
+from jaxinfer.engine.step_batch import PackedBatch
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 
@@ -59,10 +64,23 @@ class Stopwatch:
         setattr(owner, method, timed)
 
 
+class _NoDevice:
+    """In a runner's place: every step is done at once, and every token is 1."""
+
+    def step(self, packed: PackedBatch, adjustments: None = None) -> LaunchedStep:
+        return LaunchedStep(np.ones((1, packed.shape.num_logits), np.int32))  # pyright: ignore[reportArgumentType]
+
+    def decode_loop(self, packed: PackedBatch) -> LaunchedStep:
+        steps = int(packed["num_steps"])
+        return LaunchedStep(np.ones((steps, packed.shape.num_logits), np.int32))  # pyright: ignore[reportArgumentType]
+
+
 class Bench:
     """An engine on a tiny model, and its output processor, with a clock at every part."""
 
-    def __init__(self, *, max_num_seqs: int, steps: int, max_decode_steps: int, overlap: bool) -> None:
+    def __init__(
+        self, *, max_num_seqs: int, steps: int, max_decode_steps: int, overlap: bool, with_device: bool
+    ) -> None:
         longest = LONGEST_PROMPT + (steps + 2) * max_decode_steps + 64
         self.max_tokens = longest - LONGEST_PROMPT
         config = EngineConfig(
@@ -74,6 +92,8 @@ class Bench:
         self.core = EngineCore(model, config, dtype=jnp.dtype(jnp.float32))
         self.processor = OutputProcessor(self.core, None)
         self.inbox: deque[RequestOutput] = deque()
+        if not with_device:
+            self.core.runner = _NoDevice()  # pyright: ignore[reportAttributeAccessIssue]
         self.watch = Stopwatch()
         self.watch.watch(self.core.scheduler, "schedule", "scheduler")
         for method in ("remove", "build"):
@@ -144,29 +164,32 @@ def main() -> None:
 
     most = max(args.running)
     result: dict[str, Any] = {"model": MODEL, "launches": args.steps, "overlap": not args.no_overlap}
-    for max_decode_steps in (1, EngineConfig.max_decode_steps):
-        bench = Bench(
-            max_num_seqs=most, steps=args.steps, max_decode_steps=max_decode_steps, overlap=not args.no_overlap
-        )  # fmt: skip
-        rows = {}
-        for running in args.running:
-            bench.run(running, 2)  # compiles
-            rows[str(running)] = bench.run(running, args.steps)
-        result[f"max_decode_steps={max_decode_steps}"] = rows
-        print_table(rows, max_decode_steps)
-        if args.profile:
-            profile = cProfile.Profile()
-            bench.run(most, args.steps, profile)
-            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+    for with_device in (True, False):
+        for max_decode_steps in (1, EngineConfig.max_decode_steps):
+            bench = Bench(
+                max_num_seqs=most, steps=args.steps, max_decode_steps=max_decode_steps, overlap=not args.no_overlap,
+                with_device=with_device,
+            )  # fmt: skip
+            rows = {}
+            for running in args.running:
+                bench.run(running, 2)  # compiles
+                rows[str(running)] = bench.run(running, args.steps)
+            device = "device: this CPU" if with_device else "device: none"
+            result[f"{device}, max_decode_steps={max_decode_steps}"] = rows
+            print_table(rows, max_decode_steps, device)
+            if args.profile:
+                profile = cProfile.Profile()
+                bench.run(most, args.steps, profile)
+                pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     if not args.profile:
         result["environment"] = describe_environment()
         args.output.mkdir(parents=True, exist_ok=True)
         (args.output / "host_time.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def print_table(rows: dict[str, dict[str, float]], max_decode_steps: int) -> None:
+def print_table(rows: dict[str, dict[str, float]], max_decode_steps: int, device: str) -> None:
     """A row for each number of running requests; a launch's own time is shown, and not part of the host's."""
-    title = f"median milliseconds of the host for a launch of {max_decode_steps} decode step(s)"
+    title = f"median milliseconds of the host for a launch of {max_decode_steps} decode step(s), {device}"
     table = Table(title=title, title_justify="left")
     for heading in ("running", "host", *PARTS, "per step", "(launch)"):
         table.add_column(heading, justify="right")

@@ -26,6 +26,8 @@ def entry_buckets(num_seqs: int, vocab_size: int) -> list[int]:
 def adjustments_of(output: SchedulerOutput, built: BuiltBatch, buckets: Sequence[int]) -> Adjustments | None:
     """The entries of all rows of a launch, in one of the `buckets` of entries; None where no row adjusts logits or
     wants log probabilities."""
+    if not any([request.may_adjust for request in output.requests]):
+        return None
     concerned = [
         (request, row, known - request.num_prompt_tokens)  # with the output tokens before the one to be sampled
         for request, row, samples, known in zip(
@@ -99,11 +101,9 @@ def _prompt_spans(output: SchedulerOutput, built: BuiltBatch) -> list[tuple[Requ
     """(request, first index in T, positions of its tokens) of rows whose request wants prompt log probabilities."""
     starts = built.packed["query_start_loc"]
     return [
-        (request, int(starts[row]), range(first, first + count))
-        for request, row, first, count in zip(
-            output.requests, built.rows.tolist(), output.num_computed, output.num_tokens, strict=True
-        )
-        if request.sampling_params.prompt_logprobs is not None and first < request.num_prompt_tokens
+        (request, int(starts[built.rows[index]]), range(first, first + output.num_tokens[index]))
+        for index, (request, first) in enumerate(zip(output.requests, output.num_computed, strict=True))
+        if first < request.num_prompt_tokens and request.sampling_params.prompt_logprobs is not None
     ]
 
 

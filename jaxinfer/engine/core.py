@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -197,7 +197,8 @@ class EngineCore:
         """Account for tokens that landed at `now`."""
         metrics = self.metrics
         # Most requests got their tokens before at the same moment, so there are few different gaps.
-        gaps: Counter[tuple[float, int]] = Counter()
+        gaps: dict[tuple[float, int], int] = {}
+        before, count, rows = 0.0, 0, 0
         generated = 0
         for request, _, first, last in landings:
             times = request.metrics
@@ -206,12 +207,17 @@ class EngineCore:
                 metrics.prompt_tokens_total += first
                 metrics.time_to_first_token_seconds.observe(now - times.arrival_time)
                 times.first_token_time = now
+            elif times.last_token_time == before and last - first == count:
+                rows += 1
             elif times.last_token_time is not None:
-                gaps[times.last_token_time, last - first] += 1
+                gaps[before, count] = gaps.get((before, count), 0) + rows
+                before, count, rows = times.last_token_time, last - first, 1
             times.last_token_time = now
+        gaps[before, count] = gaps.get((before, count), 0) + rows
         metrics.generation_tokens_total += generated
         for (before, count), rows in gaps.items():
-            metrics.inter_token_latency_seconds.observe((now - before) / count, count * rows)
+            if rows:
+                metrics.inter_token_latency_seconds.observe((now - before) / count, count * rows)
 
     def finish(self, request: Request, status: RequestStatus) -> None:
         """End a request now, whatever it is doing; its pages return to the pool and what is in flight is dropped."""

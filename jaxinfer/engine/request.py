@@ -31,7 +31,7 @@ class RequestStatus(enum.Enum):
         self.is_finished = reason in ("stop", "length", "abort", "error")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)  # with slots, because hundreds of requests are looked at in every step
 class Request:
     """A prompt on its way to a completion. The scheduler lets `num_computed_tokens` catch up with `num_tokens`."""
 
@@ -64,6 +64,15 @@ class Request:
     stop_reason: int | str | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(time.perf_counter()))
 
+    token_ids: list[int] = field(init=False)  # prompt and output
+    num_prompt_tokens: int = field(init=False)
+    ending_token_ids: frozenset[int] = field(init=False)  # what ends it: stop tokens and, unless ignored, EOS
+    adjusts_by_output: bool = field(init=False)  # by its latest token, which must land before the next step is built
+    may_adjust: bool = field(init=False)  # any of its samplings, or reports them with log probabilities
+    needs_host: bool = field(init=False)  # to see every token or to prepare every sampling: no decode loop for it
+    _always_adjusts: bool = field(init=False)
+    _output_counts: Counter[int] | None = field(init=False)
+
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
@@ -72,12 +81,9 @@ class Request:
         self.ending_token_ids = stop_ids if params.ignore_eos else stop_ids | self.eos_token_ids
         penalized = params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         self._output_counts = Counter[int]() if penalized else None
-        # Its adjustments depend on the latest token, which must have landed before the next step is built.
         self.adjusts_by_output = penalized or bool(self.bad_token_ids)
         self._always_adjusts = self.adjusts_by_output or bool(params.logit_bias) or params.allowed_token_ids is not None
-        # Whether any of its samplings may be adjusted, or is to be reported with log probabilities.
         self.may_adjust = self._always_adjusts or params.min_tokens > 0 or params.logprobs is not None
-        # The host has to see every token, or has to prepare every sampling: no decode loop for it.
         self.needs_host = (
             self._always_adjusts
             or self.stream
