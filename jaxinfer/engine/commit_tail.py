@@ -28,6 +28,8 @@ def commit_tail(cache: KVCache, source: jax.Array, destination: jax.Array) -> KV
     """
     num_slots = cache.num_pages * cache.page_size
     source, destination = source.reshape(-1), destination.reshape(-1)
+    if source.size == 1:  # a slot alone is written by a loop, and a GPU asks the host before every round of one
+        source, destination = (jnp.pad(ends, (0, 1), constant_values=-1) for ends in (source, destination))
     is_move = (source >= 0) & (source < num_slots) & (destination >= 0) & (destination < num_slots)
     source = jnp.where(is_move, source, 0)
     # Beyond the pool, and distinct even there: the write relies on indices that differ.
@@ -35,7 +37,7 @@ def commit_tail(cache: KVCache, source: jax.Array, destination: jax.Array) -> KV
 
     def moved(pages: jax.Array) -> jax.Array:
         accepted = pages.reshape(-1, *pages.shape[2:]).at[source].get(mode="promise_in_bounds")
-        # A write that is fused with its read could not be in place: XLA would copy the pool.
+        # Fused with its read, a write could not be in place: XLA for GPUs would copy the pool.
         return write_kv(pages, lax.optimization_barrier(accepted), destination)
 
     return KVCache(k=tuple(map(moved, cache.k)), v=tuple(map(moved, cache.v)))

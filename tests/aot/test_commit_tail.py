@@ -14,7 +14,7 @@ LAYERS, KV_HEADS, HEAD_DIM = 36, 8, 128
 NUM_PAGES, PAGE_SIZE = 8192, 16
 SLOT_BYTES = KV_HEADS * HEAD_DIM * 2
 LAYER_BYTES = NUM_PAGES * PAGE_SIZE * SLOT_BYTES  # of keys, and as many of values
-SHAPES = {"one_row": (1, 8), "64_rows": (64, 8), "64_rows_of_64_nodes": (64, 64)}
+SHAPES = {"one_node": (1, 1), "one_row": (1, 8), "64_rows": (64, 8), "64_rows_of_64_nodes": (64, 64)}
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -36,6 +36,14 @@ def test_temporaries_are_the_slots_that_move(program):
     moves, compiled = program
     # At most everything that moves is held at once between reading and writing; the rest are slot numbers.
     assert compiled.memory_analysis().temp_size_in_bytes <= 2 * LAYERS * moves * SLOT_BYTES + 64 * 1024
+
+
+def test_there_is_at_most_one_read_and_one_write_for_each_array_and_no_loop(program):
+    _, compiled = program
+    launched = compiled.as_text().partition("\nENTRY ")[2]
+    kernels = len(re.findall(r" (?:fusion|gather|scatter|copy|custom-call)\(", launched))
+    assert 2 * LAYERS < kernels <= 4 * LAYERS
+    assert " while(" not in launched, "a loop would wait for the host"
 
 
 def test_nothing_as_large_as_a_layer_of_the_pool_is_copied(program):
