@@ -253,5 +253,5 @@ class LaneSteps:
         """From a root to a random one of the draft nodes; of no nodes, nothing."""
         if not nodes:
             return []
-        end = nodes[self.rng.integers(len(nodes))]
+        end = nodes[int(self.rng.integers(len(nodes)))]
         return sorted((node for node in nodes if node.tail <= end.tail), key=lambda node: node.index)

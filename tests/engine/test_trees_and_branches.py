@@ -232,21 +232,21 @@ def test_a_whole_sequence_that_sees_both_ways_is_rewritten_in_place():
         np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-4)
 
 
-def alter_token(name: str, token: int, change) -> dict:
+def alter_entry(name: str, entry: int | tuple[int, int], change) -> dict:
     def alter(packed):
-        packed[name][token] = change(packed[name][token])
+        packed[name][entry] = change(packed[name][entry])
 
     return {"alter": alter}
 
 
 BUGS = {
-    "a node that does not see its parent": alter_token("tail_bits", 1, lambda bits: bits & ~np.uint32(1)),
-    "a node that sees its child": alter_token("tail_bits", 0, lambda bits: bits | np.uint32(2)),
-    "a position one too far": alter_token("positions", 1, lambda position: position + 1),
-    "a limit one too low": alter_token("limit", 0, lambda limit: limit - 1),
-    "another branch": alter_token("branch", WIDTH, lambda branch: branch + 1),
-    "a trunk one token too long": alter_token("trunk_len", 1, lambda length: length + 1),
-    "a page of another branch": alter_token("page_branch", (1, -(-9 // 4)), lambda branch: branch + 1),
+    "a node that does not see its parent": alter_entry("tail_bits", 1, lambda bits: bits & ~np.uint32(1)),
+    "a node that sees its child": alter_entry("tail_bits", 0, lambda bits: bits | np.uint32(2)),
+    "a position one too far": alter_entry("positions", 1, lambda position: position + 1),
+    "a limit one too low": alter_entry("limit", 0, lambda limit: limit - 1),
+    "another branch": alter_entry("branch", WIDTH, lambda branch: branch + 1),
+    "a trunk one token too long": alter_entry("trunk_len", 1, lambda length: length + 1),
+    "a page of another branch": alter_entry("page_branch", (1, -(-9 // 4)), lambda branch: branch + 1),
 }
 
 
