@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.engine.commit_tail import commit_tail
 from jaxinfer.engine.step import StepOutput, decode_loop, step
 from jaxinfer.engine.step_batch import BatchShape, PackedBatch, StepBatch, unpack
 from jaxinfer.models.decoder import DecoderLM
@@ -87,6 +88,11 @@ class StepRunner:
             latest = latest.at[batch.seat].set(jnp.maximum(last, 0), mode="drop")
             return cache, latest, readable(tokens)
 
+        @partial(jax.jit, donate_argnames="cache")
+        def run_commit(cache: KVCache, moves: jax.Array) -> KVCache:
+            on_compile(f"commit of up to {moves.shape[2]} draft tokens in {moves.shape[1]} rows")
+            return commit_tail(cache, moves[0], moves[1])
+
         @partial(jax.jit, donate_argnames="latest")
         def run_resample(
             latest: jax.Array, logits: jax.Array, sampling: SamplingBatch, seat: jax.Array, adjustments: Adjustments
@@ -106,7 +112,7 @@ class StepRunner:
             found = lax.map(one, (hidden, targets), batch_size=_PROMPT_LOGITS_BLOCK)
             return readable(jax.tree.map(lambda x: x[:, 0], found))
 
-        self._run_step, self._run_loop = run_step, run_loop
+        self._run_step, self._run_loop, self._run_commit = run_step, run_loop, run_commit
         self._run_resample, self._run_prompt_logprobs = run_resample, run_prompt_logprobs
 
     def step(self, packed: PackedBatch, adjustments: Adjustments | None = None) -> LaunchedStep:
@@ -131,6 +137,15 @@ class StepRunner:
             self.params, self.cache, self.latest, packed.buffer, shape=packed.shape
         )
         return LaunchedStep(tokens)
+
+    def commit_tail(self, moves: np.ndarray | jax.Array) -> None:
+        """Keep accepted draft tokens of the step before, see `commit_tail`; a program for each R and N.
+
+        Args:
+            moves: int32 [2, R, N], source and destination slots, -1 for padding. In one array because a host sends one
+                faster than two; it may be on the device already, where `tail_moves` makes it.
+        """
+        self.cache = self._run_commit(self.cache, moves)
 
     def prompt_logprobs(self, output: StepOutput, targets: np.ndarray) -> TokenLogprobs:
         """Log probabilities of `targets` int32 [T], each after its token of a step; arrays of at least T positions."""

@@ -19,7 +19,8 @@ from jaxinfer.sampling.sampler import SamplingBatch
 class BatchShape:
     """The static sizes of a step: a compiled program belongs to one of these.
 
-    `decode_rows` rows of `decode_width` tokens, then `prefill_rows` rows that share `prefill_tokens` tokens.
+    `decode_rows` rows of `decode_width` tokens, then `prefill_rows` rows that share `prefill_tokens` tokens. Tails have
+    up to 32 * `tail_words` tokens. `num_logits` tokens get logits and are sampled: by default one for each row.
     """
 
     decode_rows: int
@@ -28,6 +29,11 @@ class BatchShape:
     pages_per_row: int
     decode_width: int = 1
     tail_words: int = 0
+    num_logits: int = 0  # 0: as many as rows, and that number is what the attribute then holds
+
+    def __post_init__(self) -> None:
+        if self.num_logits == 0:
+            object.__setattr__(self, "num_logits", self.num_rows)
 
     @property
     def num_tokens(self) -> int:
@@ -37,17 +43,19 @@ class BatchShape:
     def num_rows(self) -> int:
         return self.decode_rows + self.prefill_rows
 
-    @property
-    def num_logits(self) -> int:
-        """One set of logits per row: its last token's."""
-        return self.num_rows
-
     def describe(self) -> str:
         """In words, for logs and progress lines."""
         words = [f"{self.decode_rows} decodes"] if self.decode_rows else []
+        if words and self.decode_width > 1:
+            words[0] += f" of {self.decode_width} tokens"
         if self.prefill_tokens:
             words.append(f"{self.prefill_tokens} prompt tokens in {self.prefill_rows} rows")
-        return f"{' and '.join(words)}, {self.pages_per_row} pages a row"
+        parts = [" and ".join(words), f"{self.pages_per_row} pages a row"]
+        if self.tail_words:
+            parts.append(f"{self.tail_words} words of tail bits")
+        if self.num_logits != self.num_rows:
+            parts.append(f"{self.num_logits} logits")
+        return ", ".join(parts)
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], type]]:
         """Name -> (shape, dtype) of every host array of the step, in the order of the packed buffer."""

@@ -20,7 +20,7 @@ def idle_batch(shape: BatchShape, *, num_slots: int, num_seats: int) -> PackedBa
     packed["slot_mapping"][:] = num_slots + np.arange(shape.num_tokens)
     for name in ("limit", "branch", "page_branch", "ending_token_ids"):
         packed[name][...] = -1
-    packed["query_start_loc"][:] = np.minimum(np.arange(shape.num_rows + 1), shape.decode_rows)
+    packed["query_start_loc"][:] = np.minimum(np.arange(shape.num_rows + 1), shape.decode_rows) * shape.decode_width
     packed["top_p"][:] = 1.0
     packed["seat"][:] = num_seats
     packed["num_steps"][...] = 1

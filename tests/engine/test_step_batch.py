@@ -16,6 +16,7 @@ SHAPES = [
     BatchShape(0, 4, 16, 5),
     BatchShape(4, 4, 64, 7),
     BatchShape(3, 0, 0, 9, decode_width=5, tail_words=1),
+    BatchShape(2, 1, 16, 9, decode_width=6, num_logits=13),
     BatchShape(2, 3, 48, 9, decode_width=40, tail_words=3),
 ]
 
@@ -67,3 +68,19 @@ def test_the_static_sizes_arrive_with_the_arrays():
 def test_sizes_follow_from_rows_width_and_prefill_tokens():
     shape = BatchShape(2, 3, 48, 9, decode_width=40)
     assert (shape.num_tokens, shape.num_rows, shape.num_logits) == (2 * 40 + 48, 5, 5)
+
+
+def test_a_step_can_want_logits_of_more_tokens_than_one_for_each_row():
+    shape = BatchShape(2, 3, 48, 9, decode_width=40, num_logits=83)
+    assert (shape.num_logits, shape.num_rows) == (83, 5)
+    assert PackedBatch(shape)["logits_index"].shape == PackedBatch(shape)["temperature"].shape == (83,)
+
+
+def test_a_shape_is_the_same_whether_one_logit_a_row_is_said_or_left_out():
+    assert BatchShape(4, 2, 16, 9, num_logits=6) == BatchShape(4, 2, 16, 9)
+
+
+def test_programs_of_different_shapes_have_different_descriptions():
+    shapes = [*SHAPES, BatchShape(3, 0, 0, 9), BatchShape(3, 0, 0, 9, decode_width=5)]
+    assert len({shape.describe() for shape in shapes}) == len(shapes)
+    assert BatchShape(8, 2, 64, 32).describe() == "8 decodes and 64 prompt tokens in 2 rows, 32 pages a row"

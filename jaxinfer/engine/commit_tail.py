@@ -1,0 +1,72 @@
+"""Keeping accepted draft tokens: their K and V move from the tail to where their lanes go on, in all layers at once.
+
+The functions are pure and work on arrays alone, so that a program that verifies drafts can end with them: which nodes
+were accepted need not be known on the host.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.attention.xla import write_kv
+from jaxinfer.cache.kv_cache import KVCache
+
+
+def commit_tail(cache: KVCache, source: jax.Array, destination: jax.Array) -> KVCache:
+    """The pool with K and V of `source` at `destination`, all moves at the same time; nothing else changes.
+
+    Everything is read before anything is written: a slot may be the source of one move and the destination of another.
+    With the cache donated the pool is updated in place, at the cost of the slots that move.
+
+    Args:
+        source: int32 [R, N], slots of accepted tokens; any slot may occur several times.
+        destination: int32 [R, N], slots, each at most once.
+
+    A move is dropped when its source or its destination is not a slot of the pool; -1 is the padding to use.
+    """
+    num_slots = cache.num_pages * cache.page_size
+    source, destination = source.reshape(-1), destination.reshape(-1)
+    if source.size == 1:  # a slot alone is written by a loop, and a GPU asks the host before every round of one
+        source, destination = (jnp.pad(ends, (0, 1), constant_values=-1) for ends in (source, destination))
+    is_move = (source >= 0) & (source < num_slots) & (destination >= 0) & (destination < num_slots)
+    source = jnp.where(is_move, source, 0)
+    # Beyond the pool, and distinct even there: the write relies on indices that differ.
+    destination = jnp.where(is_move, destination, num_slots + jnp.arange(destination.size, dtype=jnp.int32))
+
+    def moved(pages: jax.Array) -> jax.Array:
+        accepted = pages.reshape(-1, *pages.shape[2:]).at[source].get(mode="promise_in_bounds")
+        # Fused with its read, a write could not be in place: XLA for GPUs would copy the pool.
+        return write_kv(pages, lax.optimization_barrier(accepted), destination)
+
+    return KVCache(k=tuple(map(moved, cache.k)), v=tuple(map(moved, cache.v)))
+
+
+def lane_slots(page_table: jax.Array, index: jax.Array, *, page_size: int) -> jax.Array:
+    """int32 [R, N]: slots of lane indices int32 [R, N], by page table int32 [R, P]; -1 for an index outside of it."""
+    in_table = (index >= 0) & (index < page_table.shape[1] * page_size)
+    index = jnp.where(in_table, index, 0)
+    page = jnp.take_along_axis(page_table, index // page_size, axis=1, mode="promise_in_bounds")
+    return jnp.where(in_table, page * page_size + index % page_size, -1)
+
+
+def tail_moves(page_table: jax.Array, tail_start: jax.Array, path: jax.Array, *, page_size: int) -> jax.Array:
+    """The moves by which lanes without branches go on with accepted paths, at the lane index where their tails start.
+
+    Accepted tokens of a branch go to pages of that branch instead: there `lane_slots` gives both ends of a move.
+
+    Args:
+        page_table: int32 [R, P], of the step that had the tails, as `tail_start` is.
+        tail_start: int32 [R].
+        path: int32 [R, N], the offsets from `tail_start` of accepted nodes, each parent before its child; -1 after the
+            last one, all -1 in a row that accepts nothing.
+
+    Returns:
+        int32 [2, R, N]: source and destination slots for `commit_tail`, -1 where the path is.
+    """
+    first = tail_start[:, None]
+    kept = first + jnp.arange(path.shape[1], dtype=jnp.int32)
+    source = lane_slots(page_table, jnp.where(path >= 0, first + path, -1), page_size=page_size)
+    destination = lane_slots(page_table, jnp.where(path >= 0, kept, -1), page_size=page_size)
+    return jnp.stack([source, destination])
