@@ -43,10 +43,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work, (args.output / "gpu.log").open("w", encoding="utf-8") as log:
         record = Record(args.output, {"minutes": args.minutes, "smoke": args.smoke, "parts": args.only})
 
-        def command(part: Part) -> list[str]:
+        def command(part: Part, seconds: float) -> list[str]:
             python = args.torch_python if part.program == "bench_gpu_torch.py" else sys.executable
             smoke = ["--smoke"] if args.smoke else []
-            return [str(python), str(SCRIPTS / part.program), part.name, "--work", work, *smoke]
+            return [
+                str(python),
+                str(SCRIPTS / part.program),
+                part.name,
+                "--work",
+                work,
+                "--seconds",
+                f"{seconds:.1f}",
+                *smoke,
+            ]
 
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         for part, outcome in run_parts(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -28,6 +28,13 @@ from kernels_pallas.branch_attention.api import branch_attention, why_not_here
 _LAYERS = {"kernel": 36, "cudnn": 12, "xla": 4}
 _MIN_BYTES, _MOST_POOLS = 256 * 2**20, 24
 
+_CHECKED = {
+    "long": {"num_pages": 4096, "pages_per_row": SHORT_PAGES, "longest": 4000, "rows": 16, "prompt": 700,
+             "trunk": 2048, "own": 64, "branches": 8, "nodes": 60},
+    "short": {"num_pages": 64, "pages_per_row": 8, "longest": 60, "rows": 2, "prompt": 20,
+              "trunk": 32, "own": 16, "branches": 2, "nodes": 6},
+}  # fmt: skip
+
 type Pools = tuple[Sequence[jax.Array], Sequence[jax.Array]]
 
 
@@ -43,25 +50,21 @@ def measure_attention(case: Case, *, smoke: bool) -> dict[str, Any]:
         raise NotRun(reason)
     heads, kv_heads, dim = attention_heads(smoke=smoke)
     step, num_pages = build_step(case)
-    kv_bytes = step.kv_tokens * kv_heads * dim * 2 * 2
+    slot_bytes = kv_heads * dim * 2 * 2
     layers = 2 if smoke else _LAYERS[implementation]
-    count = 1 if smoke else max(1, min(_MOST_POOLS, layers, math.ceil(_MIN_BYTES / kv_bytes)))
+    fewest = pages_needed(case, min(case["pool_contexts"])) * PAGE_SIZE * slot_bytes
+    count = 1 if smoke else max(1, min(_MOST_POOLS, layers, math.ceil(_MIN_BYTES / fewest)))
     pools = random_pools(count, (num_pages, PAGE_SIZE, kv_heads, dim))
     q = jax.random.normal(jax.random.key(11), (step.num_tokens, heads, dim), jnp.bfloat16)
+    causal = case["kind"] == "prefill"
+    rest: Any = step.metadata
     if implementation == "cudnn":
-        causal = case["kind"] == "prefill"
-        q, pools, mask = contiguous(step, pools, q, causal=causal)
-        layer = partial(dense_layer, causal=causal, implementation="cudnn")
-        rest = mask
-    else:
-        attend = partial(branch_attention, reference=_refuse) if implementation == "kernel" else xla.paged_attention
-        layer = partial(attend, scale=dim**-0.5)
-        rest = step.metadata
-    run = jax.jit(partial(_chain, layer, layers))
+        q, pools, rest = contiguous(step, pools, q, causal=causal)
+    run = _program(implementation, layers, causal, dim**-0.5)
     timing = time_launches(lambda: run(q, *pools, rest))
     # Short rows are bound by the bytes of K and V, a long prompt by its products; with_floor takes the longer.
     return timing.row(per_launch=layers) | {
-        "bytes": kv_bytes,
+        "bytes": step.kv_tokens * slot_bytes,
         "flops": attention_flops(step.pairs, heads, dim),
         "layers": layers,
         "pools": count,
@@ -84,7 +87,7 @@ def check_kernel(case: Case, *, smoke: bool) -> dict[str, Any]:
         raise NotRun(reason)
     seed = secrets.randbits(31)
     heads, kv_heads, dim = case["heads"]
-    step, num_pages = _checked_step(case["kind"], case["scale"], seed)
+    step, num_pages = _checked_step(case["kind"], case["size"], seed)
     keys = jax.random.split(jax.random.key(seed), 3)
     shape = (num_pages, PAGE_SIZE, kv_heads, dim)
     slots = _written_slots(step, num_pages)
@@ -117,21 +120,21 @@ def why_not(implementation: str) -> str | None:
     return None
 
 
+def pages_needed(case: Case, context: int) -> int:
+    """Pages of a pool that holds the step of `case`, were its context so long."""
+    rows, own = case["rows"], case.get("own", 0)
+    if case["kind"] == "branches":
+        return (context + rows * own) // PAGE_SIZE
+    # With a common trunk not all pages are used, but the program is that of lanes of their own.
+    return rows * -(-(context + own + case.get("nodes", 0)) // PAGE_SIZE)
+
+
 def build_step(case: Case) -> tuple[LaneStep, int]:
-    """The step of a case, and the pages of its pool: as many as the longest case of its kind and bucket needs."""
-    kind, rows, context = case["kind"], case["rows"], case["context"]
-    new = 1 if kind in ("branches", "lanes", "shared") else case.get("nodes", 1)
-    length = context + rows * case.get("own", 0) + new
-    bucket = SHORT_PAGES if length <= SHORT_PAGES * PAGE_SIZE else LONG_PAGES
-    own = case.get("own", 0)
-    num_pages = {
-        "decode": rows * -(-context // PAGE_SIZE),
-        "prefill": -(-context // PAGE_SIZE),
-        "tree": rows * -(-(context + new) // PAGE_SIZE),
-        "branches": (context + rows * own) // PAGE_SIZE,
-        "lanes": rows * (context + own) // PAGE_SIZE,
-        "shared": rows * (context + own) // PAGE_SIZE,  # not all are used: the program is that of "lanes"
-    }[kind]
+    """The step of a case and the pages of its pool, which cases of other contexts may share with it."""
+    kind, rows, context, own = case["kind"], case["rows"], case["context"], case.get("own", 0)
+    new = case.get("nodes", 1)
+    bucket = SHORT_PAGES if context + rows * own + new <= SHORT_PAGES * PAGE_SIZE else LONG_PAGES
+    num_pages = pages_needed(case, max(case["pool_contexts"]))
     pages = Pages(num_pages, PAGE_SIZE, seed=13)
     prefill: list[LaneRow] = []
     if kind == "decode":
@@ -187,6 +190,18 @@ def dense_layer(
     return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=causal, implementation=implementation)
 
 
+@cache
+def _program(implementation: str, layers: int, causal: bool, scale: float) -> Callable[..., jax.Array]:
+    """The jitted chain; cases of the same shapes share what it compiles."""
+    if implementation == "cudnn":
+        layer = partial(dense_layer, causal=causal, implementation="cudnn")
+    elif implementation == "kernel":
+        layer = partial(branch_attention, reference=_refuse, scale=scale)
+    else:
+        layer = partial(xla.paged_attention, scale=scale)
+    return jax.jit(partial(_chain, layer, layers))
+
+
 def _chain(
     layer: Callable[..., jax.Array], layers: int, q: jax.Array, k: Sequence[jax.Array], v: Sequence[jax.Array],
     rest: Any,
@@ -201,34 +216,37 @@ def _refuse(*_: Any, **__: Any) -> jax.Array:
     raise RuntimeError("plain XLA was asked instead of the kernel: the log says why")
 
 
-def _checked_step(kind: str, scale: int, seed: int) -> tuple[LaneStep, int]:
-    """A step for the check, of long lanes or, at scale 0, of short ones."""
+def _checked_step(kind: str, size: str, seed: int) -> tuple[LaneStep, int]:
+    """A step for the check, in sizes that a GPU meets or in "short" ones, which can be interpreted."""
+    sizes = _CHECKED[size]
     rng = np.random.default_rng(seed)
-    num_pages = 4096 if scale else 64
-    pages = Pages(num_pages, PAGE_SIZE, seed)
-    longest = 4000 if scale else 60
+    pages = Pages(sizes["num_pages"], PAGE_SIZE, seed)
 
     def plain(new: int = 1) -> LaneRow:
-        context = int(rng.integers(0, longest - new))
+        context = int(rng.integers(0, sizes["longest"] - new))
         return plain_row(pages.take(context + new), context, new)
 
     def branches() -> LaneRow:
-        trunk, own, count = (2048, 64, 8) if scale else (32, 16, 2)
+        trunk, own, count = sizes["trunk"], sizes["own"], sizes["branches"]
         return branch_row(pages.take(trunk + count * own), PAGE_SIZE, count, trunk, own)
 
     def tree() -> LaneRow:
-        context, nodes = int(rng.integers(1, 2000)), 60
+        context, nodes = int(rng.integers(1, sizes["longest"] // 2)), sizes["nodes"]
         return tree_row(pages.take(context + nodes), context, nodes, seed)
 
-    decode: list[LaneRow] = {
-        "decode": lambda: [plain() for _ in range(16 if scale else 2)],
+    decode = {
+        "decode": lambda: [plain() for _ in range(sizes["rows"])],
+        "prefill": lambda: [],
         "branches": lambda: [branches()],
         "tree": lambda: [tree(), tree()],
         "mixed": lambda: [plain(), branches(), tree(), plain()],
-    }.get(kind, list)()
-    prefill = {"prefill": lambda: [plain(700), plain(1)], "mixed": lambda: [plain(300)]}.get(kind, list)()
-    bucket = SHORT_PAGES if scale else 8
-    return lay_out(decode, prefill, pages_per_row=bucket, num_pages=num_pages, page_size=PAGE_SIZE), num_pages
+    }[kind]()
+    prefill = {"prefill": lambda: [plain(sizes["prompt"]), plain(3)], "mixed": lambda: [plain(sizes["prompt"])]}
+    rows = prefill[kind]() if kind in prefill else []
+    laid = lay_out(
+        decode, rows, pages_per_row=sizes["pages_per_row"], num_pages=sizes["num_pages"], page_size=PAGE_SIZE
+    )
+    return laid, sizes["num_pages"]
 
 
 def _written_slots(step: LaneStep, num_pages: int) -> np.ndarray:

@@ -26,6 +26,7 @@ Row = dict[str, Any]
 NO_GPU = 3
 # After its time is over, a process is given this long to be gone.
 _PATIENCE_S = 10.0
+_GLANCE_S = 0.2
 _SHOWN_LINES = 15
 
 
@@ -52,7 +53,7 @@ def allot(part: Part, later: Sequence[Part], remaining_s: float) -> float:
 
 def run_parts(
     parts: Sequence[Part],
-    command: Callable[[Part], list[str]],
+    command: Callable[[Part, float], list[str]],
     *,
     seconds: float,
     log: IO[str],
@@ -63,7 +64,7 @@ def run_parts(
     """Run parts in order within `seconds` in all; what became of each, as soon as it is known.
 
     Args:
-        command: the command line of a part's process.
+        command: the command line of a part's process that has so many seconds.
         log: gets what the processes write to stderr.
         on_row: called with every row as soon as it is there, those that say why a case has no figures included.
     """
@@ -76,7 +77,7 @@ def run_parts(
             for row in outcome.rows:
                 on_row(row)
         else:
-            outcome = run_part(part, command(part), allotted, log=log, environment=environment, on_row=on_row)
+            outcome = run_part(part, command(part, allotted), allotted, log=log, environment=environment, on_row=on_row)
         yield part, outcome
 
 
@@ -100,8 +101,7 @@ def run_part(
     rows: list[Row] = []
     strays: list[str] = []
     try:
-        # A closed stdout does not mean that the process is gone.
-        in_time = _read_rows(process, part, begin + seconds, rows, strays, on_row) and _exits(process, begin + seconds)
+        in_time = _read_rows(process, part, begin + seconds, rows, strays, on_row)
     finally:
         _end(process)
     took = time.monotonic() - begin
@@ -134,7 +134,7 @@ def _read_rows(
     process: subprocess.Popen[str], part: Part, deadline: float, rows: list[Row], strays: list[str],
     on_row: Callable[[Row], None],
 ) -> bool:  # fmt: skip
-    """Collect rows until stdout ends; whether that was before the deadline."""
+    """Collect rows until the process has ended; whether that was before the deadline."""
     lines: queue.Queue[str | None] = queue.Queue()
     assert process.stdout is not None
     stream = process.stdout
@@ -145,13 +145,20 @@ def _read_rows(
         lines.put(None)
 
     threading.Thread(target=pump, daemon=True).start()
+    ended = False
     while True:
         try:
-            line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            line = lines.get(timeout=min(_GLANCE_S, max(0.0, deadline - time.monotonic())))
         except queue.Empty:
-            return False
+            # Once the process is gone, whoever else has its stdout is not waited for.
+            if ended:
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            ended = _has_ended(process)
+            continue
         if line is None:
-            return True
+            break
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
@@ -162,16 +169,18 @@ def _read_rows(
         row = {"part": part.name} | row
         rows.append(row)
         on_row(row)
-
-
-def _exits(process: subprocess.Popen[str], deadline: float) -> bool:
-    """Wait for the process's end, at least for a moment; it keeps its number until `_end` has used it."""
+    # A closed stdout does not mean that the process is gone; one that is about to go gets a moment.
     deadline = max(deadline, time.monotonic() + 1.0)
-    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if time.monotonic() > deadline:
+    while not _has_ended(process):
+        if time.monotonic() >= deadline:
             return False
         time.sleep(0.02)
     return True
+
+
+def _has_ended(process: subprocess.Popen[str]) -> bool:
+    """Whether the process is over; it keeps its number until `_end` has used it."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ Measure = Callable[[Case], dict[str, Any]]
 
 def main() -> int:
     args = parse_arguments()
+    deadline = time.monotonic() + args.seconds
     part = next(part for part in parts(smoke=args.smoke) if part.name == args.part)
     # Whatever a library prints must not stand between the results.
     results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -36,13 +38,30 @@ def main() -> int:
         from bench_gpu_card import describe_machine
 
         emit(results, {"case": "environment"} | describe_machine())
-    run_cases(part.cases, measure_for(part, smoke=args.smoke, work=args.work), results)
+    run_cases(part.cases, measure_for(part, smoke=args.smoke, work=args.work), results, deadline=deadline)
     return 0
 
 
-def run_cases(cases: tuple[Case, ...], measure: Measure, results: IO[str]) -> None:
-    """Measure the cases in order; one that fails is a row with its error, and the next one is tried."""
+def run_cases(
+    cases: tuple[Case, ...],
+    measure: Measure,
+    results: IO[str],
+    *,
+    deadline: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Measure the cases in order; one that fails is a row with its error, and the next one is tried.
+
+    Args:
+        deadline: of `clock`; a case is not begun when it would go beyond, as far as the longest case so far tells.
+    """
+    longest = 0.0
     for case in cases:
+        begin = clock()
+        if begin + longest >= deadline:
+            left = max(0.0, deadline - begin)
+            emit(results, case | {"not_run": f"{left:.0f} s were left, and a case took up to {longest:.0f} s"})
+            continue
         try:
             row = case | measure(case)
         except NotRun as reason:
@@ -53,6 +72,7 @@ def run_cases(cases: tuple[Case, ...], measure: Measure, results: IO[str]) -> No
             row = case | {"error": f"{type(error).__name__}: {lines[0]}"[:300]}
         emit(results, row)
         gc.collect()
+        longest = max(longest, clock() - begin)
 
 
 def emit(results: IO[str], row: dict[str, Any]) -> None:
@@ -80,6 +100,7 @@ def measure_for(part: Part, *, smoke: bool, work: Path) -> Measure:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=[part.name for part in parts(smoke=True)])
+    parser.add_argument("--seconds", type=float, required=True, metavar="N", help="until the process is stopped")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on any device")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="for files that parts leave each other")
     return parser.parse_args()

@@ -48,7 +48,7 @@ def markdown(result: dict[str, Any]) -> str:
         if part["status"] != "done":
             lines += [f"This part: {part['status']}; {part['message']}", ""]
         lines += [*_table_of(part["name"], own), ""]
-    lines += branches_table(rows)
+    lines += [*branches_table(rows), "", *transformers_table(rows)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -171,3 +171,22 @@ def branches_table(rows: list[Row]) -> list[str]:
     ]  # fmt: skip
     headings = ("one lane with branches is faster than", "lanes of their own", "lanes with a common trunk")
     return ["## Branches against lanes", "", *table(headings, lines)]
+
+
+def transformers_table(rows: list[Row]) -> list[str]:
+    """By how much a decode step of this engine is faster than `generate`'s; nothing if either was not measured."""
+    ours = {
+        (row["model"], row["batch"], row["context"]): row["ms"]
+        for row in rows
+        if row["part"] in ("decode-8b", "decode-0.6b") and row["launch"] == "loop" and "ms" in row
+    }
+    lines = []
+    for row in rows:
+        if row["part"] == "transformers" and "ms" in row:
+            own = ours.get((row["model"], row["batch"], row["context"]))
+            if own is not None:
+                lines.append((row["case"], f"{row['ms']:.2f}", f"{own:.2f}", f"{row['ms'] / own:.2f}x"))
+    if not lines:
+        return []
+    headings = ("transformers' `generate`", "its ms a step", "ms of this engine's loop", "this engine is faster by")
+    return ["## Against transformers", "", *table(headings, lines)]

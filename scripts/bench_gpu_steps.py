@@ -96,6 +96,14 @@ def pages_for(tokens: int) -> int:
     return next(pages for pages in (SHORT_PAGES, LONG_PAGES) if tokens + _ROOM <= pages * PAGE_SIZE)
 
 
+def lane_pages(cache: KVCache, rows: int, tokens: int) -> np.ndarray:
+    """int [rows, N]: pages of their own for rows of so many tokens, in an order that is random but always the same."""
+    used = -(-tokens // cache.page_size)
+    if rows * used > cache.num_pages:
+        raise ValueError(f"{rows} rows of {used} pages do not fit a pool of {cache.num_pages}")
+    return np.random.default_rng(5).permutation(cache.num_pages)[: rows * used].reshape(rows, used)
+
+
 def random_cache(config: Any, *, num_pages: int) -> KVCache:
     """A pool full of random numbers in bfloat16: zeros would be multiplied faster."""
     zeros = KVCache.allocate(config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=jnp.dtype(jnp.bfloat16))
@@ -108,8 +116,8 @@ def decode_batch(batch: int, context: int, pages_per_row: int, cache: KVCache, *
     """Greedy decode rows that have `context` cached tokens each, in pages of their own, in random order."""
     page_size, num_slots = cache.page_size, cache.num_pages * cache.page_size
     packed = idle_batch(BatchShape(batch, 0, 0, pages_per_row), num_slots=num_slots, num_seats=256)
-    used = -(-(context + num_steps) // page_size)
-    table = np.random.default_rng(5).permutation(cache.num_pages)[: batch * used].reshape(batch, used)
+    table = lane_pages(cache, batch, context + num_steps)
+    used = table.shape[1]
     rows = np.arange(batch)
     packed["page_table"][:, :used] = table
     packed["token_ids"][:] = 1 + rows
@@ -127,10 +135,9 @@ def prefill_batch(shape: BatchShape, ids: np.ndarray, cache: KVCache) -> PackedB
     page_size, num_slots = cache.page_size, cache.num_pages * cache.page_size
     packed = idle_batch(shape, num_slots=num_slots, num_seats=256)
     row, first, count = shape.decode_rows, shape.decode_rows * shape.decode_width, len(ids)
-    used = -(-count // page_size)
-    table = np.random.default_rng(6).permutation(cache.num_pages)[:used]
+    table = lane_pages(cache, 1, count)[0]
     tokens, at = slice(first, first + count), np.arange(count)
-    packed["page_table"][row, :used] = table
+    packed["page_table"][row, : len(table)] = table
     packed["token_ids"][tokens] = ids
     packed["positions"][tokens] = packed["limit"][tokens] = at
     packed["lengths"][tokens] = packed["sample_position"][row] = count

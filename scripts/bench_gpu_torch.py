@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bench_gpu_arithmetic import decode_bytes
 from bench_gpu_budget import NO_GPU
 from bench_gpu_part import emit, run_cases
 from bench_gpu_plan import Case, NotRun, logits_file, model_values, parts
@@ -28,6 +29,7 @@ _ROWS = 4096  # of a matrix that are computed at a time: the integers take eight
 
 def main() -> int:
     args = parse_arguments()
+    deadline = time.monotonic() + args.seconds
     part = next(part for part in parts(smoke=args.smoke) if part.name == args.part)
     results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -44,7 +46,7 @@ def main() -> int:
     transformers.utils.logging.set_verbosity_error()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     peer = Peer(device, smoke=args.smoke, work=args.work)
-    run_cases(part.cases, peer.measure, results)
+    run_cases(part.cases, peer.measure, results, deadline=deadline)
     return 0
 
 
@@ -53,6 +55,7 @@ class Peer:
 
     def __init__(self, device: Any, *, smoke: bool, work: Path) -> None:
         self.device, self.smoke, self.work = device, smoke, work
+        self.skipped = 1 if smoke else SKIPPED_STEPS
         self.name = ""
         self.model: Any = None
 
@@ -81,6 +84,12 @@ class Peer:
             "best_ms": 1e3 * min(times) / steps,
             "rounds": len(times),
             "first_call_s": first,
+            "bytes": decode_bytes(
+                model_values(case["model"], smoke=self.smoke),
+                batch=case["batch"],
+                context=case["context"] + 1 + self.skipped,
+                steps=steps,
+            ),
             "tokens_per_second": case["batch"] * steps / median,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "attention": self.model.config._attn_implementation,
@@ -122,10 +131,9 @@ class Peer:
         import torch  # pyright: ignore[reportMissingImports]
         from transformers import GenerationConfig, LogitsProcessorList
 
-        skipped = 1 if self.smoke else SKIPPED_STEPS
-        clock = _Clock(skipped, torch)
+        clock = _Clock(self.skipped, torch)
         settings = GenerationConfig(
-            do_sample=False, min_new_tokens=None, max_new_tokens=1 + skipped + steps, eos_token_id=None, pad_token_id=0,
+            do_sample=False, max_new_tokens=1 + self.skipped + steps, eos_token_id=None, pad_token_id=0,
             cache_implementation="static", disable_compile=not compiled,
         )  # fmt: skip
         with torch.inference_mode():
@@ -135,8 +143,8 @@ class Peer:
             )  # fmt: skip
         seconds = clock.read()
         made = output.shape[1] - ids.shape[1]
-        if made != 1 + skipped + steps or not math.isfinite(seconds):
-            raise RuntimeError(f"generate made {made} tokens, not {1 + skipped + steps}")
+        if made != 1 + self.skipped + steps or not math.isfinite(seconds):
+            raise RuntimeError(f"generate made {made} tokens, not {1 + self.skipped + steps}")
         return seconds
 
 
@@ -181,6 +189,7 @@ def _fill(name: str, parameter: Any) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["transformers"])
+    parser.add_argument("--seconds", type=float, required=True, metavar="N", help="until the process is stopped")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on any device")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="where this engine has left its logits")
     return parser.parse_args()
