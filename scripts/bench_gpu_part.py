@@ -16,6 +16,9 @@ from typing import IO, Any
 from bench_gpu_budget import NO_GPU
 from bench_gpu_plan import Case, NotRun, Part, parts
 
+# What a first case of its effort may take when others went before.
+UNKNOWN_S = 15.0
+
 Measure = Callable[[Case], dict[str, Any]]
 
 
@@ -53,14 +56,17 @@ def run_cases(
     """Measure the cases in order; one that fails is a row with its error, and the next one is tried.
 
     Args:
-        deadline: of `clock`; a case is not begun when it would go beyond, as far as the longest case so far tells.
+        deadline: of `clock`; a case is not begun when it would go beyond, as far as the longest case of its effort so
+            far tells, or when there was none yet and less than UNKNOWN_S is left.
     """
-    longest = 0.0
+    longest: dict[str, float] = {}
     for case in cases:
         begin = clock()
-        if begin + longest >= deadline:
+        effort = case.get("effort", "")
+        expected = longest.get(effort, UNKNOWN_S if longest else 0.0)
+        if begin + expected >= deadline:
             left = max(0.0, deadline - begin)
-            emit(results, case | {"not_run": f"{left:.0f} s were left, and a case took up to {longest:.0f} s"})
+            emit(results, case | {"not_run": f"{left:.0f} s were left, and it may take {expected:.0f} s"})
             continue
         try:
             row = case | measure(case)
@@ -72,7 +78,7 @@ def run_cases(
             row = case | {"error": f"{type(error).__name__}: {lines[0]}"[:300]}
         emit(results, row)
         gc.collect()
-        longest = max(longest, clock() - begin)
+        longest[effort] = max(longest.get(effort, 0.0), clock() - begin)
 
 
 def emit(results: IO[str], row: dict[str, Any]) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-Case = dict[str, Any]  # "case" is its name; the rest are what the part's program needs to run it
+# "case" is its name; cases of one "effort" take about as long; the rest is what the part's program needs to run it.
+Case = dict[str, Any]
 
 PAGE_SIZE = 16
 LOOP_STEPS = 16
@@ -158,10 +159,11 @@ def transformers_prompt(smoke: bool) -> int:
 
 
 def _transformers_cases(smoke: bool) -> list[Case]:
-    order = [("Qwen3-0.6B", 1), ("Qwen3-8B", 1), ("Qwen3-8B", 32), ("Qwen3-0.6B", 32)]
+    order = [("Qwen3-8B", 1), ("Qwen3-0.6B", 1), ("Qwen3-0.6B", 32), ("Qwen3-8B", 32)]
     return [
         {"case": f"{model}, batch {batch}, {'static cache, compiled' if compiled else 'static cache, eager'}",
-         "model": model, "batch": batch, "context": transformers_prompt(smoke), "compiled": compiled}
+         "model": model, "batch": batch, "context": transformers_prompt(smoke), "compiled": compiled,
+         "effort": "compiled" if compiled else "eager"}
         for model, batch in (order[:1] if smoke else order)
         for compiled in ((True, False) if batch == 1 else (True,))
     ]  # fmt: skip
@@ -170,6 +172,7 @@ def _transformers_cases(smoke: bool) -> list[Case]:
 def _attention(shape: str, implementation: str, **values: Any) -> Case:
     """A case of the attention tables; cases with the same `pool_contexts` share their pool's size and so a program."""
     names = {"case": f"{shape}: {implementation}", "shape": shape, "implementation": implementation}
+    names["effort"] = implementation
     return names | {"pool_contexts": (values["context"],)} | values
 
 

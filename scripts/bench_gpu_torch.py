@@ -72,6 +72,7 @@ class Peer:
             gc.collect()
             self.model, self.name = self._load(model_values(case["model"], smoke=self.smoke)), case["model"]
             compared = self._compare_logits(case)
+        torch.compiler.reset()  # a compiled step of another batch would make the next one a program of many shapes
         ids = self._prompt(case).repeat(case["batch"], 1)
         steps = 4 if self.smoke else TIMED_STEPS
         begin = time.perf_counter()
@@ -136,7 +137,7 @@ class Peer:
             do_sample=False, max_new_tokens=1 + self.skipped + steps, eos_token_id=None, pad_token_id=0,
             cache_implementation="static", disable_compile=not compiled,
         )  # fmt: skip
-        with torch.inference_mode():
+        with torch.no_grad():
             output = self.model.generate(
                 ids, attention_mask=torch.ones_like(ids), generation_config=settings,
                 logits_processor=LogitsProcessorList([clock]),

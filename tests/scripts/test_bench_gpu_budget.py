@@ -161,16 +161,35 @@ def test_a_case_that_raises_is_a_row_and_the_next_one_is_tried():
     ]
 
 
-def test_a_case_is_not_begun_when_the_longest_so_far_would_not_fit():
+def rows_in_time(deadline, **seconds_of_cases):
+    """Names of the cases that are begun when each takes so long; the effort is the name's first letter."""
     now = [0.0]
 
     def measure(case):
-        now[0] += 10
+        now[0] += seconds_of_cases[case["case"]]
         return {"ms": 1.0}
 
-    rows = rows_of(("a", "b", "c", "d"), measure, deadline=25.0, clock=lambda: now[0])
-    assert ["ms" in row for row in rows] == [True, True, False, False]
-    assert rows[2]["not_run"] == "5 s were left, and a case took up to 10 s"
+    out = io.StringIO()
+    cases = tuple({"case": name, "effort": name[0]} for name in seconds_of_cases)
+    run_cases(cases, measure, out, deadline=deadline, clock=lambda: now[0])
+    rows = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [row["case"] for row in rows] == list(seconds_of_cases)
+    return [row["case"] for row in rows if "ms" in row], [row["not_run"] for row in rows if "not_run" in row]
+
+
+def test_a_case_is_not_begun_when_the_longest_of_its_effort_would_not_fit():
+    begun, why = rows_in_time(26, a1=10, a2=5, a3=10, a4=1)
+    assert begun == ["a1", "a2", "a3"] and why == ["1 s were left, and it may take 10 s"]
+
+
+def test_a_case_of_less_effort_may_be_begun_where_a_longer_one_may_not():
+    assert rows_in_time(100, a1=60, b1=2, a2=60, b2=2)[0] == ["a1", "b1", "b2"]
+
+
+def test_a_first_case_of_its_effort_needs_some_time_but_the_very_first_is_always_begun():
+    assert rows_in_time(20, a1=10, b1=1)[0] == ["a1"]
+    assert rows_in_time(30, a1=10, b1=1)[0] == ["a1", "b1"]
+    assert rows_in_time(1, a1=10, b1=1)[0] == ["a1"]
 
 
 @pytest.mark.parametrize("smoke", [True, False])
