@@ -56,14 +56,16 @@ def run_cases(
     """Measure the cases in order; one that fails is a row with its error, and the next one is tried.
 
     Args:
-        deadline: of `clock`; a case is not begun when it would go beyond, as far as the longest case of its effort so
-            far tells, or when there was none yet and less than UNKNOWN_S is left.
+        deadline: of `clock`; a case is not begun when it would go beyond. What it may take is what the last one of its
+            effort took, at least half of the longest: the first one may have loaded what the others find in place.
     """
-    longest: dict[str, float] = {}
+    taken: dict[str, list[float]] = {}
     for case in cases:
         begin = clock()
         effort = case.get("effort", "")
-        expected = longest.get(effort, UNKNOWN_S if longest else 0.0)
+        known = taken.setdefault(effort, [])
+        unknown = UNKNOWN_S if any(taken.values()) else 0.0
+        expected = max(known[-1], max(known) / 2) if known else unknown
         if begin + expected >= deadline:
             left = max(0.0, deadline - begin)
             emit(results, case | {"not_run": f"{left:.0f} s were left, and it may take {expected:.0f} s"})
@@ -78,7 +80,7 @@ def run_cases(
             row = case | {"error": f"{type(error).__name__}: {lines[0]}"[:300]}
         emit(results, row)
         gc.collect()
-        longest[effort] = max(longest.get(effort, 0.0), clock() - begin)
+        known.append(clock() - begin)
 
 
 def emit(results: IO[str], row: dict[str, Any]) -> None:

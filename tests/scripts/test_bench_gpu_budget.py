@@ -177,9 +177,16 @@ def rows_in_time(deadline, **seconds_of_cases):
     return [row["case"] for row in rows if "ms" in row], [row["not_run"] for row in rows if "not_run" in row]
 
 
-def test_a_case_is_not_begun_when_the_longest_of_its_effort_would_not_fit():
+def test_a_case_is_not_begun_when_the_last_of_its_effort_would_not_fit():
     begun, why = rows_in_time(26, a1=10, a2=5, a3=10, a4=1)
     assert begun == ["a1", "a2", "a3"] and why == ["1 s were left, and it may take 10 s"]
+
+
+def test_what_the_first_case_alone_had_to_load_is_not_expected_of_the_others():
+    # The second is expected to take 40 seconds as the first did, the third 20, half of the longest.
+    assert rows_in_time(75, a1=40, a2=10)[0] == ["a1"]
+    assert rows_in_time(85, a1=40, a2=10, a3=10, a4=10)[0] == ["a1", "a2", "a3", "a4"]
+    assert rows_in_time(79, a1=38, a2=10, a3=10, a4=10, a5=10)[0] == ["a1", "a2", "a3", "a4"]
 
 
 def test_a_case_of_less_effort_may_be_begun_where_a_longer_one_may_not():
