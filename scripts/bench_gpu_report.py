@@ -42,13 +42,16 @@ def markdown(result: dict[str, Any]) -> str:
     rows = result["rows"]
     title = "# One GPU" if not result["settings"]["smoke"] else "# A smoke run: tiny shapes, no figures of a GPU"
     lines = [title, "", *_environment(result), "", *_asked_for(rows), ""]
+    if kernel_failed(rows):
+        lines += ["**The attention kernel failed its check: its times are worth nothing.**", ""]
     for part in result["parts"]:
         own = [row for row in rows if row["part"] == part["name"]]
         lines += [f"## {part['title']}", ""]
         if part["status"] != "done":
             lines += [f"This part: {part['status']}; {part['message']}", ""]
         lines += [*_table_of(part["name"], own), ""]
-    lines += [*branches_table(rows), "", *transformers_table(rows)]
+    for last in (branches_table(rows), transformers_table(rows)):
+        lines += [*last, ""] if last else []
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -75,7 +78,7 @@ def _environment(result: dict[str, Any]) -> list[str]:
 def _asked_for(rows: list[Row]) -> list[str]:
     """The issue's numbers against what was found; "not measured" is an answer."""
     errors = [row["relative_error"] for row in rows if "relative_error" in row]
-    failed = any(row["part"] == "check" and "error" in row for row in rows)
+    failed = kernel_failed(rows)
     decode = _share(rows, lambda row: row["part"] == "decode-8b" and (row["batch"], row["context"]) == (1, 1024))
     prefill = _share(rows, lambda row: row["part"] == "attention" and row["kind"] == "prefill" and _is_kernel(row))
     speedup = branch_speedups(rows).get("8 over 8192", {})
@@ -92,6 +95,11 @@ def _asked_for(rows: list[Row]) -> list[str]:
              prefill),
         ],
     )  # fmt: skip
+
+
+def kernel_failed(rows: list[Row]) -> bool:
+    """Whether the kernel was wrong, or died, in any case of its check."""
+    return any(row["part"] == "check" and "error" in row for row in rows)
 
 
 def _is_kernel(row: Row) -> bool:

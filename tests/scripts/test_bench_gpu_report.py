@@ -67,6 +67,8 @@ def test_the_page_says_where_and_when():
 
 def test_a_kernel_that_failed_its_check_is_not_hidden_behind_those_that_passed():
     failed = {"part": "check", "case": "mixed", "error": "RuntimeError: the relative error is 0.5"}
+    assert "its times are worth nothing" in markdown(result([*ROWS, failed]))
+    assert "its times are worth nothing" not in markdown(result())
     assert cells(markdown(result([*ROWS, failed])), "largest error of the kernel against float32")[2].startswith(
         "FAILED"
     )
