@@ -60,7 +60,7 @@ def measure_attention(case: Case, *, smoke: bool) -> dict[str, Any]:
     rest: Any = step.metadata
     if implementation == "cudnn":
         q, pools, rest = contiguous(step, pools, q, causal=causal)
-    run = _program(implementation, layers, causal, dim**-0.5)
+    run = attention_program(implementation, layers, causal, dim**-0.5)
     timing = time_launches(lambda: run(q, *pools, rest))
     # Short rows are bound by the bytes of K and V, a long prompt by its products; with_floor takes the longer.
     return timing.row(per_launch=layers) | {
@@ -191,7 +191,7 @@ def dense_layer(
 
 
 @cache
-def _program(implementation: str, layers: int, causal: bool, scale: float) -> Callable[..., jax.Array]:
+def attention_program(implementation: str, layers: int, causal: bool, scale: float) -> Callable[..., jax.Array]:
     """The jitted chain; cases of the same shapes share what it compiles."""
     if implementation == "cudnn":
         layer = partial(dense_layer, causal=causal, implementation="cudnn")
