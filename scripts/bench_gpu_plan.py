@@ -122,7 +122,7 @@ def _decode_case(model: str, backend: str, batch: int, context: int, launch: str
     words = "a loop of 16 steps" if launch == "loop" else "one launch a step"
     return {
         "case": f"{model}, batch {batch}, context {context:,}, {words}", "model": model, "backend": backend,
-        "batch": batch, "context": context, "launch": launch,
+        "batch": batch, "context": context, "launch": launch, "effort": launch,
     }  # fmt: skip
 
 
