@@ -1,7 +1,7 @@
 # Every target sets up what it needs from a fresh clone, given git, make, bash and any Python 3.12 or newer.
 SHELL := bash
 .DEFAULT_GOAL := targets
-.PHONY: targets venv venv-parity demo test test-parity test-aot test-gpu bench lint types format lock clean
+.PHONY: targets venv venv-parity demo test test-parity test-aot test-gpu bench bench-gpu lint types format lock clean
 
 # Extra arguments for pytest or a script: make test ARGS="-k sampler"
 ARGS ?=
@@ -50,6 +50,9 @@ test-gpu: ## the GPU tests, with $PYTHON (default python3) of a machine that has
 
 bench: .venv/.installed ## throughput of the embedded checkpoint, as `jaxinfer bench throughput` measures it
 	$(PYTHON_CPU) -m jaxinfer bench throughput $(ARGS)
+
+bench-gpu: ## one GPU against what its card can do, in less than ten minutes, with $PYTHON of a machine that has a GPU
+	$(or $(PYTHON),python3) scripts/bench_gpu.py $(ARGS)
 
 lint: .venv/.installed ## ruff: rules and format
 	.venv/bin/ruff check .
