@@ -61,7 +61,7 @@ def compile_program(
     shape = program_shapes(engine)[name]
     program = compile_shape(name, shape, config, engine, target, dtype=dtype)
     pool = pool_array(config, engine, dtype)
-    text = ProgramText(program.as_text())
+    text = ProgramText(program.as_text() or "")
     return CompiledProgram(
         name=name,
         shape=shape,

@@ -23,15 +23,16 @@ def verdict(plan: Plan, request: Request) -> str:
     engine = request.engine
     needed = plan.weights_bytes + plan.kv_bytes + (plan.temp_bytes or 0)
     asked = f"{engine.max_num_seqs} sequences of {engine.max_model_len} tokens"
-    whose = "every" if request.tensor_parallel_size > 1 else "an"
-    room = f"{_gigabytes(needed)} of the {_gigabytes(plan.limit_bytes)} that {whose} {request.gpu.device_kind} leaves"
+    whose = "each" if request.tensor_parallel_size > 1 else "an"
+    limit = _gigabytes(plan.limit_bytes)
+    room = f"{_gigabytes(needed)} of the {limit} that the engine may use of {whose} {request.gpu.device_kind}"
     if plan.fits:
         return (
-            f"fits: {asked} take {room} the engine. Largest settings: {plan.largest_max_num_seqs} such sequences, or "
+            f"fits: {asked} take {room}. Largest settings: {plan.largest_max_num_seqs} such sequences, or "
             f"{engine.max_num_seqs} of {plan.largest_max_model_len} tokens."
         )
     if not plan.largest_kv_tokens:
-        return f"does not fit: the weights leave no room for KV; {asked} would take {room} the engine."
+        return f"does not fit: the weights leave no room for KV; {asked} would take {room}."
     options = [
         text
         for text, possible in (
@@ -40,7 +41,7 @@ def verdict(plan: Plan, request: Request) -> str:
         )
         if possible
     ] or [f"1 sequence of {plan.largest_kv_tokens} tokens"]
-    return f"does not fit: {asked} would take {room} the engine. Largest that does: {', or '.join(options)}."
+    return f"does not fit: {asked} would take {room}. Largest that does: {', or '.join(options)}."
 
 
 def plan_table(plan: Plan, request: Request, compiled: Compiled | None, *, model: str) -> Table:

@@ -98,6 +98,23 @@ def test_several_gpus_are_planned_without_compiling(qwen, monkeypatch, capsys):
     assert "Not compiled" in capsys.readouterr().out
 
 
+def test_compiled_figures_complete_table_and_json(stand_in, monkeypatch, capsys):
+    monkeypatch.setattr(command, "cuda_plugin", lambda: Path("plugin"))
+    monkeypatch.setattr(command, "compile_target", stand_in)
+    limits = ["--device", "b200", "--max-num-seqs", "4", "--max-model-len", "64", "--max-num-batched-tokens", "32"]
+    arguments = ["plan", str(ROOT / "checkpoints" / "tiny"), *limits, "--dtype", "float32"]
+    assert main([*arguments, "--json"]) == 0
+    printed = capsys.readouterr()
+    plan = json.loads(printed.out)
+    assert plan["kv_alias_bytes"] == plan["kv_bytes"] and plan["decode_kernels_per_layer"] > 0
+    assert plan["temp_bytes"] == max(program["temp_bytes"] for program in plan["programs"]) > 0
+    assert [program["name"] for program in plan["programs"]] == ["prefill", "decode", "decode_loop"]
+    assert printed.err.count("compiling for NVIDIA B200: ") == 4
+    assert main(arguments) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "kernels per layer" in shown and "copies of KV" in shown and "Not compiled" not in shown
+
+
 def test_a_file_and_a_directory_without_weights_are_both_a_model(qwen, tmp_path, capsys):
     shutil.copy(f"{qwen}/config.json", tmp_path / "some-model.json")
     figures = []
