@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,8 +31,21 @@ class Pool:
     """One array of the KV pool, as a program's text names it."""
 
     dtype: str  # HLO's name: bf16, f16, f32
-    elements: int
+    shape: tuple[int, ...]  # [num_pages, page_size, num_kv_heads, head_dim]
     itemsize: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+    def is_held_by(self, dtype: str, shape: tuple[int, ...]) -> bool:
+        """Whether an array has the pool's contents, to judge by its dimensions: they are the pool's, in any order, or
+        with neighbours merged. Weights and activations may have as many elements."""
+        if dtype != self.dtype or math.prod(shape) != math.prod(self.shape):
+            return False
+        strides = set(itertools.accumulate(reversed(self.shape), operator.mul))
+        merged = set(itertools.accumulate(reversed(shape), operator.mul)) <= strides
+        return merged or sorted(shape) == sorted(self.shape)
 
 
 @dataclass(frozen=True)
@@ -44,10 +59,10 @@ class Instruction:
     is_root: bool
 
     def results_like(self, pool: Pool) -> list[int]:
-        """Which of its results (0, if it is no tuple) are as large as an array of the pool, in any dimensions."""
+        """Which of its results (0, if it is no tuple) hold an array of the pool."""
         arrays = _ARRAY.findall(re.sub(r"/\*.*?\*/", "", self.shape))
-        sizes = [(dtype, math.prod(int(size) for size in extent.split(",") if size)) for dtype, extent in arrays]
-        return [index for index, size in enumerate(sizes) if size == (pool.dtype, pool.elements)]
+        shapes = [(dtype, tuple(int(size) for size in extent.split(",") if size)) for dtype, extent in arrays]
+        return [index for index, (dtype, shape) in enumerate(shapes) if pool.is_held_by(dtype, shape)]
 
     @property
     def operands(self) -> list[str]:
@@ -100,10 +115,10 @@ class ProgramText:
             int(i.arguments.partition(")")[0]): i for i in self.computations[self._entry] if i.opcode == "parameter"
         }
         of_pool = [n for n in aliased if parameters[n].results_like(pool)]
-        return len(of_pool) * pool.elements * pool.itemsize
+        return len(of_pool) * pool.nbytes
 
     def kv_copies(self, pool: Pool) -> list[Instruction]:
-        """Instructions that write an array as large as one of the pool's: copies, and whatever is no update of it.
+        """Instructions that write a whole array of the pool: copies, and whatever is no update of it.
 
         Updates are scatters, dynamic-update-slices and library calls that say that a result aliases an operand; where
         one cannot be in place, XLA puts a copy before it.

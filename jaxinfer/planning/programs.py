@@ -104,8 +104,8 @@ def abstract_model(config: ModelConfig, target: CompileTarget, *, dtype: jnp.dty
 
 def pool_array(config: ModelConfig, engine: EngineConfig, dtype: jnp.dtype) -> Pool:
     """One of the arrays that the KV pool is made of, as a program's text names it."""
-    elements = engine.num_pages * engine.page_size * config.num_kv_heads * config.head_dim
-    return Pool(_HLO_NAMES[jnp.dtype(dtype).name], elements, jnp.dtype(dtype).itemsize)
+    shape = (engine.num_pages, engine.page_size, config.num_kv_heads, config.head_dim)
+    return Pool(_HLO_NAMES[jnp.dtype(dtype).name], shape, jnp.dtype(dtype).itemsize)
 
 
 def compile_plan(

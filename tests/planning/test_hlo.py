@@ -8,8 +8,8 @@ from jax import lax
 from jaxinfer.planning.hlo import Pool, ProgramText
 
 SHAPE = (64, 16, 2, 8)
-POOL = Pool("f32", 64 * 16 * 2 * 8, 4)
-POOL_BYTES = POOL.elements * POOL.itemsize
+POOL = Pool("f32", SHAPE, 4)
+POOL_BYTES = 4 * 64 * 16 * 2 * 8
 
 
 def program(function, *, donate: bool) -> ProgramText:
@@ -35,8 +35,19 @@ def test_an_array_that_is_not_donated_is_copied_and_not_in_place():
     assert len(text.kv_copies(POOL)) == 1
 
 
+@pytest.mark.parametrize("shape", [SHAPE, (1024, 2, 8), (64, 256), (16384,), (2, 64, 16, 8)])
+def test_the_pool_is_known_with_its_dimensions_merged_or_in_another_order(shape):
+    assert POOL.is_held_by("f32", shape)
+    assert not POOL.is_held_by("bf16", shape)
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (64, 16, 4, 4), (512, 32), (64, 16, 2, 9), (1024, 2, 2, 4)])
+def test_other_arrays_are_not_the_pool_even_with_as_many_elements(shape):
+    assert not POOL.is_held_by("f32", shape)
+
+
 def test_an_array_that_is_computed_anew_counts_as_a_copy_whatever_its_dimensions():
-    text = program(lambda pool, page: (pool * 2).reshape(-1, 8), donate=False)
+    text = program(lambda pool, page: (pool * 2).reshape(-1, 2, 8), donate=False)
     assert len(text.kv_copies(POOL)) == 1
 
 
