@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.bench.options import BENCH_EXAMPLES, add_benchmarks
+from jaxinfer.planning.options import PLAN_EXAMPLES, add_plan_arguments
 
 if TYPE_CHECKING:
     from jaxinfer import LLM, RequestOutput, SamplingParams
@@ -44,14 +45,15 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code (0, or 1 for an error that is reported on one line of stderr).
+    """Run one verb; returns the exit code: 0, 1 for an error that is reported on one line of stderr, or what the verb
+    says (a plan that does not fit).
 
     Raises:
         SystemExit: from argparse, with code 2 for wrong usage and 0 after --help.
     """
     args = build_parser().parse_args(argv)
     try:
-        args.run(args)
+        status = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -65,11 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"jaxinfer: error: {_one_line(error)}", file=sys.stderr)
         return EXIT_ERROR
-    return 0
+    return status or 0
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all verbs; the namespace's `run` is the verb's function of that namespace."""
+    """The parser of all verbs; the namespace's `run` is the verb's function of that namespace, which may return an exit
+    code."""
     parser = argparse.ArgumentParser(prog="jaxinfer", description="Language model inference on JAX.")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
@@ -108,6 +111,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     bench = add_verb("bench", "measure throughput or latency", BENCH_EXAMPLES, [])
     add_benchmarks(bench, [engine, verbose])
+
+    plan = add_verb("plan", "say whether a model fits on a GPU that need not be there", PLAN_EXAMPLES, [verbose])
+    add_plan_arguments(plan)
     return parser
 
 

@@ -12,6 +12,7 @@ from jaxinfer.attention.backend import ATTENTION_BACKENDS
 from jaxinfer.cache.eviction import EVICTION_POLICIES
 from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.engine.request_queue import SCHEDULING_POLICIES
+from jaxinfer.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,15 @@ def check_positive_integer(name: str, value: Any) -> None:
     """Raises ValueError, naming the setting and its value, unless it is an integer of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+
+
+def check_model_len(config: ModelConfig, max_model_len: int) -> None:
+    """Raises ValueError, naming both, if the model's positions do not reach so far."""
+    if max_model_len > config.max_position_embeddings and not config.rope.depends_on_length:
+        raise ValueError(
+            f"max_model_len={max_model_len} exceeds the model's max_position_embeddings "
+            f"({config.max_position_embeddings})"
+        )
 
 
 def resolve_dtype(name: Any) -> jnp.dtype:

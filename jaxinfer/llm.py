@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jaxinfer.checkpoint.directory import find_checkpoint, read_config, read_generation_config
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.compile_cache import enable_compile_cache
-from jaxinfer.config import EngineConfig, check_positive_integer, resolve_dtype
+from jaxinfer.config import EngineConfig, check_model_len, check_positive_integer, resolve_dtype
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.memory import plan_memory
 from jaxinfer.engine.metrics import EngineMetrics
@@ -94,11 +94,8 @@ class LLM:
             if kv_cache_tokens is not None and kv_cache_tokens >= page_size:
                 # Asking for a pool without a length means: the longest requests that the pool holds.
                 max_model_len = min(max_model_len, kv_cache_tokens // page_size * page_size)
-        elif max_model_len > config.max_position_embeddings and not config.rope.depends_on_length:
-            raise ValueError(
-                f"max_model_len={max_model_len} exceeds the model's max_position_embeddings "
-                f"({config.max_position_embeddings})"
-            )
+        else:
+            check_model_len(config, max_model_len)
         engine_config = EngineConfig(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             page_size=page_size, enable_prefix_caching=enable_prefix_caching, scheduling_policy=scheduling_policy,

@@ -34,7 +34,7 @@ class AttentionBackend:
 
 
 def select_backend(name: str = "auto") -> AttentionBackend:
-    """The backend called `name`; "auto" is the best one for this device.
+    """The backend called `name`; "auto" is the best one for the device that is compiled for.
 
     "pallas" takes the Mosaic GPU kernel for what it can run and plain XLA for the rest, with a warning that says why.
 
@@ -43,11 +43,19 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     """
     if name not in ATTENTION_BACKENDS:
         raise ValueError(f"attention_backend must be one of {', '.join(ATTENTION_BACKENDS)}, got {name!r}")
-    if name == "xla" or (name == "auto" and jax.default_backend() != "gpu"):
+    if name == "xla" or (name == "auto" and _platform() != "gpu"):
         return AttentionBackend("xla", xla.paged_attention, xla.write_kv)
     # On a CPU, Pallas for GPUs is not worth the time that its import takes.
     from kernels_pallas.branch_attention.api import branch_attention, why_not_here
 
     if name == "auto" and why_not_here() is not None:
         return AttentionBackend("xla", xla.paged_attention, xla.write_kv)
-    return AttentionBackend("pallas", partial(branch_attention, reference=xla.paged_attention), xla.write_kv)
+    attention = partial(branch_attention, reference=xla.paged_attention)
+    # Jitted by itself, it is traced, lowered and compiled once for all layers of a step.
+    return AttentionBackend("pallas", jax.jit(attention, static_argnames="scale"), xla.write_kv)
+
+
+def _platform() -> str:
+    """Of the device that is compiled for, which need not be here."""
+    target = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if target is None else target.platform

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,26 @@ class KVCache:
         sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, None, "tensor", None))
         arrays = [jnp.zeros(shape, dtype, device=sharding) for _ in range(2 * config.num_layers)]
         return cls(k=tuple(arrays[::2]), v=tuple(arrays[1::2]))
+
+    @classmethod
+    def shapes(
+        cls,
+        config: ModelConfig,
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: jnp.dtype,
+        sharding: jax.sharding.Sharding | None = None,
+    ) -> KVCache:
+        """A pool of shapes alone: to compile for, not to run with."""
+        shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
+        pages: Any = (jax.ShapeDtypeStruct(shape, dtype, sharding=sharding),) * config.num_layers
+        return cls(k=pages, v=pages)
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether it is made of shapes alone."""
+        return isinstance(self.k[0], jax.ShapeDtypeStruct)
 
     @property
     def num_pages(self) -> int:

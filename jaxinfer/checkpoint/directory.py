@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ COMPANIONS = (
 )  # fmt: skip
 
 
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+
+
 def find_checkpoint(source: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The directory that `source` names, downloaded first if it is a hub id.
 
@@ -40,11 +44,38 @@ def find_checkpoint(source: str | os.PathLike[str], revision: str | None = None)
         return path
     if path.exists():
         raise CheckpointError(f"{path} is a file; name the directory that holds {CONFIG_FILE} and the weights")
-    name = os.fspath(source)
+    return _download(_hub_id(source), revision, (*_WEIGHTS, *COMPANIONS))
+
+
+def find_config(source: str | os.PathLike[str]) -> Path:
+    """The configuration file that `source` names: the file itself, that of a directory, or that of a hub id, of which
+    nothing else is downloaded.
+
+    Raises:
+        FileNotFoundError: as for `find_checkpoint`.
+        CheckpointError: the directory has no `config.json`, or the download failed.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    directory = path if path.is_dir() else _download(_hub_id(source), None, (CONFIG_FILE,))
+    return _config_file(directory)
+
+
+def _config_file(directory: str | os.PathLike[str]) -> Path:
+    file = Path(directory) / CONFIG_FILE
+    if not file.is_file():
+        raise CheckpointError(f"{directory} is not a checkpoint: it has no {CONFIG_FILE}")
+    return file
+
+
+def _hub_id(source: str | os.PathLike[str]) -> str:
+    """`source` as a hub id, if it can be one."""
+    name, path = os.fspath(source), Path(source).expanduser()
     # Two words with a slash may be either; where the first is a folder here, the second was meant to be in it.
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) or path.parent.is_dir():
         raise FileNotFoundError(f"no checkpoint directory at {path.absolute()}")
-    return _download(name, revision)
+    return name
 
 
 def is_converted(directory: Path) -> bool:
@@ -76,11 +107,17 @@ def read_config(path: str | os.PathLike[str]) -> tuple[dict[str, Any], ModelConf
         CheckpointError: there is no `config.json`, or it is not a JSON object.
         UnsupportedConfigError: it describes a model that is not supported.
     """
-    file = Path(path) / CONFIG_FILE
-    if not file.is_file():
-        raise CheckpointError(f"{path} is not a checkpoint: it has no {CONFIG_FILE}")
-    values = read_json(file)
+    values = read_json(_config_file(path))
     return values, ModelConfig.from_hf(values)
+
+
+def read_config_file(file: Path) -> ModelConfig:
+    """The configuration in a file, whatever its name.
+
+    Raises:
+        CheckpointError, UnsupportedConfigError: as for `read_config`.
+    """
+    return ModelConfig.from_hf(read_json(file))
 
 
 def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -108,13 +145,12 @@ def read_json(file: Path) -> dict[str, Any]:
     return values
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     import huggingface_hub  # a local directory needs none of it
 
-    patterns = ["*.safetensors", "*.safetensors.index.json", *COMPANIONS]
     try:
         found = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]
+            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]
         )
     except Exception as error:  # the client raises its own, the transport's and the operating system's errors
         raise CheckpointError(

@@ -14,7 +14,7 @@ from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.runner import StepRunner
-from jaxinfer.models.config import ModelConfig
+from jaxinfer.engine.step_batch import BatchShape
 from jaxinfer.models.decoder import DecoderLM
 
 # On a CPU the pool shares memory with everything else: enough for a laptop's work, and a parameter away from more.
@@ -111,15 +111,27 @@ def largest_workspace(model: DecoderLM, engine: EngineConfig, *, dtype: jnp.dtyp
         RuntimeError: the compiler does not tell.
     """
     buckets = Buckets.from_config(engine)
-    shape = max(buckets.all_shapes(), key=lambda shape: (shape.num_tokens, shape.num_logits))
-    config: ModelConfig = model.config
+    shape = largest_step(buckets)
     # Temporaries do not depend on the pool's size: the table's rows of pages are enough for the compiler.
-    pages = jax.ShapeDtypeStruct(
-        (shape.pages_per_row * shape.num_rows, engine.page_size, config.num_kv_heads, config.head_dim), dtype
+    cache = KVCache.shapes(
+        model.config, num_pages=shape.pages_per_row * shape.num_rows, page_size=engine.page_size, dtype=dtype
     )
-    cache = KVCache(k=(pages,) * config.num_layers, v=(pages,) * config.num_layers)  # type: ignore[arg-type]
     runner = StepRunner(model, cache, select_backend(engine.attention_backend), num_seats=buckets.max_num_seqs)
-    analysis = runner.compile_step(shape).memory_analysis()
+    return workspace_of(runner.compile_step(shape))
+
+
+def largest_step(buckets: Buckets) -> BatchShape:
+    """The shape of the step with the most tokens and rows."""
+    return max(buckets.all_shapes(), key=lambda shape: (shape.num_tokens, shape.num_logits))
+
+
+def workspace_of(program: jax.stages.Compiled) -> int:
+    """Bytes of temporaries and results that a program needs beside its arguments.
+
+    Raises:
+        RuntimeError: the compiler does not tell.
+    """
+    analysis = program.memory_analysis()
     if analysis is None:
         raise RuntimeError("the compiler gives no memory analysis of a step: set kv_cache_tokens")
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes

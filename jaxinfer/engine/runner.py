@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,9 @@ class StepRunner:
     The model is flattened once: a call passes its leaves, and the module tree exists only while tracing. The token that
     a row samples also stays on the device, at the row's seat, so that the next step can be launched before it is read:
     a token id of -1 - seat in a batch means "the latest token of that seat".
+
+    A model and a cache of shapes alone (`jax.ShapeDtypeStruct`) make a runner that compiles its programs for the device
+    that the shapes name, and cannot run them.
     """
 
     def __init__(
@@ -53,10 +57,14 @@ class StepRunner:
     ) -> None:
         graph, state = nnx.split(model)
         leaves, structure = jax.tree.flatten(state)
-        self.params = list(map(jnp.asarray, leaves))  # a leaf on the host would be sent anew with every launch
+        # A leaf on the host would be sent anew with every launch.
+        self.params = [leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf) for leaf in leaves]
         self.cache = cache
         everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-        self.latest = jnp.zeros(num_seats, jnp.int32, device=everywhere)
+        if cache.is_abstract:
+            self.latest: Any = jax.ShapeDtypeStruct((num_seats,), jnp.int32, sharding=everywhere)
+        else:
+            self.latest = jnp.zeros(num_seats, jnp.int32, device=everywhere)
         self.max_decode_steps = max_decode_steps
 
         def merge(params: list[jax.Array]) -> DecoderLM:
@@ -127,9 +135,17 @@ class StepRunner:
         return LaunchedStep(output.token_ids[None], output, logprobs)
 
     def compile_step(self, shape: BatchShape) -> jax.stages.Compiled:
-        """A step's compiled program, for its memory analysis or its text; nothing runs, the cache may be abstract."""
+        """A step's compiled program, for its memory analysis or its text; nothing runs, model and cache may be
+        abstract."""
+        return self._compile(self._run_step, shape)
+
+    def compile_decode_loop(self, shape: BatchShape) -> jax.stages.Compiled:
+        """The same of a decode loop of `max_decode_steps`."""
+        return self._compile(self._run_loop, shape)
+
+    def _compile(self, program: Any, shape: BatchShape) -> jax.stages.Compiled:
         buffer = jax.ShapeDtypeStruct(PackedBatch(shape).buffer.shape, jnp.int32)
-        return self._run_step.lower(self.params, self.cache, self.latest, buffer, shape=shape).compile()
+        return program.lower(self.params, self.cache, self.latest, buffer, shape=shape).compile()
 
     def decode_loop(self, packed: PackedBatch) -> LaunchedStep:
         """As many decode steps as the batch says, at most `max_decode_steps`."""

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.attention.metadata import AttentionMetadata
+from jaxinfer.planning.compile_target import compile_target
+from jaxinfer.planning.devices import H200
 from kernels_pallas.branch_attention.api import branch_attention
-from tests.aot.h200 import compile_for_h200
 from tests.kernels.branch_attention_cases import CASES
 from tests.kernels.branch_attention_checks import scene_of
 
@@ -28,7 +29,7 @@ def compiled(q, k_pages, step, layers: int = 1, **options) -> jax.stages.Compile
             q = attend(q, k_pages, v_pages, step)
         return q
 
-    return compile_for_h200(run, q, k_pages, k_pages, step)
+    return compile_target(H200).compile(run, q, k_pages, k_pages, step)
 
 
 def kernels(program: jax.stages.Compiled) -> int:

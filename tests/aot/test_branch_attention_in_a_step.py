@@ -6,11 +6,12 @@ import pytest
 from flax import nnx
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.engine.step import forward
 from jaxinfer.engine.step_batch import BatchShape, PackedBatch, unpack
 from jaxinfer.models.registry import build_model
-from tests.aot.h200 import compile_for_h200
+from jaxinfer.planning.compile_target import compile_target
+from jaxinfer.planning.devices import H200
 from tests.builders import model_config
 
 PAGE_SIZE, NUM_PAGES, LAYERS = 16, 4096, 2
@@ -29,14 +30,14 @@ def program(request) -> tuple[BatchShape, jax.stages.Compiled, int]:
     """The shape, the compiled pass and the bytes of its KV pool."""
     shape = SHAPES[request.param]
     graph, state = nnx.split(nnx.eval_shape(lambda: build_model(CONFIG, dtype=jnp.bfloat16)))
-    pages = jax.ShapeDtypeStruct((NUM_PAGES, PAGE_SIZE, CONFIG.num_kv_heads, CONFIG.head_dim), jnp.bfloat16)
-    cache = KVCache(k=(pages,) * LAYERS, v=(pages,) * LAYERS)  # type: ignore[arg-type]
+    cache = KVCache.shapes(CONFIG, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=jnp.dtype(jnp.bfloat16))
+    kv_bytes = NUM_PAGES * PAGE_SIZE * kv_bytes_per_token(CONFIG, jnp.dtype(jnp.bfloat16))
     buffer = jax.ShapeDtypeStruct(PackedBatch(shape).buffer.shape, jnp.int32)
 
     def run(state, cache, buffer):
         return forward(nnx.merge(graph, state), cache, unpack(buffer, shape), select_backend("pallas"))
 
-    return shape, compile_for_h200(run, state, cache, buffer, donate_argnums=1), 2 * LAYERS * pages.size * 2
+    return shape, compile_target(H200).compile(run, state, cache, buffer, donate_argnums=1), kv_bytes
 
 
 def test_every_layer_launches_one_kernel_for_each_group_of_rows(program):

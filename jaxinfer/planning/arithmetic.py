@@ -1,0 +1,69 @@
+"""Bytes and operations of a model, counted from its configuration; nothing is compiled or allocated.
+
+Everything is of one device: over `devices` of them, heads, the inner dimension and the vocabulary are split evenly.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+
+from jaxinfer.cache.kv_cache import kv_bytes_per_token
+from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
+from jaxinfer.checkpoint.weight_map import MESH_AXIS, Parameter, parameters
+from jaxinfer.models.config import ModelConfig
+
+_EMBEDDING = "embed.embedding"
+
+
+def weights_bytes(config: ModelConfig, dtype: jnp.dtype, *, devices: int = 1) -> int:
+    """Bytes of all parameters.
+
+    Raises:
+        ValueError: the model cannot be split over so many devices.
+    """
+    return sum(_elements(p, devices) for p in _parameters(config, devices)) * jnp.dtype(dtype).itemsize
+
+
+def token_bytes(config: ModelConfig, dtype: jnp.dtype, *, devices: int = 1) -> int:
+    """Bytes of the K and V of one token.
+
+    Raises:
+        ValueError: the model cannot be split over so many devices.
+    """
+    return kv_bytes_per_token(for_tensor_parallel(config, devices), dtype) // devices
+
+
+def decode_bytes(config: ModelConfig, dtype: jnp.dtype, *, rows: int, visible_tokens: int, devices: int = 1) -> int:
+    """Bytes that a decode step of `rows` tokens must read at least: weights once, and the KV that the tokens see.
+
+    Of the embedding table only the rows of the tokens are read, unless it is the output head too.
+    """
+    itemsize = jnp.dtype(dtype).itemsize
+    read = [p for p in _parameters(config, devices) if p.path != _EMBEDDING or config.tie_word_embeddings]
+    weights = sum(_elements(p, devices) for p in read) + rows * config.hidden_size
+    return weights * itemsize + visible_tokens * token_bytes(config, dtype, devices=devices)
+
+
+def prefill_operations(config: ModelConfig, *, tokens: int, prompt_len: int, devices: int = 1) -> int:
+    """Floating-point operations (a multiplication and an addition are two) of a step that computes prompts of
+    `prompt_len` tokens, and what is left of one, from their beginnings: `tokens` in all.
+
+    Counted are the products with weights, attention of every token over those up to itself, and the logits of each
+    prompt's last token.
+    """
+    prompts = [prompt_len] * (tokens // prompt_len) + ([tokens % prompt_len] if tokens % prompt_len else [])
+    kernels = sum(math.prod(p.shape) for p in parameters(config) if p.path.endswith("kernel") and "layers" in p.path)
+    pairs = sum(length * (length + 1) // 2 for length in prompts)
+    attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
+    logits = 2 * len(prompts) * config.vocab_size * config.hidden_size
+    return (2 * tokens * kernels + attention + logits) // devices
+
+
+def _parameters(config: ModelConfig, devices: int) -> tuple[Parameter, ...]:
+    return parameters(for_tensor_parallel(config, devices))
+
+
+def _elements(parameter: Parameter, devices: int) -> int:
+    return math.prod(parameter.shape) // (devices if MESH_AXIS in parameter.spec else 1)

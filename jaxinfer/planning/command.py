@@ -1,0 +1,95 @@
+"""`jaxinfer plan`: from its options to the printed plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import jax
+from rich.console import Console
+
+from jaxinfer.checkpoint.directory import find_config, read_config_file
+from jaxinfer.checkpoint.dtypes import parse_dtype
+from jaxinfer.config import EngineConfig, check_model_len, check_positive_integer
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.planning.compile_target import compile_target, cuda_plugin
+from jaxinfer.planning.devices import find_gpu
+from jaxinfer.planning.options import EXIT_DOES_NOT_FIT
+from jaxinfer.planning.plan import Compiled, Request, compiled_figures, jax_memory_share, make_plan
+from jaxinfer.planning.programs import compile_plan
+from jaxinfer.planning.report import HOW_TO_COMPILE, ONE_DEVICE_ONLY, as_json, plan_table, verdict
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Plan and report as the options say; the exit status is 0 if it fits.
+
+    Raises:
+        ValueError, FileNotFoundError: an option or the model's configuration is not usable, and why.
+    """
+    # A plan needs no GPU, and must not take the memory of one that is here and at work.
+    jax.config.update("jax_platforms", "cpu")
+    request = request_of(args)
+    compiled, remark = None, ""
+    if request.tensor_parallel_size > 1:
+        remark = ONE_DEVICE_ONLY
+    elif cuda_plugin() is None:
+        remark = HOW_TO_COMPILE
+    else:
+        compiled = _compile(request)
+    plan = make_plan(request, compiled)
+    if args.json:
+        print(json.dumps(as_json(plan, request, compiled, model=args.model), indent=2))
+    else:
+        console = Console()
+        console.print(plan_table(plan, request, compiled, model=args.model))
+        if remark:
+            console.print(remark, highlight=False, markup=False)
+        console.print(verdict(plan, request), style="green" if plan.fits else "red", highlight=False, markup=False)
+    return 0 if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def request_of(args: argparse.Namespace) -> Request:
+    """What the options ask for.
+
+    Raises:
+        ValueError, FileNotFoundError: as for `run_plan`.
+    """
+    gpu = find_gpu(args.device)
+    dtype = parse_dtype("bfloat16" if args.dtype == "auto" else args.dtype)
+    assert dtype is not None
+    for name in ("max_num_seqs", "max_model_len", "page_size", "tensor_parallel_size"):
+        if getattr(args, name) is not None:
+            check_positive_integer(name, getattr(args, name))
+    model = read_config_file(find_config(args.model))
+    return Request(
+        model=model,
+        engine=_engine(args, model),
+        gpu=gpu,
+        dtype=dtype,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        tensor_parallel_size=args.tensor_parallel_size,
+        jax_memory_share=jax_memory_share(),
+    )
+
+
+def _engine(args: argparse.Namespace, model: ModelConfig) -> EngineConfig:
+    """An engine whose pool holds every sequence at full length."""
+    length = args.max_model_len
+    if length is None:
+        length = model.max_position_embeddings
+    check_model_len(model, length)
+    names = ("max_num_seqs", "max_num_batched_tokens", "page_size")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    rows = given.get("max_num_seqs", EngineConfig.max_num_seqs)
+    size = given.get("page_size", EngineConfig.page_size)
+    return EngineConfig(max_model_len=length, kv_cache_tokens=rows * -(-length // size) * size, **given)
+
+
+def _compile(request: Request) -> Compiled:
+    def progress(what: str) -> None:
+        print(f"compiling for {request.gpu.device_kind}: {what} ...", file=sys.stderr, flush=True)
+
+    target = compile_target(request.gpu)
+    programs, kernels = compile_plan(request.model, request.engine, target, dtype=request.dtype, progress=progress)
+    return compiled_figures(programs, kernels)

@@ -1,0 +1,213 @@
+"""The plan: does a model with a batch and a length fit on a GPU, what else would fit, and how fast can it be."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.memory import MemoryBudget
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.planning.arithmetic import decode_bytes, prefill_operations, token_bytes, weights_bytes
+from jaxinfer.planning.devices import GPU
+
+# What JAX takes of a GPU's memory, unless an environment variable says otherwise; the second name is the older one.
+_JAX_MEMORY_SHARE = 0.75
+_JAX_MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked: this model, with these limits of an engine, on this GPU or on several of it.
+
+    Raises:
+        ValueError: a field is out of range, or the model cannot be split over so many GPUs.
+    """
+
+    model: ModelConfig
+    engine: EngineConfig  # its pool holds max_num_seqs sequences of max_model_len
+    gpu: GPU
+    dtype: jnp.dtype
+    gpu_memory_utilization: float = 0.9
+    tensor_parallel_size: int = 1
+    jax_memory_share: float = _JAX_MEMORY_SHARE
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the engine may use of one GPU: the share that it asks for of JAX's share of the memory."""
+        return int(self.gpu.memory_bytes * self.jax_memory_share * self.gpu_memory_utilization)
+
+    @property
+    def sequence_tokens(self) -> int:
+        """KV slots of one sequence of full length, which are whole pages."""
+        size = self.engine.page_size
+        return -(-self.engine.max_model_len // size) * size
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What compiling told: the largest program's workspace, KV in place and copied, kernels.
+
+    Attributes:
+        programs: one object for each program, for the report.
+    """
+
+    temp_bytes: int
+    kv_alias_bytes: int
+    kv_copies: int
+    decode_kernels_per_layer: float
+    programs: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Figures of one GPU. Floors are times that no program can beat on it, not predictions.
+
+    Attributes:
+        weights_bytes, kv_bytes: of all parameters; of `max_num_seqs` sequences of `max_model_len` tokens.
+        kv_alias_bytes: KV that every compiled program updates where it lies; less than kv_bytes if one does not.
+        kv_copies: times that a compiled program writes an array of the pool anew, all programs together.
+        temp_bytes: temporaries and results of the largest program.
+        fits: weights, KV and temporaries stay within `limit_bytes`; without compiling, weights and KV alone.
+        largest_kv_tokens: the most KV slots, in whole pages, that stay within it.
+        decode_kernels_per_layer: kernels that a layer adds to a decode step.
+        decode_floor_ms: reading the weights and the KV of all sequences at full length; of the embedding table only the
+            tokens' rows, unless it is the output head too.
+        prefill_floor_ms: the operations of a step full of prompt tokens, or reading the weights if that takes longer.
+        limit_bytes: what the engine may use.
+        largest_max_num_seqs, largest_max_model_len: with all other settings as they are; 0 if not even one fits. More
+            sequences than asked for are charged temporaries in proportion, which is more than they take.
+        decode_floor_one_sequence_ms: the same floor for one sequence at the beginning of its output.
+    """
+
+    weights_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    kv_alias_bytes: int | None
+    kv_copies: int | None
+    temp_bytes: int | None
+    fits: bool
+    largest_kv_tokens: int
+    decode_kernels_per_layer: float | None
+    decode_floor_ms: float
+    prefill_floor_ms: float
+    limit_bytes: int
+    largest_max_num_seqs: int
+    largest_max_model_len: int
+    decode_floor_one_sequence_ms: float
+
+
+def make_plan(request: Request, compiled: Compiled | None = None) -> Plan:
+    """The arithmetic of a request, completed by what compiling told.
+
+    Raises:
+        ValueError: the model cannot be split over so many GPUs.
+    """
+    model, engine, dtype, devices = request.model, request.engine, request.dtype, request.tensor_parallel_size
+    per_token = token_bytes(model, dtype, devices=devices)
+    budget = MemoryBudget(
+        limit_bytes=request.limit_bytes,
+        weights_bytes=weights_bytes(model, dtype, devices=devices),
+        workspace_bytes=0 if compiled is None else compiled.temp_bytes,
+        kv_bytes_per_token=per_token,
+        kv_tokens=engine.max_num_seqs * request.sequence_tokens,
+    )
+    largest_tokens = budget.largest_kv_tokens // engine.page_size * engine.page_size
+    return Plan(
+        weights_bytes=budget.weights_bytes,
+        kv_bytes=budget.kv_bytes,
+        kv_bytes_per_token=per_token,
+        kv_alias_bytes=None if compiled is None else compiled.kv_alias_bytes,
+        kv_copies=None if compiled is None else compiled.kv_copies,
+        temp_bytes=None if compiled is None else compiled.temp_bytes,
+        fits=budget.fits,
+        largest_kv_tokens=largest_tokens,
+        decode_kernels_per_layer=None if compiled is None else compiled.decode_kernels_per_layer,
+        decode_floor_ms=_decode_floor_ms(request, engine.max_num_seqs, engine.max_num_seqs * engine.max_model_len),
+        prefill_floor_ms=_prefill_floor_ms(request),
+        limit_bytes=request.limit_bytes,
+        largest_max_num_seqs=_largest_max_num_seqs(request, budget),
+        largest_max_model_len=_largest_max_model_len(request, largest_tokens),
+        decode_floor_one_sequence_ms=_decode_floor_ms(request, 1, 1),
+    )
+
+
+def compiled_figures(programs: Sequence[Any], kernels_per_layer: float) -> Compiled:
+    """What `compile_plan` found, taken together: the worst of all programs."""
+    return Compiled(
+        temp_bytes=max(program.temp_bytes for program in programs),
+        kv_alias_bytes=min(program.kv_alias_bytes for program in programs),
+        kv_copies=sum(program.kv_copies for program in programs),
+        decode_kernels_per_layer=kernels_per_layer,
+        programs=programs,
+    )
+
+
+def jax_memory_share() -> float:
+    """The share of a GPU's memory that JAX would take in this environment.
+
+    Raises:
+        ValueError: the environment variable that sets it is no number in (0, 1].
+    """
+    for name in _JAX_MEMORY_VARIABLES:
+        text = os.environ.get(name)
+        if text:
+            try:
+                share = float(text)
+            except ValueError:
+                share = 0.0
+            if not 0 < share <= 1:
+                raise ValueError(f"{name} must be a number in (0, 1], got {text!r}")
+            return share
+    return _JAX_MEMORY_SHARE
+
+
+def _decode_floor_ms(request: Request, rows: int, visible_tokens: int) -> float:
+    read = decode_bytes(
+        request.model, request.dtype, rows=rows, visible_tokens=visible_tokens, devices=request.tensor_parallel_size
+    )
+    return 1e3 * read / request.gpu.bandwidth
+
+
+def _prefill_floor_ms(request: Request) -> float:
+    tokens = request.engine.max_num_batched_tokens
+    operations = prefill_operations(
+        request.model,
+        tokens=tokens,
+        prompt_len=min(tokens, request.engine.max_model_len),
+        devices=request.tensor_parallel_size,
+    )
+    return max(1e3 * operations / request.gpu.matmul_rate, _decode_floor_ms(request, tokens, 0))
+
+
+def _largest_max_num_seqs(request: Request, budget: MemoryBudget) -> int:
+    asked, sequence = request.engine.max_num_seqs, request.sequence_tokens
+    fitting = budget.largest_kv_tokens // sequence
+    if fitting > asked:
+        # No part of the workspace grows faster than the rows.
+        room = budget.limit_bytes - budget.weights_bytes
+        each = sequence * budget.kv_bytes_per_token * asked + budget.workspace_bytes
+        fitting = max(asked, room * asked // each)
+    return min(fitting, request.engine.max_num_batched_tokens)
+
+
+def _largest_max_model_len(request: Request, kv_tokens: int) -> int:
+    size = request.engine.page_size
+    length = kv_tokens // request.engine.max_num_seqs // size * size
+    if request.model.rope.depends_on_length:
+        return length
+    return min(length, request.model.max_position_embeddings)
+
+
+def plan_fields() -> tuple[str, ...]:
+    """Names of the plan's figures, in order."""
+    return tuple(field.name for field in dataclasses.fields(Plan))

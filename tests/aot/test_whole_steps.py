@@ -1,0 +1,104 @@
+"""`jaxinfer plan` compiles whole steps for an H200: KV in place and never copied, bounded temporaries, few kernels."""
+
+import contextlib
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer.cache.kv_cache import kv_bytes_per_token
+from jaxinfer.checkpoint.directory import read_config
+from jaxinfer.cli import main
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.step_batch import BatchShape
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.planning.compile_target import compile_target
+from jaxinfer.planning.devices import B200, H100, H200
+from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, compile_program
+
+CONFIGS = Path(__file__).resolve().parent.parent / "fixtures" / "configs"
+# Where depth adds nothing but time, four layers; one model as deep as it is.
+LAYERS = {"llama-3.1-8b": 4, "qwen3-0.6b": 4, "qwen3-8b": 36}
+BF16 = jnp.dtype(jnp.bfloat16)
+ROWS, LENGTH = 64, 4096
+
+# What a layer of a decode step may launch (Qwen3-8B: 16.03), to be lowered with every kernel that is fused away.
+MOST_KERNELS_PER_LAYER = 16.1
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def planned(request, tmp_path_factory) -> tuple[ModelConfig, dict[str, Any]]:
+    """A model and what the command says of it."""
+    directory = tmp_path_factory.mktemp(request.param)
+    values = json.loads((CONFIGS / request.param / "config.json").read_text())
+    values["num_hidden_layers"] = LAYERS[request.param]
+    (directory / "config.json").write_text(json.dumps(values))
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        limits = ["--max-num-seqs", str(ROWS), "--max-model-len", str(LENGTH)]
+        assert main(["plan", str(directory), "--device", "h200", *limits, "--json"]) == 0
+    return read_config(directory)[1], json.loads(output.getvalue())
+
+
+def most_temporaries(config: ModelConfig, shape: BatchShape) -> int:
+    """Bytes that a program may need beside weights and KV.
+
+    Logits are float32, and sampling makes a few arrays of their size: five in all. Of a layer, two residuals and the
+    hidden states live, and its widest product (gate and up) in float32, in partial sums and as their result. The rest:
+    a few integers for each page of each row.
+    """
+    logits = 4 * shape.num_logits * config.vocab_size
+    residuals = 3 * 4 * shape.num_tokens * config.hidden_size
+    products = 3 * 4 * shape.num_tokens * 2 * config.intermediate_size
+    pages = 16 * 4 * shape.num_rows * shape.pages_per_row
+    return 5 * logits + residuals + products + pages
+
+
+def test_prefill_decode_and_decode_loop_are_all_compiled(planned):
+    assert [program["name"] for program in planned[1]["programs"]] == [PREFILL, DECODE, DECODE_LOOP]
+
+
+def test_every_program_updates_all_of_the_kv_in_place(planned):
+    config, plan = planned
+    kv_bytes = ROWS * LENGTH * kv_bytes_per_token(config, BF16)
+    assert [program["kv_alias_bytes"] for program in plan["programs"]] == [kv_bytes] * 3
+    assert plan["kv_alias_bytes"] == plan["kv_bytes"] == kv_bytes
+
+
+def test_no_program_copies_an_array_of_the_pool(planned):
+    assert [program["kv_copies"] for program in planned[1]["programs"]] == [0, 0, 0]
+    assert planned[1]["kv_copies"] == 0
+
+
+def test_temporaries_are_those_of_logits_and_activations(planned):
+    config, plan = planned
+    for program in plan["programs"]:
+        assert 0 < program["temp_bytes"] <= most_temporaries(config, BatchShape(**program["shape"])), program["name"]
+
+
+def test_a_layer_of_a_decode_step_launches_few_kernels(planned):
+    assert 0 < planned[1]["decode_kernels_per_layer"] <= MOST_KERNELS_PER_LAYER
+
+
+def test_all_of_it_fits(planned):
+    _, plan = planned
+    assert plan["fits"] is True
+    assert plan["weights_bytes"] + plan["kv_bytes"] + plan["temp_bytes"] <= plan["limit_bytes"]
+
+
+def decode_step(gpu, rows: int):
+    """A decode step of two layers of Qwen3-0.6B, and the bytes of its KV pool."""
+    config = dataclasses.replace(read_config(CONFIGS / "qwen3-0.6b")[1], num_layers=2)
+    engine = EngineConfig(max_model_len=LENGTH, max_num_seqs=rows, kv_cache_tokens=rows * LENGTH)
+    program = compile_program(DECODE, config, engine, compile_target(gpu), dtype=BF16)
+    return program, engine.kv_cache_tokens * kv_bytes_per_token(config, BF16)
+
+
+@pytest.mark.parametrize(("gpu", "rows"), [(H200, 1), (H100, ROWS), (B200, ROWS)], ids=["one_row", "h100", "b200"])
+def test_a_single_row_and_the_other_gpus_are_served_in_place_too(gpu, rows):
+    program, kv_bytes = decode_step(gpu, rows)
+    assert (program.kv_alias_bytes, program.kv_copies) == (kv_bytes, 0)

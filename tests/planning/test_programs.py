@@ -1,0 +1,91 @@
+"""The engine's programs are compiled from shapes alone; here for the CPU, for GPUs in tests/aot."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxinfer.attention.backend import select_backend
+from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.step import forward
+from jaxinfer.engine.step_batch import BatchShape, PackedBatch, unpack
+from jaxinfer.models.registry import build_model
+from jaxinfer.planning import compile_target as targets
+from jaxinfer.planning.compile_target import NoCompilerError, compile_target, description
+from jaxinfer.planning.devices import B200, GPUS, H100, H200
+from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, abstract_model, compile_plan, program_shapes
+from kernels_pallas.branch_attention import api
+from tests.builders import model_config
+
+F32 = jnp.dtype(jnp.float32)
+ENGINE = EngineConfig(
+    max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32, page_size=4, kv_cache_tokens=256, max_decode_steps=4
+)
+
+
+def test_the_programs_are_the_largest_step_and_full_decodes_alone_and_in_a_loop():
+    shapes = program_shapes(EngineConfig(max_model_len=4096, max_num_seqs=64))
+    assert shapes == {
+        PREFILL: BatchShape(64, 64, 2048, 256),
+        DECODE: BatchShape(64, 0, 0, 256),
+        DECODE_LOOP: BatchShape(64, 0, 0, 256),
+    }
+    assert DECODE_LOOP not in program_shapes(dataclasses.replace(ENGINE, max_decode_steps=1))
+
+
+def test_all_programs_are_compiled_from_shapes_and_update_the_whole_pool_in_place(stand_in):
+    config, told = model_config(num_layers=3), []
+    programs, kernels = compile_plan(config, ENGINE, stand_in(B200), dtype=F32, progress=told.append)
+    assert [program.name for program in programs] == [PREFILL, DECODE, DECODE_LOOP]
+    pool = ENGINE.kv_cache_tokens * kv_bytes_per_token(config, F32)
+    assert [program.kv_alias_bytes for program in programs] == [pool] * 3
+    assert all(program.temp_bytes > 0 and program.kernels > 0 for program in programs)
+    assert 1 <= kernels < min(program.kernels for program in programs)
+    assert len(told) == 4 and told[0].startswith("prefill: 4 decodes and 32 prompt tokens")
+
+
+def test_parameters_are_shapes_on_the_target(stand_in):
+    target = stand_in(H200)
+    model = abstract_model(model_config(), target, dtype=F32)
+    leaves = jax.tree.leaves(model)
+    assert leaves and all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    assert {leaf.sharding for leaf in leaves} == {target.sharding}
+
+
+@pytest.mark.parametrize(("gpu", "backend"), [(H200, "pallas"), (H100, "pallas"), (B200, "xla")])
+def test_the_attention_backend_is_that_of_the_gpu_that_is_compiled_for(stand_in, gpu, backend):
+    assert select_backend("auto").name == "xla"
+    with stand_in(gpu).lowering():
+        assert select_backend("auto").name == backend
+
+
+def test_the_kernel_is_traced_once_for_all_layers(monkeypatch):
+    traced = []
+
+    def attention(q, *_, **__):
+        traced.append(q.shape)
+        return q
+
+    monkeypatch.setattr(api, "branch_attention", attention)
+    config, shape = model_config(num_layers=3), BatchShape(4, 0, 0, 16)
+    cache = KVCache.shapes(config, num_pages=64, page_size=4, dtype=F32)
+    buffer = jax.ShapeDtypeStruct(PackedBatch(shape).buffer.shape, jnp.int32)
+    backend, model = select_backend("pallas"), build_model(config)
+    jax.eval_shape(lambda cache, buffer: forward(model, cache, unpack(buffer, shape), backend), cache, buffer)
+    assert len(traced) == 1
+
+
+def test_without_the_plugin_there_is_no_target_and_the_error_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(targets, "PLUGINS", ("no_such_plugin",))
+    assert targets.cuda_plugin() is None
+    with pytest.raises(NoCompilerError, match=r"pip install .*jaxinfer\[cuda13\]"):
+        compile_target.__wrapped__(H200)
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
+def test_a_description_holds_the_sizes_of_its_gpu(gpu):
+    text = description(gpu)
+    assert f"core_count: {gpu.num_cores}\n" in text and f"device_memory_size: {gpu.memory_bytes}\n" in text
+    assert f"memory_bandwidth: {gpu.nominal_bandwidth:.0f}\n" in text and f'"{gpu.device_kind}"' in text
