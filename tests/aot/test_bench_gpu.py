@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.aot.h200 import compile_for_h200
+from jaxinfer.planning.compile_target import compile_target
+from jaxinfer.planning.devices import H200
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -27,7 +28,7 @@ def bf16(*shape: int) -> jax.ShapeDtypeStruct:
 
 def compiled(implementation: str, q, k, rest, *, causal: bool = False) -> str:
     program = attention_program(implementation, LAYERS, causal, HEAD_DIM**-0.5)
-    return compile_for_h200(program, q, [k] * LAYERS, [k] * LAYERS, rest).as_text()
+    return compile_target(H200).compile(program, q, [k] * LAYERS, [k] * LAYERS, rest).as_text()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.engine.commit_tail import commit_tail
-from tests.aot.h200 import compile_for_h200
+from jaxinfer.planning.compile_target import compile_target
+from jaxinfer.planning.devices import H200
 
 LAYERS, KV_HEADS, HEAD_DIM = 36, 8, 128
 NUM_PAGES, PAGE_SIZE = 8192, 16
@@ -24,7 +25,7 @@ def program(request) -> tuple[int, jax.stages.Compiled]:
     pages = jax.ShapeDtypeStruct((NUM_PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM), jnp.bfloat16)
     pool = KVCache(k=(pages,) * LAYERS, v=(pages,) * LAYERS)  # type: ignore[arg-type]
     ends = jax.ShapeDtypeStruct((rows, nodes), jnp.int32)
-    return rows * nodes, compile_for_h200(commit_tail, pool, ends, ends, donate_argnums=0)
+    return rows * nodes, compile_target(H200).compile(commit_tail, pool, ends, ends, donate_argnums=0)
 
 
 def test_the_pool_is_updated_in_place(program):
