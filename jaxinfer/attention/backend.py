@@ -9,6 +9,7 @@ from typing import Protocol
 import jax
 
 from jaxinfer.attention import xla
+from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
 
 ATTENTION_BACKENDS = ("auto", "xla", "pallas")
@@ -20,23 +21,32 @@ class PagedAttention(Protocol):
     ) -> jax.Array: ...
 
 
-class WriteKV(Protocol):
-    def __call__(self, pages: jax.Array, new: jax.Array, slot_mapping: jax.Array) -> jax.Array: ...
+class RotateAndWrite(Protocol):
+    def __call__(
+        self, heads: ProjectedHeads, k_pages: jax.Array, v_pages: jax.Array, slot_mapping: jax.Array, /
+    ) -> tuple[jax.Array, jax.Array, jax.Array]: ...
 
 
 @dataclass(frozen=True)
 class AttentionBackend:
-    """A way to write K and V into the pool and to attend over it."""
+    """A way to write K and V into the pool and to attend over it.
+
+    `rotate_and_write` makes queries of a layer's projected heads and writes their keys and values; what it returns,
+    queries and pages, is what `attention` takes.
+    """
 
     name: str
     attention: PagedAttention
-    write_kv: WriteKV
+    rotate_and_write: RotateAndWrite
+
+
+_XLA = AttentionBackend("xla", xla.paged_attention, xla.rotate_and_write)
 
 
 def select_backend(name: str = "auto") -> AttentionBackend:
     """The backend called `name`; "auto" is the best one for this device.
 
-    "pallas" takes the Mosaic GPU kernel for what it can run and plain XLA for the rest, with a warning that says why.
+    "pallas" takes the Mosaic GPU kernels for what they can run and plain XLA for the rest, with a warning that says why.
 
     Raises:
         ValueError: no such backend.
@@ -44,10 +54,16 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     if name not in ATTENTION_BACKENDS:
         raise ValueError(f"attention_backend must be one of {', '.join(ATTENTION_BACKENDS)}, got {name!r}")
     if name == "xla" or (name == "auto" and jax.default_backend() != "gpu"):
-        return AttentionBackend("xla", xla.paged_attention, xla.write_kv)
+        return _XLA
     # On a CPU, Pallas for GPUs is not worth the time that its import takes.
-    from kernels_pallas.branch_attention.api import branch_attention, why_not_here
+    from kernels_pallas.branch_attention.api import branch_attention
+    from kernels_pallas.devices import why_not_here
+    from kernels_pallas.rotate_and_write.api import rotate_and_write
 
     if name == "auto" and why_not_here() is not None:
-        return AttentionBackend("xla", xla.paged_attention, xla.write_kv)
-    return AttentionBackend("pallas", partial(branch_attention, reference=xla.paged_attention), xla.write_kv)
+        return _XLA
+    return AttentionBackend(
+        "pallas",
+        partial(branch_attention, reference=_XLA.attention),
+        partial(rotate_and_write, reference=_XLA.rotate_and_write),
+    )

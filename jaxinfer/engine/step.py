@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.attention.backend import AttentionBackend
+from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.engine.step_batch import StepBatch
 from jaxinfer.models.decoder import DecoderLM
@@ -31,9 +32,8 @@ def forward(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: Attenti
     keys, values = list(cache.k), list(cache.v)
     scale = model.config.head_dim**-0.5
 
-    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        keys[layer] = backend.write_kv(keys[layer], k, batch.slot_mapping)
-        values[layer] = backend.write_kv(values[layer], v, batch.slot_mapping)
+    def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
+        q, keys[layer], values[layer] = backend.rotate_and_write(heads, keys[layer], values[layer], batch.slot_mapping)
         return backend.attention(q, keys[layer], values[layer], batch, scale=scale)
 
     hidden = model(batch.token_ids, batch.positions, attend, batch.lengths)

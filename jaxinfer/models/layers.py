@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.attention.attend import Attend
+from jaxinfer.attention.heads import ProjectedHeads, rms_norm
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.rope import apply_rope
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -27,17 +27,14 @@ def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtyp
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * scale over the last axis, in float32 (Zhang and Sennrich 2019)."""
+    """See `rms_norm`."""
 
     def __init__(self, size: int, eps: float, dtype: jnp.dtype) -> None:
         self.scale = nnx.Param(jnp.ones((size,), dtype))
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x32 = x.astype(jnp.float32)
-        normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        # The product with the scale is taken in x's dtype, as in the checkpoints' reference implementations.
-        return self.scale[...] * normed.astype(x.dtype)
+        return rms_norm(x, self.scale[...], self.eps)
 
 
 class Projection(nnx.Module):
@@ -65,27 +62,29 @@ class Projection(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with fused q, k, v; the visible past is the business of `attend`."""
+    """Grouped-query attention with fused q, k, v; all between the projections is the business of `attend`."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         heads, group, dim = config.num_kv_heads, config.group_size, config.head_dim
-        self.group = group
+        self.head_shape = (heads, group, dim)
+        self.eps = config.rms_norm_eps
         self.qkv = Projection(
             (config.hidden_size,), (heads, group + 2, dim), bias=config.qkv_bias, dtype=dtype, rngs=rngs
         )
-        self.o = Projection((heads, group, dim), (config.hidden_size,), bias=config.o_bias, dtype=dtype, rngs=rngs)
+        self.o = Projection(self.head_shape, (config.hidden_size,), bias=config.o_bias, dtype=dtype, rngs=rngs)
         self.q_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None
 
     def __call__(self, layer: int, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend) -> jax.Array:
-        qkv = self.qkv(x)  # [..., Hkv, G + 2, D]
-        lead, heads, dim = qkv.shape[:-3], qkv.shape[-3], qkv.shape[-1]
-        q = qkv[..., : self.group, :].reshape(*lead, heads * self.group, dim)
-        k, v = qkv[..., self.group, :], qkv[..., self.group + 1, :]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        out = attend(layer, apply_rope(q, cos, sin), apply_rope(k, cos, sin), v)
-        return self.o(out.reshape(*lead, heads, self.group, dim))
+        heads = ProjectedHeads(
+            self.qkv(x),
+            cos,
+            sin,
+            q_scale=None if self.q_norm is None else self.q_norm.scale[...],
+            k_scale=None if self.k_norm is None else self.k_norm.scale[...],
+            eps=self.eps,
+        )
+        return self.o(attend(layer, heads).reshape(*x.shape[:-1], *self.head_shape))
 
 
 class MLP(nnx.Module):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.rope import RopeConfig, apply_rope, inverse_frequencies, rope_cos_sin
+from jaxinfer.attention.heads import apply_rope
+from jaxinfer.models.rope import RopeConfig, inverse_frequencies, rope_cos_sin
 from tests.hf_fixtures import FOLDER
 
 RECORDED = json.loads((FOLDER / "rope.json").read_text())
