@@ -15,6 +15,12 @@ def compile_target() -> Any:
     return jax.sharding.get_abstract_mesh().abstract_device or get_default_device()
 
 
+def num_cores() -> int:
+    """Streaming multiprocessors of the device that is compiled for."""
+    device = compile_target()
+    return getattr(device, "num_cores", None) or device.core_count
+
+
 def why_not_here() -> str | None:
     """Why the kernels do not run on the device that is compiled for; None if they do."""
     device = compile_target()

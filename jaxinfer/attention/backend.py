@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -11,6 +11,8 @@ import jax
 from jaxinfer.attention import xla
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
+from jaxinfer.attention.residual import Residual
+from kernels_pallas.parts import choose_parts
 
 ATTENTION_BACKENDS = ("auto", "xla", "pallas")
 
@@ -32,12 +34,15 @@ class AttentionBackend:
     """A way to write K and V into the pool and to attend over it.
 
     `rotate_and_write` makes queries of a layer's projected heads and writes their keys and values; what it returns,
-    queries and pages, is what `attention` takes.
+    queries and pages, is what `attention` takes. `residual` says how the results of layers are joined around it. A step
+    of fewer than `min_tokens` is padded.
     """
 
     name: str
     attention: PagedAttention
     rotate_and_write: RotateAndWrite
+    residual: Residual = field(default_factory=Residual)
+    min_tokens: int = 1
 
 
 _XLA = AttentionBackend("xla", xla.paged_attention, xla.rotate_and_write)
@@ -56,14 +61,21 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     if name == "xla" or (name == "auto" and jax.default_backend() != "gpu"):
         return _XLA
     # On a CPU, Pallas for GPUs is not worth the time that its import takes.
+    from kernels_pallas.add_and_norm.api import add_and_norm
     from kernels_pallas.branch_attention.api import branch_attention
-    from kernels_pallas.devices import why_not_here
+    from kernels_pallas.devices import num_cores, why_not_here
     from kernels_pallas.rotate_and_write.api import rotate_and_write
 
     if name == "auto" and why_not_here() is not None:
         return _XLA
+
+    def parts(rows: int, inner: int, columns: int) -> int:
+        return 1 if why_not_here() is not None else choose_parts(rows, inner, columns, num_cores())
+
     return AttentionBackend(
         "pallas",
         partial(branch_attention, reference=_XLA.attention),
         partial(rotate_and_write, reference=_XLA.rotate_and_write),
+        Residual(partial(add_and_norm, reference=_XLA.residual.add_and_norm), parts),
+        min_tokens=2,
     )

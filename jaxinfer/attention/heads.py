@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.parts import Parts, whole
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class ProjectedHeads:
     `rotated` says in plain XLA what that is; a kernel may do the same in one go (see `AttentionBackend`).
     """
 
-    qkv: jax.Array  # [..., T, num_kv_heads, group + 2, head_dim]: a KV head's queries, its key, its value
+    qkv: jax.Array | Parts  # [..., T, num_kv_heads, group + 2, head_dim]: a KV head's queries, its key, its value
     cos: jax.Array  # float32 [..., T, head_dim / 2]
     sin: jax.Array  # float32 [..., T, head_dim / 2]
     q_scale: jax.Array | None  # [head_dim], of the RMS norm of each head; None: no norms
@@ -25,10 +27,11 @@ class ProjectedHeads:
 
     def rotated(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """q [..., T, num_heads, head_dim], normalised and rotated; k likewise and v, with num_kv_heads heads."""
-        *lead, kv_heads, width, dim = self.qkv.shape
+        qkv = whole(self.qkv)
+        *lead, kv_heads, width, dim = qkv.shape
         group = width - 2
-        q = self.qkv[..., :group, :].reshape(*lead, kv_heads * group, dim)
-        k, v = self.qkv[..., group, :], self.qkv[..., group + 1, :]
+        q = qkv[..., :group, :].reshape(*lead, kv_heads * group, dim)
+        k, v = qkv[..., group, :], qkv[..., group + 1, :]
         if self.q_scale is not None and self.k_scale is not None:
             q, k = rms_norm(q, self.q_scale, self.eps), rms_norm(k, self.k_scale, self.eps)
         return apply_rope(q, self.cos, self.sin), apply_rope(k, self.cos, self.sin), v

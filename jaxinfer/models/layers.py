@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -10,7 +11,9 @@ from flax import nnx
 
 from jaxinfer.attention.attend import Attend
 from jaxinfer.attention.heads import ProjectedHeads, rms_norm
+from jaxinfer.attention.residual import Residual
 from jaxinfer.models.config import ModelConfig
+from kernels_pallas.parts import Parts
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -36,6 +39,10 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         return rms_norm(x, self.scale[...], self.eps)
 
+    def after(self, x: jax.Array, y: jax.Array | Parts | None, residual: Residual) -> tuple[jax.Array, jax.Array]:
+        """The residual stream x with the result y added, if there is one yet, and the norm of that."""
+        return (x, self(x)) if y is None else residual.add_and_norm(x, y, self.scale[...], self.eps)
+
 
 class Projection(nnx.Module):
     """x [..., *inputs] @ kernel [*inputs, *outputs] + bias [*outputs]: a linear map with structured axes."""
@@ -54,11 +61,25 @@ class Projection(nnx.Module):
         kernel = self.kernel[...]
         lead = x.shape[: x.ndim - self.num_inputs]
         inputs, outputs = kernel.shape[: self.num_inputs], kernel.shape[self.num_inputs :]
-        size = 1
-        for extent in inputs:
-            size *= extent
+        size = math.prod(inputs)
         y = (x.reshape(*lead, size) @ kernel.reshape(size, -1)).reshape(*lead, *outputs)
         return y if self.bias is None else y + self.bias[...]
+
+    def in_parts(self, x: jax.Array, choose: Callable[[int, int, int], int]) -> jax.Array | Parts:
+        """The same for x [T, *inputs], cut into as many parts as `choose` says of (T, inputs, outputs)."""
+        kernel = self.kernel[...]
+        inputs, outputs = kernel.shape[: self.num_inputs], kernel.shape[self.num_inputs :]
+        inner, columns = math.prod(inputs), math.prod(outputs)
+        parts = 1 if self.bias is not None else choose(x.shape[0], inner, columns)
+        if parts == 1:
+            return self(x)
+        y = jnp.einsum(
+            "tpk,pkn->ptn",
+            x.reshape(-1, parts, inner // parts),
+            kernel.reshape(parts, inner // parts, columns),
+            preferred_element_type=jnp.float32,
+        )
+        return Parts(y.reshape(parts, -1, *outputs), x.dtype)
 
 
 class Attention(nnx.Module):
@@ -75,16 +96,18 @@ class Attention(nnx.Module):
         self.q_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None
 
-    def __call__(self, layer: int, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend) -> jax.Array:
+    def __call__(
+        self, layer: int, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend, residual: Residual
+    ) -> jax.Array | Parts:
         heads = ProjectedHeads(
-            self.qkv(x),
+            self.qkv.in_parts(x, residual.parts),
             cos,
             sin,
             q_scale=None if self.q_norm is None else self.q_norm.scale[...],
             k_scale=None if self.k_norm is None else self.k_norm.scale[...],
             eps=self.eps,
         )
-        return self.o(attend(layer, heads).reshape(*x.shape[:-1], *self.head_shape))
+        return self.o.in_parts(attend(layer, heads).reshape(*x.shape[:-1], *self.head_shape), residual.parts)
 
 
 class MLP(nnx.Module):
@@ -96,9 +119,9 @@ class MLP(nnx.Module):
         self.down = Projection((inner,), (hidden,), bias=bias, dtype=dtype, rngs=rngs)
         self.act = config.hidden_act
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, residual: Residual) -> jax.Array | Parts:
         gate_up = self.gate_up(x)
-        return self.down(ACTIVATIONS[self.act](gate_up[..., 0, :]) * gate_up[..., 1, :])
+        return self.down.in_parts(ACTIVATIONS[self.act](gate_up[..., 0, :]) * gate_up[..., 1, :], residual.parts)
 
 
 class DecoderLayer(nnx.Module):
@@ -110,9 +133,21 @@ class DecoderLayer(nnx.Module):
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = MLP(config, dtype, rngs)
 
-    def __call__(self, layer: int, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend) -> jax.Array:
-        x = x + self.attention(layer, self.input_norm(x), cos, sin, attend)
-        return x + self.mlp(self.post_attention_norm(x))
+    def __call__(
+        self,
+        layer: int,
+        x: jax.Array,
+        y: jax.Array | Parts | None,
+        cos: jax.Array,
+        sin: jax.Array,
+        attend: Attend,
+        residual: Residual,
+    ) -> tuple[jax.Array, jax.Array | Parts]:
+        """The residual stream x and the result y of the layer before it -> the same of this layer."""
+        x, normed = self.input_norm.after(x, y, residual)
+        y = self.attention(layer, normed, cos, sin, attend, residual)
+        x, normed = self.post_attention_norm.after(x, y, residual)
+        return x, self.mlp(normed, residual)
 
 
 class Embedding(nnx.Module):

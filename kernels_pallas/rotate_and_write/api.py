@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import jax
 
 from kernels_pallas.devices import why_not_here
+from kernels_pallas.parts import Parts
 from kernels_pallas.rotate_and_write.mosaic_gpu import Launch, rotate_and_write_heads
 
 HEAD_DIMS = (64, 128, 256)
@@ -26,7 +27,7 @@ class Heads(Protocol):
     """A layer's projected heads: T tokens, each with `group` queries, a key and a value for every KV head."""
 
     @property
-    def qkv(self) -> jax.Array: ...  # [T, num_kv_heads, group + 2, head_dim]
+    def qkv(self) -> jax.Array | Parts: ...  # [T, num_kv_heads, group + 2, head_dim]
 
     @property
     def cos(self) -> jax.Array: ...  # float32 [T, head_dim / 2]
@@ -76,8 +77,9 @@ def rotate_and_write(
             logger.warning("rotation and KV write run as plain XLA, not as a Mosaic GPU kernel: %s", reason)
         return reference(heads, k_pages, v_pages, slot_mapping)
     scales = None if heads.q_scale is None or heads.k_scale is None else (heads.q_scale, heads.k_scale)
+    qkv = heads.qkv.values if isinstance(heads.qkv, Parts) else heads.qkv
     return rotate_and_write_heads(
-        heads.qkv, heads.cos, heads.sin, scales, k_pages, v_pages, slot_mapping, launch=_launch(heads, k_pages),
+        qkv, heads.cos, heads.sin, scales, k_pages, v_pages, slot_mapping, launch=_launch(heads, k_pages),
         interpret=interpret,
     )  # fmt: skip
 
@@ -94,12 +96,14 @@ def why_not(heads: Heads, k_pages: jax.Array) -> str | None:
     if launch.query_heads > MAX_HEADS:
         return f"there are {launch.query_heads} query heads, at most {MAX_HEADS} are possible"
     if launch.shared_memory_bytes > SHARED_MEMORY_BYTES:
-        return f"{launch.tile_rows} rows of head_dim {launch.head_dim} do not fit the shared memory"
+        of = f" in {launch.parts} parts" if launch.parts else ""
+        return f"{launch.tile_rows} rows of head_dim {launch.head_dim}{of} do not fit the shared memory"
     return None
 
 
 def _launch(heads: Heads, k_pages: jax.Array) -> Launch:
-    _, kv_heads, width, head_dim = heads.qkv.shape
+    values, parts = (heads.qkv.values, heads.qkv.values.shape[0]) if isinstance(heads.qkv, Parts) else (heads.qkv, 0)
+    kv_heads, width, head_dim = values.shape[-3:]
     num_pages, page_size = k_pages.shape[:2]
     return Launch(
         kv_heads=kv_heads,
@@ -108,5 +112,6 @@ def _launch(heads: Heads, k_pages: jax.Array) -> Launch:
         page_size=page_size,
         num_slots=num_pages * page_size,
         eps=None if heads.q_scale is None else heads.eps,
+        parts=parts,
         dtype=heads.qkv.dtype,
     )

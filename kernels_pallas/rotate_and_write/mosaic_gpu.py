@@ -1,8 +1,8 @@
 """The kernel for Hopper, in Pallas for Mosaic GPU: one program for each token.
 
-A program loads the heads of its token by TMA, queries and keys as the rows of one tile and the values beside it. Values
-leave for their page at once. Queries and keys are normalised and rotated in registers, in float32, and leave together.
-The pages are changed in place: they come in as references, which makes them inputs and outputs at the same address.
+A program loads the heads of its token by TMA, as rows: queries, then keys, then values. In registers and in float32 it
+adds the parts that they may come in, normalises and rotates queries and keys, and stores them where they belong. The
+pages are changed in place: they come in as references, which makes them inputs and outputs at the same address.
 
 Proved so far by interpretation on a CPU and by compilation for an H200; not yet run on a GPU.
 """
@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 # Heads that a warpgroup holds in registers at a time.
 TILE_ROWS = 64
 WGMMA = plgpu.Layout.WGMMA
-ROWS, COLUMNS = WGMMA.reduce(1), WGMMA.reduce(0)
+COLUMNS = WGMMA.reduce(0)
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Launch:
     page_size: int
     num_slots: int
     eps: float | None  # of the norm of every head; None: there is none
+    parts: int  # of the projection, in float32; 0: it is whole
     dtype: jnp.dtype
 
     @property
@@ -42,14 +43,22 @@ class Launch:
         return self.kv_heads * self.group
 
     @property
+    def rotated_heads(self) -> int:
+        return self.query_heads + self.kv_heads
+
+    @property
+    def heads(self) -> int:
+        return self.rotated_heads + self.kv_heads
+
+    @property
     def tile_rows(self) -> int:
-        """Rows for all queries and keys, in whole tiles."""
-        return -(-(self.query_heads + self.kv_heads) // TILE_ROWS) * TILE_ROWS
+        """Rows for all heads, in whole tiles."""
+        return -(-self.heads // TILE_ROWS) * TILE_ROWS
 
     @property
     def shared_memory_bytes(self) -> int:
         """Of one program, in 16-bit precision."""
-        heads = (self.tile_rows + self.kv_heads) * self.head_dim * 2
+        heads = self.tile_rows * self.head_dim * (2 + 4 * self.parts)
         return heads + self.head_dim * 4 + 2 * self.head_dim * 2
 
 
@@ -68,6 +77,7 @@ def rotate_and_write_heads(
     """Rotated queries [T, num_heads, head_dim], and the pages with the new keys and values; see the API for the rest.
 
     Args:
+        qkv: [T, num_kv_heads, group + 2, head_dim], or float32 [parts, T, ...].
         scales: of the norms of queries and of keys, [head_dim] each.
         interpret: `InterpretGPUParams` to run on a CPU.
     """
@@ -82,10 +92,11 @@ def rotate_and_write_heads(
 
     q = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((qkv.shape[0], launch.query_heads, launch.head_dim), launch.dtype),
+        out_type=jax.ShapeDtypeStruct((cos.shape[0], launch.query_heads, launch.head_dim), launch.dtype),
         scratch_types=_scratch(launch),
-        grid=(qkv.shape[0],),
+        grid=(cos.shape[0],),
         grid_names=("token",),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
         kernel_name="rotate_and_write",
         interpret=interpret,
     )(*inputs.values(), *pages.values())
@@ -96,11 +107,12 @@ def _scratch(launch: Launch) -> dict[str, Any]:
     half = plgpu.SMEM((launch.head_dim // 2,), jnp.float32)
     scratch: dict[str, Any] = {
         "heads": plgpu.SMEM((launch.tile_rows, launch.head_dim), launch.dtype),
-        "values": plgpu.SMEM((launch.kv_heads, launch.head_dim), launch.dtype),
         "cos": half,
         "sin": half,
     }
-    loads = launch.kv_heads + len(("keys", "values", "cos", "sin"))
+    loads = (launch.kv_heads + len(("keys", "values"))) * max(1, launch.parts) + len(("cos", "sin"))
+    if launch.parts:
+        scratch["parts"] = plgpu.SMEM((launch.parts, launch.tile_rows, launch.head_dim), jnp.float32)
     if launch.eps is not None:
         scratch |= {name: plgpu.SMEM((launch.head_dim,), launch.dtype) for name in ("q_scale", "k_scale")}
         loads += len(("q_scale", "k_scale"))
@@ -109,48 +121,59 @@ def _scratch(launch: Launch) -> dict[str, Any]:
 
 def _program(launch: Launch, memory: Any, place: Any) -> None:
     token = lax.axis_index("token")
-    group, queries, keys = launch.group, launch.query_heads, launch.kv_heads
+    if launch.parts:
 
-    @pl.loop(0, keys)
-    def _(head):
-        rows = place.heads.at[pl.ds(head * group, group)]
-        plgpu.copy_gmem_to_smem(memory.qkv.at[token, head, pl.ds(0, group)], rows, place.loaded)
-
-    loads = [
-        (memory.qkv.at[token, :, group], place.heads.at[pl.ds(queries, keys)]),
-        (memory.qkv.at[token, :, group + 1], place.values),
-        (memory.cos.at[token], place.cos),
-        (memory.sin.at[token], place.sin),
-    ]
+        @pl.loop(0, launch.parts)
+        def _(part):
+            _load_heads(launch, memory.qkv.at[part, token], place.parts.at[part], place.loaded)
+    else:
+        _load_heads(launch, memory.qkv.at[token], place.heads, place.loaded)
+    plgpu.copy_gmem_to_smem(memory.cos.at[token], place.cos, place.loaded)
+    plgpu.copy_gmem_to_smem(memory.sin.at[token], place.sin, place.loaded)
     if launch.eps is not None:
-        loads += [(memory.q_scale, place.q_scale), (memory.k_scale, place.k_scale)]
-    for source, target in loads:
-        plgpu.copy_gmem_to_smem(source, target, place.loaded)
+        plgpu.copy_gmem_to_smem(memory.q_scale, place.q_scale, place.loaded)
+        plgpu.copy_gmem_to_smem(memory.k_scale, place.k_scale, place.loaded)
     slot = memory.slots[token]
-    kept = (slot >= 0) & (slot < launch.num_slots)
     page, offset = lax.div(slot, jnp.int32(launch.page_size)), lax.rem(slot, jnp.int32(launch.page_size))
     plgpu.barrier_wait(place.loaded)
-
-    @pl.when(kept)
-    def _():
-        plgpu.copy_smem_to_gmem(place.values, memory.v_pages.at[page, offset])
-
-    for first in range(0, queries + keys, TILE_ROWS):
-        _rotate_tile(launch, place, first)
+    for first in range(0, launch.heads, TILE_ROWS):
+        _finish_tile(launch, place, first)
     plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(place.heads.at[pl.ds(0, queries)], memory.q.at[token])
+    plgpu.copy_smem_to_gmem(place.heads.at[pl.ds(0, launch.query_heads)], memory.q.at[token])
 
-    @pl.when(kept)
+    @pl.when((slot >= 0) & (slot < launch.num_slots))
     def _():
-        plgpu.copy_smem_to_gmem(place.heads.at[pl.ds(queries, keys)], memory.k_pages.at[page, offset])
+        for pages, first in ((memory.k_pages, launch.query_heads), (memory.v_pages, launch.rotated_heads)):
+            plgpu.copy_smem_to_gmem(place.heads.at[pl.ds(first, launch.kv_heads)], pages.at[page, offset])
 
     plgpu.wait_smem_to_gmem(0)
 
 
-def _rotate_tile(launch: Launch, place: Any, first: int) -> None:
-    """Normalise and rotate in shared memory the heads of rows [first, first + TILE_ROWS)."""
-    tile = place.heads.at[pl.ds(first, TILE_ROWS)]
-    x = plgpu.load(tile, layout=WGMMA, optimized=False).astype(jnp.float32)
+def _load_heads(launch: Launch, source: Any, rows: Any, loaded: Any) -> None:
+    """Start the copies of one token's heads [num_kv_heads, group + 2, head_dim] into rows by kind."""
+    group = launch.group
+
+    @pl.loop(0, launch.kv_heads)
+    def _(head):
+        plgpu.copy_gmem_to_smem(source.at[head, pl.ds(0, group)], rows.at[pl.ds(head * group, group)], loaded)
+
+    for kind, first in ((group, launch.query_heads), (group + 1, launch.rotated_heads)):
+        plgpu.copy_gmem_to_smem(source.at[:, kind], rows.at[pl.ds(first, launch.kv_heads)], loaded)
+
+
+def _finish_tile(launch: Launch, place: Any, first: int) -> None:
+    """Add, normalise and rotate the heads of rows [first, first + TILE_ROWS), in shared memory."""
+    rows = pl.ds(first, TILE_ROWS)
+    if launch.parts:
+        projected = _load(place.parts.at[0, rows])
+        for part in range(1, launch.parts):
+            projected += _load(place.parts.at[part, rows])
+        projected = _rounded(launch, projected)
+    elif first >= launch.rotated_heads:
+        return
+    else:
+        projected = _load(place.heads.at[rows])
+    x = projected
     if launch.eps is not None:
         mean = (x * x).sum(axis=1) * (1.0 / launch.head_dim)
         inverse = lax.rsqrt(mean + launch.eps)
@@ -161,7 +184,9 @@ def _rotate_tile(launch: Launch, place: Any, first: int) -> None:
     left, right = x[:, :half], x[:, half:]
     cos, sin = (_across(ref, (TILE_ROWS, half)) for ref in (place.cos, place.sin))
     rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=1)
-    tile[...] = rotated.astype(launch.dtype)
+    if first + TILE_ROWS > launch.rotated_heads:
+        rotated = jnp.where(_row(launch) < launch.rotated_heads - first, rotated, projected)
+    place.heads.at[rows][...] = rotated.astype(launch.dtype)
 
 
 def _scale(launch: Launch, place: Any, first: int) -> jax.Array:
@@ -171,8 +196,16 @@ def _scale(launch: Launch, place: Any, first: int) -> jax.Array:
         return _across(place.q_scale, shape)
     if first >= launch.query_heads:
         return _across(place.k_scale, shape)
-    row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=WGMMA)
-    return jnp.where(row < launch.query_heads - first, _across(place.q_scale, shape), _across(place.k_scale, shape))
+    return jnp.where(_row(launch) < launch.query_heads - first, _across(place.q_scale, shape), _across(place.k_scale, shape))
+
+
+def _row(launch: Launch) -> jax.Array:
+    """int32 [TILE_ROWS, head_dim]: the row of each element of a tile."""
+    return plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS, launch.head_dim), 0, layout=WGMMA)
+
+
+def _load(tile: Any) -> jax.Array:
+    return plgpu.load(tile, layout=WGMMA, optimized=False).astype(jnp.float32)
 
 
 def _across(columns: Any, shape: tuple[int, int]) -> jax.Array:
