@@ -16,37 +16,42 @@ import jax.numpy as jnp
 _TILE_COLUMNS = 128
 # A shorter inner dimension is all overhead.
 MIN_INNER = 512
-# With fewer tiles than one and a half a core, XLA cuts a longer one by itself.
-MAX_INNER = 1536
+# Below so many tiles a core, XLA cuts by itself what is longer.
+ENOUGH_TILES, MAX_INNER = 1.25, 1536
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """A product [...] of the given precision as float32 parts [S, ...] whose sum it is."""
+    """A product [...] of the given precision as float32 parts [S, ...] whose sum it is, and a bias still to be added."""
 
     values: jax.Array
+    bias: jax.Array | None  # of the trailing axes
     dtype: jnp.dtype = field(metadata={"static": True})
+
+    def __len__(self) -> int:
+        return self.values.shape[0]
 
 
 def whole(product: jax.Array | Parts) -> jax.Array:
-    """The product itself, its parts added in float32."""
-    if isinstance(product, Parts):
-        return jnp.sum(product.values, axis=0).astype(product.dtype)
-    return product
+    """The product itself, its parts added in float32 and its bias in its own precision."""
+    if not isinstance(product, Parts):
+        return product
+    total = jnp.sum(product.values, axis=0).astype(product.dtype)
+    return total if product.bias is None else total + product.bias
 
 
 def choose_parts(rows: int, inner: int, columns: int, num_cores: int) -> int:
     """Into how many parts to cut the product of [rows, inner] and [inner, columns] 16-bit numbers.
 
-    As few as fill the cores, and none where writing and reading the parts would cost more than a quarter of what reading
+    As few as fill the cores, and none where writing and reading the parts would cost more than half of what reading
     the matrix costs.
     """
     tiles = -(-columns // _TILE_COLUMNS)
     parts = 1
-    while inner % (2 * parts) == 0 and inner // (2 * parts) >= MIN_INNER and 16 * rows * 2 * parts <= inner:
+    while inner % (2 * parts) == 0 and inner // (2 * parts) >= MIN_INNER and 8 * rows * 2 * parts <= inner:
         filled = parts * tiles / num_cores
-        if filled >= 1.5 or (filled >= 0.75 and inner // parts <= MAX_INNER):
+        if filled >= ENOUGH_TILES or (filled >= 0.75 and inner // parts <= MAX_INNER):
             break
         parts *= 2
     return parts

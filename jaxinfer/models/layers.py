@@ -50,10 +50,7 @@ class Projection(nnx.Module):
     def __init__(
         self, inputs: tuple[int, ...], outputs: tuple[int, ...], *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
     ) -> None:
-        fan_in = 1
-        for size in inputs:
-            fan_in *= size
-        self.kernel = nnx.Param(_normal(rngs, (*inputs, *outputs), fan_in, dtype))
+        self.kernel = nnx.Param(_normal(rngs, (*inputs, *outputs), math.prod(inputs), dtype))
         self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
         self.num_inputs = len(inputs)
 
@@ -66,11 +63,11 @@ class Projection(nnx.Module):
         return y if self.bias is None else y + self.bias[...]
 
     def in_parts(self, x: jax.Array, choose: Callable[[int, int, int], int]) -> jax.Array | Parts:
-        """The same for x [T, *inputs], cut into as many parts as `choose` says of (T, inputs, outputs)."""
+        """The same of x [T, *inputs], cut into as many parts as `choose` says of (T, inputs, outputs)."""
         kernel = self.kernel[...]
         inputs, outputs = kernel.shape[: self.num_inputs], kernel.shape[self.num_inputs :]
         inner, columns = math.prod(inputs), math.prod(outputs)
-        parts = 1 if self.bias is not None else choose(x.shape[0], inner, columns)
+        parts = choose(x.shape[0], inner, columns)
         if parts == 1:
             return self(x)
         y = jnp.einsum(
@@ -79,7 +76,7 @@ class Projection(nnx.Module):
             kernel.reshape(parts, inner // parts, columns),
             preferred_element_type=jnp.float32,
         )
-        return Parts(y.reshape(parts, -1, *outputs), x.dtype)
+        return Parts(y.reshape(parts, -1, *outputs), None if self.bias is None else self.bias[...], x.dtype)
 
 
 class Attention(nnx.Module):

@@ -43,9 +43,9 @@ def add_and_norm(
             _reasons_told.add(reason)
             logger.warning("residual and norm run as plain XLA, not as a Mosaic GPU kernel: %s", reason)
         return reference(x, y, scale, eps)
-    values = y.values if isinstance(y, Parts) else y
-    launch = Launch(x.shape[1], values.shape[0] if isinstance(y, Parts) else 0, eps, x.dtype)
-    return add_and_norm_rows(x, values, scale, launch=launch, interpret=interpret)
+    values, bias, parts = (y.values, y.bias, len(y)) if isinstance(y, Parts) else (y, None, 0)
+    launch = Launch(x.shape[1], parts, bias is not None, eps, x.dtype)
+    return add_and_norm_rows(x, values, bias, scale, launch=launch, interpret=interpret)
 
 
 def why_not(x: jax.Array, y: jax.Array | Parts, scale: jax.Array) -> str | None:

@@ -26,6 +26,7 @@ class Launch:
 
     size: int  # of a row
     parts: int  # of what is added; 0: it is whole
+    bias: bool  # whether the sum of parts lacks one
     eps: float
     dtype: jnp.dtype
 
@@ -38,7 +39,7 @@ class Launch:
 
 
 def add_and_norm_rows(
-    x: jax.Array, y: jax.Array, scale: jax.Array, *, launch: Launch, interpret: Any = None
+    x: jax.Array, y: jax.Array, bias: jax.Array | None, scale: jax.Array, *, launch: Launch, interpret: Any = None
 ) -> tuple[jax.Array, jax.Array]:
     """x + y and its norm, [T, N] each; see the API.
 
@@ -46,7 +47,8 @@ def add_and_norm_rows(
         y: [T, N], or float32 [parts, T, N].
         interpret: `InterpretGPUParams` to run on a CPU.
     """
-    names = ("x", "y", "scale", "total", "normed")
+    inputs = {"x": x, "y": y, "scale": scale} | ({} if bias is None else {"bias": bias})
+    names = (*inputs, "total", "normed")
 
     def body(*references: Any) -> None:
         _program(launch, SimpleNamespace(**dict(zip(names, references, strict=True))))
@@ -59,7 +61,7 @@ def add_and_norm_rows(
         grid_names=("token",),
         kernel_name="add_and_norm",
         interpret=interpret,
-    )(x, y, scale)
+    )(*inputs.values())
     return total, normed
 
 
@@ -74,6 +76,8 @@ def _program(launch: Launch, memory: Any) -> None:
         for part in range(1, launch.parts):
             y += row(memory.y.at[part, token])
         y = _rounded(launch, y)
+        if launch.bias:
+            y = _rounded(launch, y + row(memory.bias))
     else:
         y = row(memory.y.at[token])
     # Rounded wherever the reference rounds.

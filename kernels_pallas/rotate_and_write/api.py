@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import jax
 
 from kernels_pallas.devices import why_not_here
-from kernels_pallas.parts import Parts
+from kernels_pallas.parts import Parts, whole
 from kernels_pallas.rotate_and_write.mosaic_gpu import Launch, rotate_and_write_heads
 
 HEAD_DIMS = (64, 128, 256)
@@ -77,16 +78,21 @@ def rotate_and_write(
             logger.warning("rotation and KV write run as plain XLA, not as a Mosaic GPU kernel: %s", reason)
         return reference(heads, k_pages, v_pages, slot_mapping)
     scales = None if heads.q_scale is None or heads.k_scale is None else (heads.q_scale, heads.k_scale)
-    qkv = heads.qkv.values if isinstance(heads.qkv, Parts) else heads.qkv
+    qkv = heads.qkv
+    if _launch(heads, qkv, k_pages).shared_memory_bytes > SHARED_MEMORY_BYTES:
+        qkv = whole(qkv)
+    launch = _launch(heads, qkv, k_pages)
+    values, bias = (qkv.values, qkv.bias) if isinstance(qkv, Parts) else (qkv, None)
     return rotate_and_write_heads(
-        qkv, heads.cos, heads.sin, scales, k_pages, v_pages, slot_mapping, launch=_launch(heads, k_pages),
-        interpret=interpret,
-    )  # fmt: skip
+        values, bias, heads.cos, heads.sin, scales, k_pages, v_pages, slot_mapping, launch=launch, interpret=interpret
+    )
 
 
 def why_not(heads: Heads, k_pages: jax.Array) -> str | None:
     """Why the kernel does not take these shapes, in words; None if it does."""
-    qkv, launch = heads.qkv, _launch(heads, k_pages)
+    qkv = heads.qkv
+    # Parts that do not fit are added first.
+    launch = replace(_launch(heads, qkv, k_pages), parts=0, bias=False)
     if qkv.dtype.name not in DTYPES or k_pages.dtype != qkv.dtype:
         return f"heads are {qkv.dtype} and the cache {k_pages.dtype}, both must be one of {', '.join(DTYPES)}"
     if heads.q_scale is not None and heads.q_scale.dtype != qkv.dtype:
@@ -96,13 +102,13 @@ def why_not(heads: Heads, k_pages: jax.Array) -> str | None:
     if launch.query_heads > MAX_HEADS:
         return f"there are {launch.query_heads} query heads, at most {MAX_HEADS} are possible"
     if launch.shared_memory_bytes > SHARED_MEMORY_BYTES:
-        of = f" in {launch.parts} parts" if launch.parts else ""
-        return f"{launch.tile_rows} rows of head_dim {launch.head_dim}{of} do not fit the shared memory"
+        return f"{launch.tile_rows} rows of head_dim {launch.head_dim} do not fit the shared memory"
     return None
 
 
-def _launch(heads: Heads, k_pages: jax.Array) -> Launch:
-    values, parts = (heads.qkv.values, heads.qkv.values.shape[0]) if isinstance(heads.qkv, Parts) else (heads.qkv, 0)
+def _launch(heads: Heads, qkv: jax.Array | Parts, k_pages: jax.Array) -> Launch:
+    cut = qkv if isinstance(qkv, Parts) else None
+    values = qkv.values if isinstance(qkv, Parts) else qkv
     kv_heads, width, head_dim = values.shape[-3:]
     num_pages, page_size = k_pages.shape[:2]
     return Launch(
@@ -112,6 +118,7 @@ def _launch(heads: Heads, k_pages: jax.Array) -> Launch:
         page_size=page_size,
         num_slots=num_pages * page_size,
         eps=None if heads.q_scale is None else heads.eps,
-        parts=parts,
-        dtype=heads.qkv.dtype,
+        parts=0 if cut is None else len(cut),
+        bias=cut is not None and cut.bias is not None,
+        dtype=qkv.dtype,
     )

@@ -36,6 +36,7 @@ class Launch:
     num_slots: int
     eps: float | None  # of the norm of every head; None: there is none
     parts: int  # of the projection, in float32; 0: it is whole
+    bias: bool  # whether the sum of parts lacks one
     dtype: jnp.dtype
 
     @property
@@ -58,12 +59,13 @@ class Launch:
     @property
     def shared_memory_bytes(self) -> int:
         """Of one program, in 16-bit precision."""
-        heads = self.tile_rows * self.head_dim * (2 + 4 * self.parts)
+        heads = self.tile_rows * self.head_dim * (2 + 4 * self.parts + 2 * self.bias)
         return heads + self.head_dim * 4 + 2 * self.head_dim * 2
 
 
 def rotate_and_write_heads(
     qkv: jax.Array,
+    bias: jax.Array | None,
     cos: jax.Array,
     sin: jax.Array,
     scales: tuple[jax.Array, jax.Array] | None,
@@ -78,10 +80,13 @@ def rotate_and_write_heads(
 
     Args:
         qkv: [T, num_kv_heads, group + 2, head_dim], or float32 [parts, T, ...].
+        bias: of the sum of parts, [num_kv_heads, group + 2, head_dim].
         scales: of the norms of queries and of keys, [head_dim] each.
         interpret: `InterpretGPUParams` to run on a CPU.
     """
     inputs = {"qkv": qkv, "cos": cos, "sin": sin, "slots": slot_mapping}
+    if bias is not None:
+        inputs |= {"bias": bias}
     if scales is not None:
         inputs |= {"q_scale": scales[0], "k_scale": scales[1]}
     pages = {"k_pages": jax.new_ref(k_pages), "v_pages": jax.new_ref(v_pages)}
@@ -110,9 +115,11 @@ def _scratch(launch: Launch) -> dict[str, Any]:
         "cos": half,
         "sin": half,
     }
-    loads = (launch.kv_heads + len(("keys", "values"))) * max(1, launch.parts) + len(("cos", "sin"))
+    loads = (launch.kv_heads + len(("keys", "values"))) * (max(1, launch.parts) + launch.bias) + len(("cos", "sin"))
     if launch.parts:
         scratch["parts"] = plgpu.SMEM((launch.parts, launch.tile_rows, launch.head_dim), jnp.float32)
+    if launch.bias:
+        scratch["bias"] = plgpu.SMEM((launch.tile_rows, launch.head_dim), launch.dtype)
     if launch.eps is not None:
         scratch |= {name: plgpu.SMEM((launch.head_dim,), launch.dtype) for name in ("q_scale", "k_scale")}
         loads += len(("q_scale", "k_scale"))
@@ -128,6 +135,8 @@ def _program(launch: Launch, memory: Any, place: Any) -> None:
             _load_heads(launch, memory.qkv.at[part, token], place.parts.at[part], place.loaded)
     else:
         _load_heads(launch, memory.qkv.at[token], place.heads, place.loaded)
+    if launch.bias:
+        _load_heads(launch, memory.bias, place.bias, place.loaded)
     plgpu.copy_gmem_to_smem(memory.cos.at[token], place.cos, place.loaded)
     plgpu.copy_gmem_to_smem(memory.sin.at[token], place.sin, place.loaded)
     if launch.eps is not None:
@@ -169,6 +178,8 @@ def _finish_tile(launch: Launch, place: Any, first: int) -> None:
         for part in range(1, launch.parts):
             projected += _load(place.parts.at[part, rows])
         projected = _rounded(launch, projected)
+        if launch.bias:
+            projected = _rounded(launch, projected + _load(place.bias.at[rows]))
     elif first >= launch.rotated_heads:
         return
     else:

@@ -35,11 +35,18 @@ def test_the_kernel_takes(head_dim, group, dtype):
         (Case((1,), dtype=jnp.float32), "heads are float32 and the cache float32, both must be one of bfloat16"),
         (Case((1,), head_dim=96), "head_dim is 96, must be one of 64, 128, 256"),
         (Case((1,), kv_heads=17, group=16), "there are 272 query heads, at most 256 are possible"),
-        (Case((1,), kv_heads=112, group=2, head_dim=256), "384 rows of head_dim 256 do not fit the shared memory"),
+        (Case((1,), kv_heads=112, group=2, head_dim=256), "448 rows of head_dim 256 do not fit the shared memory"),
     ],
 )
 def test_the_kernel_does_not_take(case, why):
     assert why in str(reason(case))
+
+
+def test_parts_that_do_not_fit_are_added_before():
+    case = Case((1,), kv_heads=16, group=4, head_dim=128, parts=4)
+    whole = replace(api._launch(case.heads, case.heads.qkv, case.pages[0]), parts=0)
+    assert whole.shared_memory_bytes < api.SHARED_MEMORY_BYTES < replace(whole, parts=4).shared_memory_bytes
+    assert reason(case) is None
 
 
 def test_the_cache_and_the_norms_have_the_precision_of_the_heads():
