@@ -23,7 +23,7 @@ ENOUGH_TILES, MAX_INNER = 1.25, 1536
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """A product [...] of the given precision as float32 parts [S, ...] whose sum it is, and a bias still to be added."""
+    """A product [...] of precision `dtype` as float32 parts [S, ...] whose sum it is, and a bias still to be added."""
 
     values: jax.Array
     bias: jax.Array | None  # of the trailing axes

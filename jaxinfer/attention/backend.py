@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import jax
 from jaxinfer.attention import xla
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
-from jaxinfer.attention.residual import Residual
+from jaxinfer.attention.residual import PLAIN, Residual
 from kernels_pallas.parts import choose_parts
 
 ATTENTION_BACKENDS = ("auto", "xla", "pallas")
@@ -41,7 +41,7 @@ class AttentionBackend:
     name: str
     attention: PagedAttention
     rotate_and_write: RotateAndWrite
-    residual: Residual = field(default_factory=Residual)
+    residual: Residual = PLAIN
     min_tokens: int = 1
 
 
@@ -51,7 +51,8 @@ _XLA = AttentionBackend("xla", xla.paged_attention, xla.rotate_and_write)
 def select_backend(name: str = "auto") -> AttentionBackend:
     """The backend called `name`; "auto" is the best one for this device.
 
-    "pallas" takes the Mosaic GPU kernels for what they can run and plain XLA for the rest, with a warning that says why.
+    "pallas" takes the Mosaic GPU kernels for what they can run and plain XLA for the rest, with a warning that says
+    why.
 
     Raises:
         ValueError: no such backend.
@@ -76,6 +77,6 @@ def select_backend(name: str = "auto") -> AttentionBackend:
         "pallas",
         partial(branch_attention, reference=_XLA.attention),
         partial(rotate_and_write, reference=_XLA.rotate_and_write),
-        Residual(partial(add_and_norm, reference=_XLA.residual.add_and_norm), parts),
+        Residual(partial(add_and_norm, reference=PLAIN.add_and_norm), parts),
         min_tokens=2,
     )

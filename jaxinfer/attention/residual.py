@@ -11,9 +11,7 @@ from jaxinfer.attention.heads import rms_norm
 from kernels_pallas.parts import Parts, whole
 
 
-def add_and_norm(
-    x: jax.Array, y: jax.Array | Parts, scale: jax.Array, eps: float
-) -> tuple[jax.Array, jax.Array]:
+def add_and_norm(x: jax.Array, y: jax.Array | Parts, scale: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
     """The residual stream x [..., N] with a layer's result y added, and the RMS norm of that."""
     x = x + whole(y)
     return x, rms_norm(x, scale, eps)
@@ -30,3 +28,6 @@ class Residual:
 
     add_and_norm: Callable[[jax.Array, jax.Array | Parts, jax.Array, float], tuple[jax.Array, jax.Array]] = add_and_norm
     parts: Callable[[int, int, int], int] = in_one_piece
+
+
+PLAIN = Residual()

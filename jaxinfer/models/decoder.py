@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.attention.attend import Attend
-from jaxinfer.attention.residual import Residual
+from jaxinfer.attention.residual import PLAIN, Residual
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.layers import DecoderLayer, Embedding, OutputHead, RMSNorm
 from jaxinfer.models.rope import rope_cos_sin
@@ -31,7 +31,7 @@ class DecoderLM(nnx.Module):
         positions: jax.Array,
         attend: Attend,
         lengths: jax.Array | None = None,
-        residual: Residual = Residual(),
+        residual: Residual = PLAIN,
     ) -> jax.Array:
         """Hidden states [..., T, hidden] after the final norm.
 

@@ -64,8 +64,8 @@ def rotate_and_write(
     Args:
         k_pages, v_pages: [num_pages, page_size, num_kv_heads, head_dim].
         slot_mapping: int32 [T], no slot twice; what belongs to a slot out of range is dropped.
-        reference: computes the same from (heads, k_pages, v_pages, slot_mapping) where the kernel cannot run; the reason
-            is logged once.
+        reference: computes the same from (heads, k_pages, v_pages, slot_mapping) where the kernel cannot run; the
+            reason is logged once.
         interpret: `InterpretGPUParams`, to run the kernel on a CPU.
 
     Returns:

@@ -197,7 +197,7 @@ def _finish_tile(launch: Launch, place: Any, first: int) -> None:
     rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=1)
     if first + TILE_ROWS > launch.rotated_heads:
         rotated = jnp.where(_row(launch) < launch.rotated_heads - first, rotated, projected)
-    place.heads.at[rows][...] = rotated.astype(launch.dtype)
+    _store(place.heads.at[rows], rotated.astype(launch.dtype))
 
 
 def _scale(launch: Launch, place: Any, first: int) -> jax.Array:
@@ -207,7 +207,9 @@ def _scale(launch: Launch, place: Any, first: int) -> jax.Array:
         return _across(place.q_scale, shape)
     if first >= launch.query_heads:
         return _across(place.k_scale, shape)
-    return jnp.where(_row(launch) < launch.query_heads - first, _across(place.q_scale, shape), _across(place.k_scale, shape))
+    return jnp.where(
+        _row(launch) < launch.query_heads - first, _across(place.q_scale, shape), _across(place.k_scale, shape)
+    )
 
 
 def _row(launch: Launch) -> jax.Array:
@@ -217,6 +219,14 @@ def _row(launch: Launch) -> jax.Array:
 
 def _load(tile: Any) -> jax.Array:
     return plgpu.load(tile, layout=WGMMA, optimized=False).astype(jnp.float32)
+
+
+def _store(tile: Any, values: jax.Array) -> None:
+    # TMA wants plain rows, which lie in conflicting banks: JAX 0.12 has to be told that this is meant.
+    if hasattr(plgpu, "store"):
+        plgpu.store(tile, values, optimized=False)  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        tile[...] = values
 
 
 def _across(columns: Any, shape: tuple[int, int]) -> jax.Array:

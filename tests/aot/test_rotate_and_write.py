@@ -36,7 +36,9 @@ def test_a_case_of_the_table_compiles(name):
 
 @pytest.mark.parametrize("tokens", [1, 64, 8192])
 @pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (16, 8, 128), (64, 8, 128), (14, 2, 64), (32, 16, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(32, 8, 128), (16, 8, 128), (64, 8, 128), (14, 2, 64), (32, 16, 256)]
+)
 def test_a_serving_shape_compiles(heads, kv_heads, head_dim, norms, tokens):
     def array(*extent: int, dtype=jnp.bfloat16) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(extent, dtype)

@@ -67,7 +67,9 @@ def test_what_the_kernel_cannot_run_goes_to_the_reference_with_one_warning(nothi
         ours = [jax.jit(backend.rotate_and_write)(*arguments) for _ in range(2)]
     theirs = jax.jit(xla.rotate_and_write)(*arguments)
     for one in ours:
-        assert all(np.array_equal(*(np.asarray(x).view(np.uint16) for x in pair)) for pair in zip(one, theirs, strict=True))
+        assert all(
+            np.array_equal(*(np.asarray(x).view(np.uint16) for x in pair)) for pair in zip(one, theirs, strict=True)
+        )
     assert [record.message for record in caplog.records] == [
         "rotation and KV write run as plain XLA, not as a Mosaic GPU kernel: "
         "the device is 'cpu', the kernel is for H100, H200, H800, H20, GH200"
