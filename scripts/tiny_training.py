@@ -15,7 +15,8 @@ import optax
 from flax import nnx
 from optax.contrib import MuonDimensionNumbers, muon
 
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import causal_attention
+from jaxinfer.attention.heads import ProjectedHeads
 from tiny_initial import CONTEXT, Params
 from tiny_packing import Packer, Rows
 
@@ -122,11 +123,10 @@ def row_losses(graph: nnx.GraphDef, params: Params, rows: dict[str, jax.Array]) 
     Tokens are flattened for all but attention: XLA's CPU products of matrices are faster than those of higher ranks.
     """
     shape = rows["ids"].shape
-    dense = causal_attend(rows["documents"])
 
-    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        q, k, v = (x.reshape(*shape, *x.shape[1:]) for x in (q, k, v))
-        out = dense(layer, q, k, v)
+    def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
+        q, k, v = (x.reshape(*shape, *x.shape[1:]) for x in heads.rotated())
+        out = causal_attention(q, k, v, rows["documents"])
         return out.reshape(-1, *out.shape[2:])
 
     model = module_of(graph, params)

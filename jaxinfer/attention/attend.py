@@ -6,10 +6,12 @@ from typing import Protocol
 
 import jax
 
+from jaxinfer.attention.heads import ProjectedHeads
+
 
 class Attend(Protocol):
     """How the tokens of a step see each other and the past: the one thing that differs between ways of running."""
 
-    def __call__(self, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """q [..., T, num_heads, head_dim], k and v [..., T, num_kv_heads, head_dim] -> like q. q is not scaled yet."""
+    def __call__(self, layer: int, heads: ProjectedHeads) -> jax.Array:
+        """[..., T, num_heads, head_dim]: what the queries of `heads` find."""
         ...

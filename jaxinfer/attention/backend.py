@@ -9,7 +9,10 @@ from typing import Protocol
 import jax
 
 from jaxinfer.attention import xla
+from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
+from jaxinfer.attention.residual import PLAIN, Residual
+from kernels_pallas.parts import choose_parts
 
 ATTENTION_BACKENDS = ("auto", "xla", "pallas")
 
@@ -20,23 +23,36 @@ class PagedAttention(Protocol):
     ) -> jax.Array: ...
 
 
-class WriteKV(Protocol):
-    def __call__(self, pages: jax.Array, new: jax.Array, slot_mapping: jax.Array) -> jax.Array: ...
+class RotateAndWrite(Protocol):
+    def __call__(
+        self, heads: ProjectedHeads, k_pages: jax.Array, v_pages: jax.Array, slot_mapping: jax.Array, /
+    ) -> tuple[jax.Array, jax.Array, jax.Array]: ...
 
 
 @dataclass(frozen=True)
 class AttentionBackend:
-    """A way to write K and V into the pool and to attend over it."""
+    """A way to write K and V into the pool and to attend over it.
+
+    `rotate_and_write` makes queries of a layer's projected heads and writes their keys and values; what it returns,
+    queries and pages, is what `attention` takes. `residual` says how the results of layers are joined around it. A step
+    of fewer than `min_tokens` is padded.
+    """
 
     name: str
     attention: PagedAttention
-    write_kv: WriteKV
+    rotate_and_write: RotateAndWrite
+    residual: Residual = PLAIN
+    min_tokens: int = 1
+
+
+_XLA = AttentionBackend("xla", xla.paged_attention, xla.rotate_and_write)
 
 
 def select_backend(name: str = "auto") -> AttentionBackend:
     """The backend called `name`; "auto" is the best one for the device that is compiled for.
 
-    "pallas" takes the Mosaic GPU kernel for what it can run and plain XLA for the rest, with a warning that says why.
+    "pallas" takes the Mosaic GPU kernels for what they can run and plain XLA for the rest, with a warning that says
+    why.
 
     Raises:
         ValueError: no such backend.
@@ -44,15 +60,28 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     if name not in ATTENTION_BACKENDS:
         raise ValueError(f"attention_backend must be one of {', '.join(ATTENTION_BACKENDS)}, got {name!r}")
     if name == "xla" or (name == "auto" and _platform() != "gpu"):
-        return AttentionBackend("xla", xla.paged_attention, xla.write_kv)
+        return _XLA
     # On a CPU, Pallas for GPUs is not worth the time that its import takes.
-    from kernels_pallas.branch_attention.api import branch_attention, why_not_here
+    from kernels_pallas.add_and_norm.api import add_and_norm
+    from kernels_pallas.branch_attention.api import branch_attention
+    from kernels_pallas.devices import num_cores, why_not_here
+    from kernels_pallas.rotate_and_write.api import rotate_and_write
 
     if name == "auto" and why_not_here() is not None:
-        return AttentionBackend("xla", xla.paged_attention, xla.write_kv)
-    attention = partial(branch_attention, reference=xla.paged_attention)
-    # Jitted by itself, it is traced, lowered and compiled once for all layers of a step.
-    return AttentionBackend("pallas", jax.jit(attention, static_argnames="scale"), xla.write_kv)
+        return _XLA
+
+    def parts(rows: int, inner: int, columns: int) -> int:
+        return 1 if why_not_here() is not None else choose_parts(rows, inner, columns, num_cores())
+
+    # Jitted by itself, attention is traced, lowered and compiled once for all layers of a step.
+    attention = jax.jit(partial(branch_attention, reference=_XLA.attention), static_argnames="scale")
+    return AttentionBackend(
+        "pallas",
+        attention,
+        partial(rotate_and_write, reference=_XLA.rotate_and_write),
+        Residual(partial(add_and_norm, reference=PLAIN.add_and_norm), parts),
+        min_tokens=2,
+    )
 
 
 def _platform() -> str:

@@ -6,26 +6,37 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.attention.attend import Attend
+from jaxinfer.attention.heads import ProjectedHeads
 
 
 def causal_attend(documents: jax.Array | None = None) -> Attend:
-    """An `attend` in which every token sees itself and the tokens before it.
+    """An `attend` by `causal_attention`, of all tokens or of packed `documents`."""
 
-    Args:
-        documents: int32 [..., T], optional ids of packed documents; tokens of different ids do not see each other.
-    """
-
-    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        group = q.shape[-2] // k.shape[-2]
-        q = q.reshape(*q.shape[:-2], k.shape[-2], group, q.shape[-1])
-        scores = jnp.einsum("...qhgd,...khd->...hgqk", q, k, preferred_element_type=jnp.float32)
-        length = k.shape[-3]
-        visible = jnp.tril(jnp.ones((length, length), bool))
-        if documents is not None:
-            visible = (visible & (documents[..., :, None] == documents[..., None, :]))[..., None, None, :, :]
-        scores = jnp.where(visible, scores * q.shape[-1] ** -0.5, jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-        out = jnp.einsum("...hgqk,...khd->...qhgd", weights, v)
-        return out.reshape(*out.shape[:-3], -1, out.shape[-1])
+    def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
+        return causal_attention(*heads.rotated(), documents)
 
     return attend
+
+
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None = None) -> jax.Array:
+    """Attention in which every token sees itself and the tokens before it.
+
+    Args:
+        q: [..., T, num_heads, head_dim], not scaled yet.
+        k, v: [..., T, num_kv_heads, head_dim].
+        documents: int32 [..., T], optional ids of packed documents; tokens of different ids do not see each other.
+
+    Returns:
+        Like q.
+    """
+    group = q.shape[-2] // k.shape[-2]
+    q = q.reshape(*q.shape[:-2], k.shape[-2], group, q.shape[-1])
+    scores = jnp.einsum("...qhgd,...khd->...hgqk", q, k, preferred_element_type=jnp.float32)
+    length = k.shape[-3]
+    visible = jnp.tril(jnp.ones((length, length), bool))
+    if documents is not None:
+        visible = (visible & (documents[..., :, None] == documents[..., None, :]))[..., None, None, :, :]
+    scores = jnp.where(visible, scores * q.shape[-1] ** -0.5, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    out = jnp.einsum("...hgqk,...khd->...qhgd", weights, v)
+    return out.reshape(*out.shape[:-3], -1, out.shape[-1])

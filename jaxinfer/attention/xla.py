@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.attention.visibility import visible
 
@@ -236,6 +237,14 @@ def _products_of_all_heads(queries: jax.Array) -> tuple[_Score, _Weigh]:
         return jnp.stack([values[:, head, :, head] for head in range(heads)], axis=1)
 
     return score, weigh
+
+
+def rotate_and_write(
+    heads: ProjectedHeads, k_pages: jax.Array, v_pages: jax.Array, slot_mapping: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries ready for attention, and the pages with the heads' keys and values at the slots."""
+    q, k, v = heads.rotated()
+    return q, write_kv(k_pages, k, slot_mapping), write_kv(v_pages, v, slot_mapping)
 
 
 def write_kv(pages: jax.Array, new: jax.Array, slot_mapping: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.attention.attend import Attend
+from jaxinfer.attention.residual import PLAIN, Residual
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.layers import DecoderLayer, Embedding, OutputHead, RMSNorm
 from jaxinfer.models.rope import rope_cos_sin
@@ -25,7 +26,12 @@ class DecoderLM(nnx.Module):
         )
 
     def __call__(
-        self, token_ids: jax.Array, positions: jax.Array, attend: Attend, lengths: jax.Array | None = None
+        self,
+        token_ids: jax.Array,
+        positions: jax.Array,
+        attend: Attend,
+        lengths: jax.Array | None = None,
+        residual: Residual = PLAIN,
     ) -> jax.Array:
         """Hidden states [..., T, hidden] after the final norm.
 
@@ -34,12 +40,13 @@ class DecoderLM(nnx.Module):
             positions: int32 [..., T], the rotary position of each token.
             attend: called once per layer with that layer's q, k and v.
             lengths: int32 [..., T], for rotary types that depend on the sequence's length (see `rope_cos_sin`).
+            residual: how the results of layers join the residual stream.
         """
         cos, sin = rope_cos_sin(self.config.rope, self.config.head_dim, positions, lengths)
-        x = self.embed(token_ids)
+        x, y = self.embed(token_ids), None
         for index, layer in enumerate(self.layers):
-            x = layer(index, x, cos, sin, attend)
-        return self.final_norm(x)
+            x, y = layer(index, x, y, cos, sin, attend, residual)
+        return self.final_norm.after(x, y, residual)[1]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """float32 [..., vocab] of hidden states [..., hidden] that went through the final norm."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -9,8 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.attention.attend import Attend
+from jaxinfer.attention.heads import ProjectedHeads, rms_norm
+from jaxinfer.attention.residual import Residual
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.rope import apply_rope
+from kernels_pallas.parts import Parts
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -27,17 +30,18 @@ def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtyp
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * scale over the last axis, in float32 (Zhang and Sennrich 2019)."""
+    """See `rms_norm`."""
 
     def __init__(self, size: int, eps: float, dtype: jnp.dtype) -> None:
         self.scale = nnx.Param(jnp.ones((size,), dtype))
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x32 = x.astype(jnp.float32)
-        normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        # The product with the scale is taken in x's dtype, as in the checkpoints' reference implementations.
-        return self.scale[...] * normed.astype(x.dtype)
+        return rms_norm(x, self.scale[...], self.eps)
+
+    def after(self, x: jax.Array, y: jax.Array | Parts | None, residual: Residual) -> tuple[jax.Array, jax.Array]:
+        """The residual stream x with the result y added, if there is one yet, and the norm of that."""
+        return (x, self(x)) if y is None else residual.add_and_norm(x, y, self.scale[...], self.eps)
 
 
 class Projection(nnx.Module):
@@ -46,10 +50,7 @@ class Projection(nnx.Module):
     def __init__(
         self, inputs: tuple[int, ...], outputs: tuple[int, ...], *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
     ) -> None:
-        fan_in = 1
-        for size in inputs:
-            fan_in *= size
-        self.kernel = nnx.Param(_normal(rngs, (*inputs, *outputs), fan_in, dtype))
+        self.kernel = nnx.Param(_normal(rngs, (*inputs, *outputs), math.prod(inputs), dtype))
         self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
         self.num_inputs = len(inputs)
 
@@ -57,35 +58,53 @@ class Projection(nnx.Module):
         kernel = self.kernel[...]
         lead = x.shape[: x.ndim - self.num_inputs]
         inputs, outputs = kernel.shape[: self.num_inputs], kernel.shape[self.num_inputs :]
-        size = 1
-        for extent in inputs:
-            size *= extent
+        size = math.prod(inputs)
         y = (x.reshape(*lead, size) @ kernel.reshape(size, -1)).reshape(*lead, *outputs)
         return y if self.bias is None else y + self.bias[...]
 
+    def in_parts(self, x: jax.Array, choose: Callable[[int, int, int], int]) -> jax.Array | Parts:
+        """The same of x [T, *inputs], cut into as many parts as `choose` says of (T, inputs, outputs)."""
+        kernel = self.kernel[...]
+        inputs, outputs = kernel.shape[: self.num_inputs], kernel.shape[self.num_inputs :]
+        inner, columns = math.prod(inputs), math.prod(outputs)
+        parts = choose(x.shape[0], inner, columns)
+        if parts == 1:
+            return self(x)
+        y = jnp.einsum(
+            "tpk,pkn->ptn",
+            x.reshape(-1, parts, inner // parts),
+            kernel.reshape(parts, inner // parts, columns),
+            preferred_element_type=jnp.float32,
+        )
+        return Parts(y.reshape(parts, -1, *outputs), None if self.bias is None else self.bias[...], x.dtype)
+
 
 class Attention(nnx.Module):
-    """Grouped-query attention with fused q, k, v; the visible past is the business of `attend`."""
+    """Grouped-query attention with fused q, k, v; all between the projections is the business of `attend`."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         heads, group, dim = config.num_kv_heads, config.group_size, config.head_dim
-        self.group = group
+        self.head_shape = (heads, group, dim)
+        self.eps = config.rms_norm_eps
         self.qkv = Projection(
             (config.hidden_size,), (heads, group + 2, dim), bias=config.qkv_bias, dtype=dtype, rngs=rngs
         )
-        self.o = Projection((heads, group, dim), (config.hidden_size,), bias=config.o_bias, dtype=dtype, rngs=rngs)
+        self.o = Projection(self.head_shape, (config.hidden_size,), bias=config.o_bias, dtype=dtype, rngs=rngs)
         self.q_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None
 
-    def __call__(self, layer: int, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend) -> jax.Array:
-        qkv = self.qkv(x)  # [..., Hkv, G + 2, D]
-        lead, heads, dim = qkv.shape[:-3], qkv.shape[-3], qkv.shape[-1]
-        q = qkv[..., : self.group, :].reshape(*lead, heads * self.group, dim)
-        k, v = qkv[..., self.group, :], qkv[..., self.group + 1, :]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        out = attend(layer, apply_rope(q, cos, sin), apply_rope(k, cos, sin), v)
-        return self.o(out.reshape(*lead, heads, self.group, dim))
+    def __call__(
+        self, layer: int, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend, residual: Residual
+    ) -> jax.Array | Parts:
+        heads = ProjectedHeads(
+            self.qkv.in_parts(x, residual.parts),
+            cos,
+            sin,
+            q_scale=None if self.q_norm is None else self.q_norm.scale[...],
+            k_scale=None if self.k_norm is None else self.k_norm.scale[...],
+            eps=self.eps,
+        )
+        return self.o.in_parts(attend(layer, heads).reshape(*x.shape[:-1], *self.head_shape), residual.parts)
 
 
 class MLP(nnx.Module):
@@ -97,9 +116,9 @@ class MLP(nnx.Module):
         self.down = Projection((inner,), (hidden,), bias=bias, dtype=dtype, rngs=rngs)
         self.act = config.hidden_act
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, residual: Residual) -> jax.Array | Parts:
         gate_up = self.gate_up(x)
-        return self.down(ACTIVATIONS[self.act](gate_up[..., 0, :]) * gate_up[..., 1, :])
+        return self.down.in_parts(ACTIVATIONS[self.act](gate_up[..., 0, :]) * gate_up[..., 1, :], residual.parts)
 
 
 class DecoderLayer(nnx.Module):
@@ -111,9 +130,21 @@ class DecoderLayer(nnx.Module):
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = MLP(config, dtype, rngs)
 
-    def __call__(self, layer: int, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend) -> jax.Array:
-        x = x + self.attention(layer, self.input_norm(x), cos, sin, attend)
-        return x + self.mlp(self.post_attention_norm(x))
+    def __call__(
+        self,
+        layer: int,
+        x: jax.Array,
+        y: jax.Array | Parts | None,
+        cos: jax.Array,
+        sin: jax.Array,
+        attend: Attend,
+        residual: Residual,
+    ) -> tuple[jax.Array, jax.Array | Parts]:
+        """The residual stream x and the result y of the layer before it -> the same of this layer."""
+        x, normed = self.input_norm.after(x, y, residual)
+        y = self.attention(layer, normed, cos, sin, attend, residual)
+        x, normed = self.post_attention_norm.after(x, y, residual)
+        return x, self.mlp(normed, residual)
 
 
 class Embedding(nnx.Module):

@@ -141,11 +141,3 @@ def rope_cos_sin(
     frequencies, scale = inverse_frequencies(config, head_dim)
     angles = positions[..., None].astype(jnp.float32) * frequencies
     return jnp.cos(angles) * scale, jnp.sin(angles) * scale
-
-
-def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotate the halves of x [..., heads, head_dim] by cos, sin [..., head_dim / 2]; float32 inside, x's dtype out."""
-    dtype = x.dtype
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[..., None, :], sin[..., None, :]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(dtype)

@@ -142,13 +142,15 @@ class ProgramText:
     def _in_place(self, instruction: Instruction) -> set[int]:
         """Results that lie where an operand lies, and of which a part at most is written."""
         if instruction.opcode == "custom-call":
-            aliases = instruction.arguments.partition("output_to_operand_aliasing={")[2]
-            return {int(index or 0) for index in re.findall(r"\{(\d*)\}: \(\d+", aliases)}
+            return set(_aliases(instruction))
         found = re.search(r"\bcalls=%?([\w.\-]+)", instruction.arguments)
         if instruction.opcode != "fusion" or found is None:
             return set()
         inner = {i.name: i for i in self.computations[found[1]]}
         root = next(i for i in inner.values() if i.is_root)
+        if root.opcode == "custom-call":  # a library call, fused with slices of its operands
+            operands = root.operands
+            return {index for index, of in _aliases(root).items() if inner[operands[of]].opcode == "parameter"}
         results = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
         # A bitcast of a result is that result.
         while any(i.opcode == "bitcast" for i in results):
@@ -174,6 +176,12 @@ def _closing(text: str) -> int:
         if depth == 0:
             return index
     raise ValueError(f"a parenthesis is not closed in {text[:80]!r}")
+
+
+def _aliases(call: Instruction) -> dict[int, int]:
+    """Result -> operand, of results that a library call says to lie where the operand lies."""
+    aliases = call.arguments.partition("output_to_operand_aliasing={")[2]
+    return {int(index or 0): int(operand) for index, operand in re.findall(r"\{(\d*)\}: \((\d+)", aliases)}
 
 
 def _launches(instruction: Instruction) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.backend import get_default_device
 
 from kernels_pallas.branch_attention import merging
 from kernels_pallas.branch_attention.blocks import (
@@ -21,13 +20,13 @@ from kernels_pallas.branch_attention.blocks import (
 )
 from kernels_pallas.branch_attention.mosaic_gpu import attend_blocks
 from kernels_pallas.branch_attention.tuning import Tuning, choose_tuning
+from kernels_pallas.devices import compile_target, why_not_here
 
 HEAD_DIMS = (64, 128, 256)
 PAGE_SIZES = (16, 32, 64)
 DTYPES = ("bfloat16", "float16")
 MAX_GROUP = 16
 MAX_TAIL_TOKENS = 512
-HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 
 logger = logging.getLogger(__name__)
 _reasons_told: set[str] = set()
@@ -98,21 +97,10 @@ def why_not(q: jax.Array, k_pages: jax.Array, step: StepIntegers) -> str | None:
     return None
 
 
-def why_not_here() -> str | None:
-    """Why the kernel does not run on the device that is compiled for; None if it does."""
-    target = jax.sharding.get_abstract_mesh().abstract_device
-    device: Any = target or get_default_device()
-    if not any(name in device.device_kind for name in HOPPER):
-        return f"the device is {device.device_kind!r}, the kernel is for {', '.join(HOPPER)}"
-    if target is None and jax.local_device_count() > 1:
-        return f"there are {jax.local_device_count()} devices, and the kernel's heads are not split over them"
-    return None
-
-
 def _tuning(
     q: jax.Array, k_pages: jax.Array, step: StepIntegers, rows: int, tokens_per_row: int, interpret: Any
 ) -> Tuning:
-    device: Any = jax.sharding.get_abstract_mesh().abstract_device or get_default_device()
+    device = compile_target()
     _, page_size, kv_heads, head_dim = k_pages.shape
     return choose_tuning(
         tokens_per_row=tokens_per_row,

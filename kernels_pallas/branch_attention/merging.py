@@ -11,15 +11,15 @@ from kernels_pallas.branch_attention.tuning import Tuning
 def merge(parts: jax.Array, log_weight: jax.Array) -> jax.Array:
     """parts [S, T, H, D] with base-2 logarithms of weights [S, T, H] -> their mean [T, H, D].
 
-    Written out split by split the merge is elementwise, and XLA makes one kernel of it.
+    Written out split by split with a running maximum the merge is elementwise, and XLA makes one kernel of it; with the
+    maximum of all splits first, it makes two where splits are many.
     """
-    top = log_weight[0]
-    for part in log_weight[1:]:
-        top = jnp.maximum(top, part)
-    total, weights = jnp.zeros(parts.shape[1:], parts.dtype), jnp.zeros_like(top)
-    for part, log in zip(parts, log_weight, strict=True):
-        weight = jnp.exp2(log - top)
-        total, weights = total + weight[..., None] * part, weights + weight
+    total, top, weights = parts[0], log_weight[0], jnp.ones_like(log_weight[0])
+    for part, log in zip(parts[1:], log_weight[1:], strict=True):
+        new_top = jnp.maximum(top, log)
+        shrink, weight = jnp.exp2(top - new_top), jnp.exp2(log - new_top)
+        total = total * shrink[..., None] + weight[..., None] * part
+        top, weights = new_top, weights * shrink + weight
     return total / weights[..., None]
 
 

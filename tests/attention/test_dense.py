@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import causal_attention
 from tests.attention.scenes import dense_attention
 
 LENGTH, DIM = 9, 8
@@ -18,8 +18,8 @@ def random_qkv(heads: int, kv_heads: int, lead: tuple[int, ...] = ()) -> tuple[n
 
 
 def attend(q, k, v, documents=None) -> np.ndarray:
-    function = causal_attend(None if documents is None else jnp.asarray(documents))
-    return np.asarray(function(0, *(jnp.asarray(x, jnp.float32) for x in (q, k, v))))
+    documents = None if documents is None else jnp.asarray(documents)
+    return np.asarray(causal_attention(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)), documents))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (4, 2), (4, 1)])

@@ -10,6 +10,7 @@ import pytest
 
 from jaxinfer.attention import xla
 from jaxinfer.attention.backend import AttentionBackend, select_backend
+from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.engine.commit_tail import tail_moves
 from jaxinfer.engine.step_batch import BatchShape
 from jaxinfer.models.rope import RopeConfig
@@ -185,7 +186,8 @@ def masked_logits(steps: LaneSteps, lane: GrowingLane, sees: dict[int, frozenset
 @cache
 def _masked_forward(steps: LaneSteps):
     def forward(token_ids: jax.Array, visible: jax.Array) -> jax.Array:
-        def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
+            q, k, v = heads.rotated()
             k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
             scores = jnp.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
             return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, axis=-1, where=visible), v)
@@ -280,7 +282,7 @@ def test_the_kernel_answers_as_plain_xla_does_for_trees_and_branches_and_after_a
         raise AssertionError("the reference was asked instead of the kernel")
 
     interpreted = partial(branch_attention, reference=refuse, interpret=plgpu.InterpretGPUParams())
-    backends = [select_backend("xla"), AttentionBackend("pallas", interpreted, xla.write_kv)]
+    backends = [select_backend("xla"), AttentionBackend("pallas", interpreted, xla.rotate_and_write)]
     config = model_config("LlamaForCausalLM", num_heads=2, head_dim=64, num_layers=1)
     model = random_model(config, dtype=jnp.bfloat16)
     shape = BatchShape(2, 1, 16, pages_per_row=4, decode_width=4, tail_words=1)

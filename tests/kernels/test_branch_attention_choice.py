@@ -93,14 +93,14 @@ def test_on_a_hopper_gpu_auto_is_the_kernel_unless_heads_are_split_over_devices(
     gpu = type("Gpu", (), {"device_kind": "NVIDIA H200"})()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "local_device_count", lambda: devices)
-    monkeypatch.setattr(api, "get_default_device", lambda: gpu)
+    monkeypatch.setattr("kernels_pallas.devices.get_default_device", lambda: gpu)
     assert select_backend("auto").name == ("pallas" if devices == 1 else "xla")
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA A100-SXM4-80GB", "NVIDIA B200", "NVIDIA GeForce RTX 4090"])
 def test_on_another_gpu_auto_is_plain_xla(monkeypatch, kind):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(api, "get_default_device", lambda: type("Gpu", (), {"device_kind": kind})())
+    monkeypatch.setattr("kernels_pallas.devices.get_default_device", lambda: type("Gpu", (), {"device_kind": kind})())
     assert select_backend("auto").name == "xla"
 
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.attention.heads import apply_rope
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.rope import RopeConfig, apply_rope, inverse_frequencies, rope_cos_sin
+from jaxinfer.models.rope import RopeConfig, inverse_frequencies, rope_cos_sin
 from tests.hf_fixtures import FOLDER
 
 RECORDED = json.loads((FOLDER / "rope.json").read_text())

@@ -157,3 +157,25 @@ def test_only_arrays_of_the_pool_count_as_kv_in_place():
 def test_a_text_without_an_entry_is_refused():
     with pytest.raises(ValueError, match="no entry computation"):
         ProgramText("HloModule nothing\n")
+
+
+FUSED_CALL = """\
+%sliced_kernel (p0: s32[8], p1: f32[64,16,2,8]) -> (f32[4], f32[64,16,2,8]) {
+  %p0 = s32[8]{0} parameter(0)
+  %p1 = f32[64,16,2,8]{3,2,1,0} parameter(1)
+  %slice.1 = s32[4]{0} slice(%p0), slice={[0:4]}
+  %copied = f32[64,16,2,8]{3,2,1,0} copy(%p1)
+  ROOT %call.9 = (f32[4]{0}, f32[64,16,2,8]{3,2,1,0}) custom-call(%slice.1, %p1), custom_call_target="mosaic_gpu_v2", \\
+output_to_operand_aliasing={{1}: (1, {})}
+}
+
+%fused_add (param_0.1"""
+
+
+@pytest.mark.parametrize(("operand", "copies"), [("%p1", []), ("%copied", ["kernel"])])
+def test_a_call_fused_with_slices_of_its_operands_is_in_place_if_it_aliases_what_the_fusion_gets(operand, copies):
+    text = GPU_TEXT.replace("%fused_add (param_0.1", FUSED_CALL.replace("(%slice.1, %p1)", f"(%slice.1, {operand})"), 1)
+    call = 'custom-call(%x.1, %v.1), custom_call_target="mosaic_gpu_v2", output_to_operand_aliasing={{1}: (1, {})}'
+    assert call in text
+    text = text.replace(call, "fusion(%latest.1, %v.1), kind=kCustom, calls=%sliced_kernel")
+    assert [i.name for i in ProgramText(text).kv_copies(POOL)] == [*copies, "copy-start.1"]

@@ -1,0 +1,1 @@
+"""The residual stream between two layers: a result is added, and the sum is normalised for the next projection."""

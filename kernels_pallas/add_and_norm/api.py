@@ -1,0 +1,59 @@
+"""A result added to the residual stream, and the norm of the sum: the kernel where it can run, else a reference."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from kernels_pallas.add_and_norm.mosaic_gpu import THREADS, Launch, add_and_norm_rows
+from kernels_pallas.devices import why_not_here
+from kernels_pallas.parts import Parts
+
+DTYPES = ("bfloat16", "float16")
+# A row lies in the registers of one warpgroup.
+MAX_SIZE = 16384
+
+logger = logging.getLogger(__name__)
+_reasons_told: set[str] = set()
+
+type Reference = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+def add_and_norm(
+    x: jax.Array, y: jax.Array | Parts, scale: jax.Array, eps: float, *, reference: Reference, interpret: Any = None
+) -> tuple[jax.Array, jax.Array]:
+    """x + y, and (x + y) / rms(x + y) * scale, over the last axis.
+
+    Args:
+        x: [T, N], the residual stream.
+        y: [T, N], a layer's result, whole or in parts.
+        scale: [N].
+        reference: computes the same from (x, y, scale, eps) where the kernel cannot run; the reason is logged once.
+        interpret: `InterpretGPUParams`, to run the kernel on a CPU.
+
+    Returns:
+        [T, N] each, in x's dtype.
+    """
+    reason = why_not(x, y, scale) or (None if interpret else why_not_here())
+    if reason is not None:
+        if reason not in _reasons_told:
+            _reasons_told.add(reason)
+            logger.warning("residual and norm run as plain XLA, not as a Mosaic GPU kernel: %s", reason)
+        return reference(x, y, scale, eps)
+    values, bias, parts = (y.values, y.bias, len(y)) if isinstance(y, Parts) else (y, None, 0)
+    launch = Launch(x.shape[1], parts, bias is not None, eps, x.dtype)
+    return add_and_norm_rows(x, values, bias, scale, launch=launch, interpret=interpret)
+
+
+def why_not(x: jax.Array, y: jax.Array | Parts, scale: jax.Array) -> str | None:
+    """Why the kernel does not take these shapes, in words; None if it does."""
+    if x.dtype.name not in DTYPES or not x.dtype == y.dtype == scale.dtype:
+        return f"residual, result and scale are {x.dtype}, {y.dtype} and {scale.dtype}, all must be bfloat16 or float16"
+    if x.ndim != 2:
+        return f"the residual has {x.ndim} axes, must have 2"
+    if x.shape[1] % THREADS or x.shape[1] > MAX_SIZE:
+        return f"the hidden size is {x.shape[1]}, must be a multiple of {THREADS} and at most {MAX_SIZE}"
+    return None

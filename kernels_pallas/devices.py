@@ -1,0 +1,31 @@
+"""Which devices the kernels run on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.extend.backend import get_default_device
+
+HOPPER = ("H100", "H200", "H800", "H20", "GH200")
+
+
+def compile_target() -> Any:
+    """The device that is compiled for: what the abstract mesh names, or the default one."""
+    return jax.sharding.get_abstract_mesh().abstract_device or get_default_device()
+
+
+def num_cores() -> int:
+    """Streaming multiprocessors of the device that is compiled for."""
+    device = compile_target()
+    return getattr(device, "num_cores", None) or device.core_count
+
+
+def why_not_here() -> str | None:
+    """Why the kernels do not run on the device that is compiled for; None if they do."""
+    device = compile_target()
+    if not any(name in device.device_kind for name in HOPPER):
+        return f"the device is {device.device_kind!r}, the kernel is for {', '.join(HOPPER)}"
+    if jax.sharding.get_abstract_mesh().abstract_device is None and jax.local_device_count() > 1:
+        return f"there are {jax.local_device_count()} devices, and the kernel's heads are not split over them"
+    return None

@@ -1,0 +1,124 @@
+"""Heads of a step into queries and written K and V: the kernel where it can run, the caller's reference elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import jax
+
+from kernels_pallas.devices import why_not_here
+from kernels_pallas.parts import Parts, whole
+from kernels_pallas.rotate_and_write.mosaic_gpu import Launch, rotate_and_write_heads
+
+HEAD_DIMS = (64, 128, 256)
+DTYPES = ("bfloat16", "float16")
+# The most heads that one copy by TMA takes.
+MAX_HEADS = 256
+# What a Hopper block may ask for, less what the compiler keeps for itself.
+SHARED_MEMORY_BYTES = 227 * 1024 - 2048
+
+logger = logging.getLogger(__name__)
+_reasons_told: set[str] = set()
+
+
+class Heads(Protocol):
+    """A layer's projected heads: T tokens, each with `group` queries, a key and a value for every KV head."""
+
+    @property
+    def qkv(self) -> jax.Array | Parts: ...  # [T, num_kv_heads, group + 2, head_dim]
+
+    @property
+    def cos(self) -> jax.Array: ...  # float32 [T, head_dim / 2]
+
+    @property
+    def sin(self) -> jax.Array: ...  # float32 [T, head_dim / 2]
+
+    @property
+    def q_scale(self) -> jax.Array | None: ...  # [head_dim], of the RMS norm of queries; None: no norms
+
+    @property
+    def k_scale(self) -> jax.Array | None: ...  # [head_dim]
+
+    @property
+    def eps(self) -> float: ...
+
+
+type Written = tuple[jax.Array, jax.Array, jax.Array]
+type Reference = Callable[[Any, jax.Array, jax.Array, jax.Array], Written]
+
+
+def rotate_and_write(
+    heads: Heads,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    slot_mapping: jax.Array,
+    *,
+    reference: Reference,
+    interpret: Any = None,
+) -> Written:
+    """Normalise and rotate queries and keys, and write keys and values into their slots, in place.
+
+    Args:
+        k_pages, v_pages: [num_pages, page_size, num_kv_heads, head_dim].
+        slot_mapping: int32 [T], no slot twice; what belongs to a slot out of range is dropped.
+        reference: computes the same from (heads, k_pages, v_pages, slot_mapping) where the kernel cannot run; the
+            reason is logged once.
+        interpret: `InterpretGPUParams`, to run the kernel on a CPU.
+
+    Returns:
+        Queries [T, num_kv_heads * group, head_dim] and the pages.
+    """
+    reason = why_not(heads, k_pages) or (None if interpret else why_not_here())
+    if reason is not None:
+        if reason not in _reasons_told:
+            _reasons_told.add(reason)
+            logger.warning("rotation and KV write run as plain XLA, not as a Mosaic GPU kernel: %s", reason)
+        return reference(heads, k_pages, v_pages, slot_mapping)
+    scales = None if heads.q_scale is None or heads.k_scale is None else (heads.q_scale, heads.k_scale)
+    qkv = heads.qkv
+    if _launch(heads, qkv, k_pages).shared_memory_bytes > SHARED_MEMORY_BYTES:
+        qkv = whole(qkv)
+    launch = _launch(heads, qkv, k_pages)
+    values, bias = (qkv.values, qkv.bias) if isinstance(qkv, Parts) else (qkv, None)
+    return rotate_and_write_heads(
+        values, bias, heads.cos, heads.sin, scales, k_pages, v_pages, slot_mapping, launch=launch, interpret=interpret
+    )
+
+
+def why_not(heads: Heads, k_pages: jax.Array) -> str | None:
+    """Why the kernel does not take these shapes, in words; None if it does."""
+    qkv = heads.qkv
+    # Parts that do not fit are added first.
+    launch = replace(_launch(heads, qkv, k_pages), parts=0, bias=False)
+    if qkv.dtype.name not in DTYPES or k_pages.dtype != qkv.dtype:
+        return f"heads are {qkv.dtype} and the cache {k_pages.dtype}, both must be one of {', '.join(DTYPES)}"
+    if heads.q_scale is not None and heads.q_scale.dtype != qkv.dtype:
+        return f"the norm's scale is {heads.q_scale.dtype} and heads are {qkv.dtype}, they must be the same"
+    if launch.head_dim not in HEAD_DIMS:
+        return f"head_dim is {launch.head_dim}, must be one of {', '.join(map(str, HEAD_DIMS))}"
+    if launch.query_heads > MAX_HEADS:
+        return f"there are {launch.query_heads} query heads, at most {MAX_HEADS} are possible"
+    if launch.shared_memory_bytes > SHARED_MEMORY_BYTES:
+        return f"{launch.tile_rows} rows of head_dim {launch.head_dim} do not fit the shared memory"
+    return None
+
+
+def _launch(heads: Heads, qkv: jax.Array | Parts, k_pages: jax.Array) -> Launch:
+    cut = qkv if isinstance(qkv, Parts) else None
+    values = qkv.values if isinstance(qkv, Parts) else qkv
+    kv_heads, width, head_dim = values.shape[-3:]
+    num_pages, page_size = k_pages.shape[:2]
+    return Launch(
+        kv_heads=kv_heads,
+        group=width - 2,
+        head_dim=head_dim,
+        page_size=page_size,
+        num_slots=num_pages * page_size,
+        eps=None if heads.q_scale is None else heads.eps,
+        parts=0 if cut is None else len(cut),
+        bias=cut is not None and cut.bias is not None,
+        dtype=qkv.dtype,
+    )

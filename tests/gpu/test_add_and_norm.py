@@ -1,0 +1,28 @@
+"""The kernel that adds and normalises on a real GPU, over the table that interpretation goes through."""
+
+from functools import partial
+
+import jax
+import pytest
+
+from jaxinfer.attention.backend import select_backend
+from tests.kernels.add_and_norm_cases import EPS, Case
+from tests.kernels.add_and_norm_checks import AddAndNormChecks, check_case
+
+pytestmark = pytest.mark.gpu
+
+
+def run(case: Case):
+    return jax.jit(partial(select_backend("pallas").residual.add_and_norm, eps=EPS))(*case.arguments)
+
+
+class TestOnTheGpu(AddAndNormChecks):
+    def run(self, case):
+        return run(case)
+
+
+@pytest.mark.parametrize("parts", [0, 4])
+@pytest.mark.parametrize("size", [1024, 4096, 16384])
+def test_thousands_of_tokens_at_once(size, parts):
+    case = Case(tokens=2000, size=size, parts=parts)
+    check_case(case, run(case))
