@@ -165,7 +165,7 @@ FUSED_CALL = """\
   %p1 = f32[64,16,2,8]{3,2,1,0} parameter(1)
   %slice.1 = s32[4]{0} slice(%p0), slice={[0:4]}
   %copied = f32[64,16,2,8]{3,2,1,0} copy(%p1)
-  ROOT %call.9 = (f32[4]{0}, f32[64,16,2,8]{3,2,1,0}) custom-call(%slice.1, %p1), custom_call_target="mosaic_gpu_v2", \\
+  ROOT %call.9 = (f32[4]{0}, f32[64,16,2,8]{3,2,1,0}) custom-call(%slice.1, %p1), custom_call_target="mosaic_gpu_v2", \
 output_to_operand_aliasing={{1}: (1, {})}
 }
 
