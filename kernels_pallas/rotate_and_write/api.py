@@ -83,8 +83,8 @@ def rotate_and_write(
     if _launch(heads, qkv, k_pages).shared_memory_bytes > SHARED_MEMORY_BYTES:
         qkv = whole(qkv)
     launch = _launch(heads, qkv, k_pages)
-    # XLA takes a slice of a step's integers into one instruction with the kernel, and that instruction does not say that
-    # the pages are changed in place. What is computed stays outside.
+    # XLA would take a slice of the step's integers and the kernel into one instruction, which does not say that
+    # pages are changed in place. What is computed stays outside.
     slot_mapping = jnp.minimum(slot_mapping, launch.num_slots)
     values, bias = (qkv.values, qkv.bias) if isinstance(qkv, Parts) else (qkv, None)
     return rotate_and_write_heads(
