@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from kernels_pallas.devices import why_not_here
 from kernels_pallas.parts import Parts, whole
@@ -82,6 +83,9 @@ def rotate_and_write(
     if _launch(heads, qkv, k_pages).shared_memory_bytes > SHARED_MEMORY_BYTES:
         qkv = whole(qkv)
     launch = _launch(heads, qkv, k_pages)
+    # XLA would take a slice of the step's integers and the kernel into one instruction, which does not say that
+    # pages are changed in place. What is computed stays outside.
+    slot_mapping = jnp.minimum(slot_mapping, launch.num_slots)
     values, bias = (qkv.values, qkv.bias) if isinstance(qkv, Parts) else (qkv, None)
     return rotate_and_write_heads(
         values, bias, heads.cos, heads.sin, scales, k_pages, v_pages, slot_mapping, launch=launch, interpret=interpret

@@ -1,5 +1,7 @@
 """A model's forward pass with our kernels, compiled for an H200: how many of them a layer has, and no copy of KV."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -44,6 +46,16 @@ def test_every_layer_attends_once_for_each_group_of_rows_writes_once_and_adds_tw
     shape, compiled, _ = program
     groups = bool(shape.decode_rows) + bool(shape.prefill_tokens)
     assert compiled.as_text().count('custom_call_target="mosaic_gpu') == (groups + 3) * LAYERS
+
+
+def test_only_the_kernel_that_writes_in_place_makes_arrays_of_the_pools_shape(program):
+    _, compiled, _ = program
+    pool = f"bf16[{NUM_PAGES},{PAGE_SIZE},{CONFIG.num_kv_heads},{CONFIG.head_dim}]"
+    entry = compiled.as_text().partition("\nENTRY ")[2]
+    made = [line for line in entry.splitlines() if pool in line.partition(" = ")[2].split("(%")[0]]
+    makers = [line for line in made if not re.search(r" (parameter|get-tuple-element|tuple)\(", line)]
+    assert len(makers) == LAYERS
+    assert all("rotate_and_write" in line and "output_to_operand_aliasing={{1}" in line for line in makers)
 
 
 def test_the_pool_is_updated_in_place_and_never_copied(program):
