@@ -90,15 +90,20 @@ def test_all_of_it_fits(planned):
     assert plan["weights_bytes"] + plan["kv_bytes"] + plan["temp_bytes"] <= plan["limit_bytes"]
 
 
-def decode_step(gpu, rows: int):
-    """A decode step of two layers of Qwen3-0.6B, and the bytes of its KV pool."""
+def two_layers(name: str, gpu, rows: int):
+    """A program of two layers of Qwen3-0.6B, and their configuration."""
     config = dataclasses.replace(read_config(CONFIGS / "qwen3-0.6b")[1], num_layers=2)
     engine = EngineConfig(max_model_len=LENGTH, max_num_seqs=rows, kv_cache_tokens=rows * LENGTH)
-    program = compile_program(DECODE, config, engine, compile_target(gpu), dtype=BF16)
-    return program, engine.kv_cache_tokens * kv_bytes_per_token(config, BF16)
+    return compile_program(name, config, engine, compile_target(gpu), dtype=BF16), config
 
 
 @pytest.mark.parametrize(("gpu", "rows"), [(H200, 1), (H100, ROWS), (B200, ROWS)], ids=["one_row", "h100", "b200"])
 def test_a_single_row_and_the_other_gpus_are_served_in_place_too(gpu, rows):
-    program, kv_bytes = decode_step(gpu, rows)
-    assert (program.kv_alias_bytes, program.kv_copies) == (kv_bytes, 0)
+    program, config = two_layers(DECODE, gpu, rows)
+    assert (program.kv_alias_bytes, program.kv_copies) == (rows * LENGTH * kv_bytes_per_token(config, BF16), 0)
+
+
+def test_a_loop_of_a_single_row_does_not_copy_the_weights_before_it_begins():
+    program, config = two_layers(DECODE_LOOP, H200, 1)
+    heads = config.num_heads + 2 * config.num_kv_heads
+    assert program.temp_bytes < 2 * config.hidden_size * heads * config.head_dim  # of one layer's first projection
