@@ -49,7 +49,7 @@ _XLA = AttentionBackend("xla", xla.paged_attention, xla.rotate_and_write)
 
 
 def select_backend(name: str = "auto") -> AttentionBackend:
-    """The backend called `name`; "auto" is the best one for this device.
+    """The backend called `name`; "auto" is the best one for the device that is compiled for.
 
     "pallas" takes the Mosaic GPU kernels for what they can run and plain XLA for the rest, with a warning that says
     why.
@@ -59,7 +59,7 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     """
     if name not in ATTENTION_BACKENDS:
         raise ValueError(f"attention_backend must be one of {', '.join(ATTENTION_BACKENDS)}, got {name!r}")
-    if name == "xla" or (name == "auto" and jax.default_backend() != "gpu"):
+    if name == "xla" or (name == "auto" and _platform() != "gpu"):
         return _XLA
     # On a CPU, Pallas for GPUs is not worth the time that its import takes.
     from kernels_pallas.add_and_norm.api import add_and_norm
@@ -73,10 +73,17 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     def parts(rows: int, inner: int, columns: int) -> int:
         return 1 if why_not_here() is not None else choose_parts(rows, inner, columns, num_cores())
 
+    # Each jitted by itself, they are traced and lowered once for all layers of a step.
     return AttentionBackend(
         "pallas",
-        partial(branch_attention, reference=_XLA.attention),
-        partial(rotate_and_write, reference=_XLA.rotate_and_write),
-        Residual(partial(add_and_norm, reference=PLAIN.add_and_norm), parts),
+        jax.jit(partial(branch_attention, reference=_XLA.attention), static_argnames="scale"),
+        jax.jit(partial(rotate_and_write, reference=_XLA.rotate_and_write)),
+        Residual(jax.jit(partial(add_and_norm, reference=PLAIN.add_and_norm), static_argnums=3), parts),
         min_tokens=2,
     )
+
+
+def _platform() -> str:
+    """Of the device that is compiled for, which need not be here."""
+    target = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if target is None else target.platform
