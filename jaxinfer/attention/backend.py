@@ -73,13 +73,12 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     def parts(rows: int, inner: int, columns: int) -> int:
         return 1 if why_not_here() is not None else choose_parts(rows, inner, columns, num_cores())
 
-    # Jitted by itself, attention is traced, lowered and compiled once for all layers of a step.
-    attention = jax.jit(partial(branch_attention, reference=_XLA.attention), static_argnames="scale")
+    # Each jitted by itself, they are traced and lowered once for all layers of a step.
     return AttentionBackend(
         "pallas",
-        attention,
-        partial(rotate_and_write, reference=_XLA.rotate_and_write),
-        Residual(partial(add_and_norm, reference=PLAIN.add_and_norm), parts),
+        jax.jit(partial(branch_attention, reference=_XLA.attention), static_argnames="scale"),
+        jax.jit(partial(rotate_and_write, reference=_XLA.rotate_and_write)),
+        Residual(jax.jit(partial(add_and_norm, reference=PLAIN.add_and_norm), static_argnums=3), parts),
         min_tokens=2,
     )
 
