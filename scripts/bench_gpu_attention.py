@@ -22,7 +22,8 @@ from bench_gpu_lanes import LaneRow, LaneStep, Pages, branch_row, lay_out, plain
 from bench_gpu_plan import LARGEST_ERROR, LONG_PAGES, PAGE_SIZE, SHORT_PAGES, Case, NotRun, attention_heads
 from bench_gpu_timing import time_launches
 from jaxinfer.attention import xla
-from kernels_pallas.branch_attention.api import branch_attention, why_not_here
+from kernels_pallas.branch_attention.api import branch_attention
+from kernels_pallas.devices import why_not_here
 
 # Layers of a chain, and the bytes of K and V that they read together: several times what the card's cache holds.
 _LAYERS = {"kernel": 36, "cudnn": 12, "xla": 4}

@@ -20,7 +20,7 @@ from kernels_pallas.branch_attention.blocks import (
 )
 from kernels_pallas.branch_attention.mosaic_gpu import attend_blocks
 from kernels_pallas.branch_attention.tuning import Tuning, choose_tuning
-from kernels_pallas.devices import compile_target, why_not_here
+from kernels_pallas.devices import num_cores, why_not_here
 
 HEAD_DIMS = (64, 128, 256)
 PAGE_SIZES = (16, 32, 64)
@@ -100,7 +100,6 @@ def why_not(q: jax.Array, k_pages: jax.Array, step: StepIntegers) -> str | None:
 def _tuning(
     q: jax.Array, k_pages: jax.Array, step: StepIntegers, rows: int, tokens_per_row: int, interpret: Any
 ) -> Tuning:
-    device = compile_target()
     _, page_size, kv_heads, head_dim = k_pages.shape
     return choose_tuning(
         tokens_per_row=tokens_per_row,
@@ -110,7 +109,7 @@ def _tuning(
         head_dim=head_dim,
         tokens_of_lane=step.page_table.shape[1] * page_size,
         tail_words=step.tail_bits.shape[1],
-        num_cores=132 if interpret else (getattr(device, "num_cores", None) or device.core_count),
+        num_cores=132 if interpret else num_cores(),
         weights_in_registers=not interpret,
     )
 
