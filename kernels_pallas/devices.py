@@ -1,13 +1,17 @@
-"""Which devices the kernels run on."""
+"""Which devices the kernels run on, and what is said where they do not."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import jax
 from jax.extend.backend import get_default_device
 
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")
+
+logger = logging.getLogger(__name__)
+_told: set[tuple[str, str]] = set()
 
 
 def compile_target() -> Any:
@@ -29,3 +33,10 @@ def why_not_here() -> str | None:
     if jax.sharding.get_abstract_mesh().abstract_device is None and jax.local_device_count() > 1:
         return f"there are {jax.local_device_count()} devices, and the kernel's heads are not split over them"
     return None
+
+
+def tell_once(what: str, reason: str) -> None:
+    """Warn that `what` (with its verb) goes to the reference; once for each reason."""
+    if (what, reason) not in _told:
+        _told.add((what, reason))
+        logger.warning("%s as plain XLA, not as a Mosaic GPU kernel: %s", what, reason)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from kernels_pallas.add_and_norm.mosaic_gpu import THREADS, Launch, add_and_norm_rows
-from kernels_pallas.devices import why_not_here
+from kernels_pallas.devices import tell_once, why_not_here
 from kernels_pallas.parts import Parts
 
 DTYPES = ("bfloat16", "float16")
 # A row lies in the registers of one warpgroup.
 MAX_SIZE = 16384
-
-logger = logging.getLogger(__name__)
-_reasons_told: set[str] = set()
 
 type Reference = Callable[..., tuple[jax.Array, jax.Array]]
 
@@ -39,9 +35,7 @@ def add_and_norm(
     """
     reason = why_not(x, y, scale) or (None if interpret else why_not_here())
     if reason is not None:
-        if reason not in _reasons_told:
-            _reasons_told.add(reason)
-            logger.warning("residual and norm run as plain XLA, not as a Mosaic GPU kernel: %s", reason)
+        tell_once("residual and norm run", reason)
         return reference(x, y, scale, eps)
     values, bias, parts = (y.values, y.bias, len(y)) if isinstance(y, Parts) else (y, None, 0)
     launch = Launch(x.shape[1], parts, bias is not None, eps, x.dtype)

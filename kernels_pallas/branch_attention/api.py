@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,16 +19,13 @@ from kernels_pallas.branch_attention.blocks import (
 )
 from kernels_pallas.branch_attention.mosaic_gpu import attend_blocks
 from kernels_pallas.branch_attention.tuning import Tuning, choose_tuning
-from kernels_pallas.devices import num_cores, why_not_here
+from kernels_pallas.devices import num_cores, tell_once, why_not_here
 
 HEAD_DIMS = (64, 128, 256)
 PAGE_SIZES = (16, 32, 64)
 DTYPES = ("bfloat16", "float16")
 MAX_GROUP = 16
 MAX_TAIL_TOKENS = 512
-
-logger = logging.getLogger(__name__)
-_reasons_told: set[str] = set()
 
 type Reference = Callable[..., jax.Array]
 
@@ -62,9 +58,7 @@ def branch_attention(
     """
     reason = why_not(q, k_pages, step) or (None if interpret else why_not_here())
     if reason is not None:
-        if reason not in _reasons_told:
-            _reasons_told.add(reason)
-            logger.warning("branch attention runs as plain XLA, not as a Mosaic GPU kernel: %s", reason)
+        tell_once("branch attention runs", reason)
         return reference(q, k_pages, v_pages, step, scale=scale)
     decode_tokens = step.decode_rows * step.decode_width
     prefill_tokens = q.shape[0] - decode_tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -10,7 +9,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.devices import why_not_here
+from kernels_pallas.devices import tell_once, why_not_here
 from kernels_pallas.parts import Parts, whole
 from kernels_pallas.rotate_and_write.mosaic_gpu import Launch, rotate_and_write_heads
 
@@ -20,9 +19,6 @@ DTYPES = ("bfloat16", "float16")
 MAX_HEADS = 256
 # What a Hopper block may ask for, less what the compiler keeps for itself.
 SHARED_MEMORY_BYTES = 227 * 1024 - 2048
-
-logger = logging.getLogger(__name__)
-_reasons_told: set[str] = set()
 
 
 class Heads(Protocol):
@@ -74,9 +70,7 @@ def rotate_and_write(
     """
     reason = why_not(heads, k_pages) or (None if interpret else why_not_here())
     if reason is not None:
-        if reason not in _reasons_told:
-            _reasons_told.add(reason)
-            logger.warning("rotation and KV write run as plain XLA, not as a Mosaic GPU kernel: %s", reason)
+        tell_once("rotation and KV write run", reason)
         return reference(heads, k_pages, v_pages, slot_mapping)
     scales = None if heads.q_scale is None or heads.k_scale is None else (heads.q_scale, heads.k_scale)
     qkv = heads.qkv

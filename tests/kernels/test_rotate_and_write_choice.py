@@ -57,7 +57,7 @@ def test_the_cache_and_the_norms_have_the_precision_of_the_heads():
 
 @pytest.fixture
 def nothing_told(monkeypatch):
-    monkeypatch.setattr(api, "_reasons_told", set())
+    monkeypatch.setattr("kernels_pallas.devices._told", set())
 
 
 def test_what_the_kernel_cannot_run_goes_to_the_reference_with_one_warning(nothing_told, caplog):
