@@ -140,7 +140,8 @@ def random_requests(
 
 
 def generate(llm: LLM, prompts: Sequence[list[int]], limits: Sequence[int]) -> dict[str, Any]:
-    """Greedy outputs of this engine and the seconds they took."""
+    """Greedy outputs of this engine, with nothing cached of earlier rounds, and the seconds they took."""
+    llm.reset_prefix_cache()
     params = [SamplingParams(temperature=0.0, max_tokens=limit, ignore_eos=True) for limit in limits]
     begin = time.perf_counter()
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)

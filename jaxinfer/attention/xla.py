@@ -1,8 +1,9 @@
 """Paged attention in plain XLA: the reference for every kernel, and the backend where no kernel runs.
 
-Queries are taken in tiles (several decode rows, or one block of a prefill row); a tile walks over its rows' pages in
-chunks with a running softmax. Both loops have trip counts that are computed on the device, so the work is that of the
-tokens that are there, whatever the padded shapes are.
+Queries of one row that walk over KV together are a tile: a decode row's, or a block of a prefill row's. Tiles see their
+rows' lanes in chunks, and what they have of each chunk is merged by its log-sum-exp. Decode rows hand out their chunks
+as one list of work, so that rows of very different lengths cost no more than their sum. All trip counts are computed
+on the device: the work is that of the tokens that are there, whatever the padded shapes are.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.attention.visibility import visible
 
-DECODE_TILE_ROWS = 16
 PREFILL_BLOCK = 64
 CHUNK_TOKENS = 128
+# So many chunks of decode rows at once; K and V of more would not stay in a CPU's caches.
+DECODE_ITEMS = 16
 # Up to so many queries of a row and KV head, one product for all heads is faster than one for each.
 FEW_QUERIES = 8
 _LOWEST = -1e30
@@ -30,14 +32,39 @@ _Weigh = Callable[[jax.Array, jax.Array], jax.Array]
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class _Tile:
-    """Queries that walk over KV together: N rows of B queries each."""
+class _Tiles:
+    """Queries that walk over KV together: N tiles of B queries each."""
 
     q: jax.Array  # [N, B, Hkv, G, D], scaled
     row: jax.Array  # int32 [N]
     limit: jax.Array  # int32 [N, B]
     branch: jax.Array  # int32 [N, B]
     tail_bits: jax.Array  # uint32 [N, B, W]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Partial:
+    """Attention over some of the lane, to be merged with the rest: softmax relative to `top`. Q = B * G queries."""
+
+    acc: jax.Array  # float32 [N, Hkv, Q, D], weighted sum of V
+    top: jax.Array  # float32 [N, Hkv, Q], greatest score
+    total: jax.Array  # float32 [N, Hkv, Q], sum of the weights
+
+    @classmethod
+    def nothing(cls, tiles: int, kv_heads: int, queries: int, head_dim: int) -> _Partial:
+        acc = jnp.zeros((tiles, kv_heads, queries, head_dim), jnp.float32)
+        return cls(acc, jnp.full(acc.shape[:-1], _LOWEST, jnp.float32), jnp.zeros(acc.shape[:-1], jnp.float32))
+
+    def scaled_to(self, top: jax.Array) -> _Partial:
+        factor = jnp.exp(self.top - top)
+        return _Partial(self.acc * factor[..., None], top, self.total * factor)
+
+    def result(self, width: int) -> jax.Array:
+        """float32 [N, B, Hkv, G, D]; zeros for queries that saw nothing."""
+        out = self.acc / jnp.maximum(self.total, jnp.finfo(jnp.float32).tiny)[..., None]
+        tiles, kv_heads, queries, head_dim = out.shape
+        return out.reshape(tiles, kv_heads, width, queries // width, head_dim).transpose(0, 2, 1, 3, 4)
 
 
 def paged_attention(
@@ -70,34 +97,42 @@ def paged_attention(
 def _decode_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata: AttentionMetadata) -> jax.Array:
     """q [decode_rows * decode_width, Hkv, G, D] -> float32 of the same shape."""
     rows, width = metadata.decode_rows, metadata.decode_width
-    tokens = rows * width
-    tile_rows = min(rows, DECODE_TILE_ROWS)
-    padded = -(-rows // tile_rows) * tile_rows
+    tokens, kv_heads, group, head_dim = q.shape
 
-    def by_row(x: jax.Array, fill: int = 0) -> jax.Array:
-        x = x[:tokens].reshape(rows, width, *x.shape[1:])
-        return jnp.pad(x, [(0, padded - rows)] + [(0, 0)] * (x.ndim - 1), constant_values=fill)
+    def by_row(x: jax.Array) -> jax.Array:
+        return x[:tokens].reshape(rows, width, *x.shape[1:])
 
-    tiles = _Tile(
-        q=by_row(q),
-        row=jnp.pad(jnp.arange(rows, dtype=jnp.int32), (0, padded - rows)),
-        limit=by_row(metadata.limit, fill=-1),
-        branch=by_row(metadata.branch),
-        tail_bits=by_row(metadata.tail_bits),
+    tiles = _Tiles(
+        by_row(q), jnp.arange(rows), by_row(metadata.limit), by_row(metadata.branch), by_row(metadata.tail_bits)
     )
-    if padded == tile_rows:
-        return _attend_tile(tiles, k_pages, v_pages, metadata).reshape(padded * width, *q.shape[1:])[:tokens]
-    # Padding rows come last and have kv_len 0: tiles of padding alone are not visited.
-    last_row = jnp.max(jnp.where(metadata.kv_len[:rows] > 0, jnp.arange(1, rows + 1), 0))
+    # A row that sees nothing has one chunk, so that the rows of successive items are successive; rows after the last
+    # one that sees something have none.
+    chunks = _num_chunks(_ends(tiles, metadata), k_pages)
+    last_row = jnp.max(jnp.where(chunks > 0, jnp.arange(rows), 0))
+    chunks = jnp.where(jnp.arange(rows) <= last_row, jnp.maximum(chunks, 1), 0)
+    done = jnp.cumsum(chunks)
+    count = min(DECODE_ITEMS, rows)
 
-    def one_tile(index: jax.Array, out: jax.Array) -> jax.Array:
-        tile = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, index * tile_rows, tile_rows), tiles)
-        result = _attend_tile(tile, k_pages, v_pages, metadata)
-        return lax.dynamic_update_slice_in_dim(out, result, index * tile_rows, axis=0)
+    def one_round(number: jax.Array, state: _Partial) -> _Partial:
+        item = number * count + jnp.arange(count)
+        row = jnp.minimum(jnp.sum(item[:, None] >= done, axis=1), last_row)
+        chunk = jnp.where(item < done[-1], item - (done - chunks)[row], jnp.int32(-1))
+        found = _attend_chunk(jax.tree.map(lambda x: x[row], tiles), chunk, k_pages, v_pages, metadata)
+        # The rows of the items, and maybe some after them.
+        own = row - row[0] == jnp.arange(count)[:, None]
+        before = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, row[0], count), state)
+        top = jnp.maximum(before.top, jnp.max(jnp.where(own[..., None, None], found.top, _LOWEST), axis=1))
+        before, found = before.scaled_to(top), found.scaled_to(top[row - row[0]])
+        merged = _Partial(
+            before.acc + jnp.einsum("ri,ihqd->rhqd", own.astype(jnp.float32), found.acc),
+            top,
+            before.total + jnp.sum(jnp.where(own[..., None, None], found.total, 0.0), axis=1),
+        )
+        return jax.tree.map(lambda x, new: lax.dynamic_update_slice_in_dim(x, new, row[0], axis=0), state, merged)
 
-    out = jnp.zeros(tiles.q.shape, jnp.float32)
-    out = lax.fori_loop(0, (last_row + tile_rows - 1) // tile_rows, one_tile, out)
-    return out.reshape(padded * width, *q.shape[1:])[:tokens]
+    state = _Partial.nothing(rows + count, kv_heads, width * group, head_dim)
+    state = lax.fori_loop(0, (done[-1] + count - 1) // count, one_round, state)
+    return jax.tree.map(lambda x: x[:rows], state).result(width).reshape(q.shape)
 
 
 def _prefill_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata: AttentionMetadata) -> jax.Array:
@@ -124,14 +159,23 @@ def _prefill_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadat
             return lax.dynamic_slice_in_dim(x, start, PREFILL_BLOCK)[None]
 
         own = start + jnp.arange(PREFILL_BLOCK) < starts[row + 1]
-        tile = _Tile(
+        tile = _Tiles(
             q=cut(q),
             row=(row + metadata.decode_rows)[None],
             limit=jnp.where(own, cut(limit), -1),
             branch=cut(branch),
             tail_bits=jnp.where(own[None, :, None], cut(tail_bits), jnp.uint32(0)),
         )
-        result = _attend_tile(tile, k_pages, v_pages, metadata)[0]
+
+        def one_chunk(chunk: jax.Array, before: _Partial) -> _Partial:
+            found = _attend_chunk(tile, chunk[None], k_pages, v_pages, metadata)
+            top = jnp.maximum(before.top, found.top)
+            before, found = before.scaled_to(top), found.scaled_to(top)
+            return _Partial(before.acc + found.acc, top, before.total + found.total)
+
+        [num_chunks] = _num_chunks(_ends(tile, metadata), k_pages)
+        nothing = _Partial.nothing(1, q.shape[1], PREFILL_BLOCK * q.shape[2], q.shape[3])
+        result = lax.fori_loop(0, num_chunks, one_chunk, nothing).result(PREFILL_BLOCK)[0]
         # What a block writes beyond its row's end is overwritten by the next row's block, or is padding.
         return lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
 
@@ -141,60 +185,58 @@ def _prefill_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadat
     return jnp.where(is_token[:, None, None, None], out[:tokens], 0.0)
 
 
-def _attend_tile(tile: _Tile, k_pages: jax.Array, v_pages: jax.Array, metadata: AttentionMetadata) -> jax.Array:
-    """float32 [N, B, Hkv, G, D]: softmax attention of the tile's queries over their rows' lanes."""
-    rows, width, kv_heads, group, head_dim = tile.q.shape
-    page_size = k_pages.shape[1]
-    chunk_pages = max(1, CHUNK_TOKENS // page_size)
-    chunk = chunk_pages * page_size
-    pages = metadata.page_table.shape[1]
-    pad = -pages % chunk_pages
-    page_table = jnp.pad(metadata.page_table, ((0, 0), (0, pad)))[tile.row]
-    page_branch = jnp.pad(metadata.page_branch, ((0, 0), (0, pad)))[tile.row]
-    kv_len, trunk_len, tail_start = (x[tile.row] for x in (metadata.kv_len, metadata.trunk_len, metadata.tail_start))
-    ends = jnp.max(tile.limit, axis=1) + 1
-    if tile.tail_bits.shape[-1]:
-        ends = jnp.maximum(ends, jnp.where(jnp.any(tile.tail_bits != 0, axis=(1, 2)), kv_len, 0))
-    queries = tile.q.transpose(0, 2, 1, 3, 4).reshape(rows, kv_heads, width * group, head_dim)
+def _ends(tiles: _Tiles, metadata: AttentionMetadata) -> jax.Array:
+    """int32 [N]: lane indices from here on are seen by no query of the tile."""
+    ends = jnp.max(tiles.limit, axis=1) + 1
+    if tiles.tail_bits.shape[-1]:
+        in_tail = jnp.any(tiles.tail_bits != 0, axis=(1, 2))
+        ends = jnp.maximum(ends, jnp.where(in_tail, metadata.kv_len[tiles.row], 0))
+    return ends
+
+
+def _num_chunks(ends: jax.Array, k_pages: jax.Array) -> jax.Array:
+    size = _pages_per_chunk(k_pages) * k_pages.shape[1]
+    return (ends + size - 1) // size
+
+
+def _pages_per_chunk(k_pages: jax.Array) -> int:
+    return max(1, CHUNK_TOKENS // k_pages.shape[1])
+
+
+def _attend_chunk(
+    tiles: _Tiles, chunk: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata: AttentionMetadata
+) -> _Partial:
+    """Attention of each tile's queries over one chunk of their row's lane; a chunk of -1 is empty."""
+    count, width, kv_heads, group, head_dim = tiles.q.shape
+    page_size, num_pages = k_pages.shape[1], _pages_per_chunk(k_pages)
+    size = num_pages * page_size
+    # Beyond the table's end nothing is seen, whatever page stands there.
+    at = (tiles.row[:, None], chunk[:, None] * num_pages + jnp.arange(num_pages))
+    table, owner = (x.at[at].get(mode="clip") for x in (metadata.page_table, metadata.page_branch))
+    trunk_len, tail_start = metadata.trunk_len[tiles.row], metadata.tail_start[tiles.row]
+    index = chunk[:, None] * size + jnp.arange(size, dtype=jnp.int32)
+    seen = (index >= 0)[:, None] & visible(
+        index[:, None],
+        limit=tiles.limit[:, :, None],
+        branch=tiles.branch[:, :, None],
+        tail_bits=tiles.tail_bits[:, :, None],
+        trunk_len=trunk_len[:, None, None],
+        tail_start=tail_start[:, None, None],
+        index_branch=jnp.repeat(owner, page_size, axis=1)[:, None],
+    )  # [N, B, size]
+    k = k_pages[table].reshape(count, size, kv_heads, head_dim)
+    v = v_pages[table].reshape(count, size, kv_heads, head_dim)
+    # Slots that no query sees may hold anything, and 0 * NaN is NaN.
+    v = jnp.where(jnp.any(seen, axis=1)[:, :, None, None], v, jnp.zeros((), v.dtype))
+    queries = tiles.q.transpose(0, 2, 1, 3, 4).reshape(count, kv_heads, width * group, head_dim)
     products = _products_of_all_heads if width * group <= FEW_QUERIES else _products_by_head
     score, weigh = products(queries)
-
-    def one_chunk(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        acc, top, total = carry
-        table = lax.dynamic_slice_in_dim(page_table, index * chunk_pages, chunk_pages, axis=1)
-        owner = lax.dynamic_slice_in_dim(page_branch, index * chunk_pages, chunk_pages, axis=1)
-        seen = visible(
-            index * chunk + jnp.arange(chunk, dtype=jnp.int32)[None, None],
-            limit=tile.limit[:, :, None],
-            branch=tile.branch[:, :, None],
-            tail_bits=tile.tail_bits[:, :, None],
-            trunk_len=trunk_len[:, None, None],
-            tail_start=tail_start[:, None, None],
-            index_branch=jnp.repeat(owner, page_size, axis=1)[:, None],
-        )  # [N, B, chunk]
-        k = k_pages[table].reshape(rows, chunk, kv_heads, head_dim)
-        v = v_pages[table].reshape(rows, chunk, kv_heads, head_dim)
-        # Slots that no query sees may hold anything, and 0 * NaN is NaN.
-        v = jnp.where(jnp.any(seen, axis=1)[:, :, None, None], v, jnp.zeros((), v.dtype))
-        scores = score(k)
-        mask = jnp.broadcast_to(seen[:, None, :, None], (rows, kv_heads, width, group, chunk)).reshape(scores.shape)
-        scores = jnp.where(mask, scores, _LOWEST)
-        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
-        weights = jnp.where(mask, jnp.exp(scores - new_top[..., None]), 0.0)
-        shrink = jnp.exp(top - new_top)
-        return (
-            acc * shrink[..., None] + weigh(weights.astype(v.dtype), v),
-            new_top,
-            total * shrink + jnp.sum(weights, axis=-1),
-        )
-
-    acc = jnp.zeros((rows, kv_heads, width * group, head_dim), jnp.float32)
-    top = jnp.full(acc.shape[:-1], _LOWEST, jnp.float32)
-    acc, _, total = lax.fori_loop(
-        0, (jnp.max(ends) + chunk - 1) // chunk, one_chunk, (acc, top, jnp.zeros(top.shape, jnp.float32))
-    )
-    out = acc / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None]
-    return out.reshape(rows, kv_heads, width, group, head_dim).transpose(0, 2, 1, 3, 4)
+    scores = score(k)
+    mask = jnp.broadcast_to(seen[:, None, :, None], (count, kv_heads, width, group, size)).reshape(scores.shape)
+    scores = jnp.where(mask, scores, _LOWEST)
+    top = jnp.max(scores, axis=-1)
+    weights = jnp.where(mask, jnp.exp(scores - top[..., None]), 0.0)
+    return _Partial(weigh(weights.astype(v.dtype), v), top, jnp.sum(weights, axis=-1))
 
 
 def _products_by_head(queries: jax.Array) -> tuple[_Score, _Weigh]:

@@ -14,6 +14,7 @@ from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.engine.step_batch import StepBatch
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.sampling.next_tokens import logits_and_greedy, next_tokens
 from jaxinfer.sampling.sampler import sample
 
 
@@ -50,8 +51,8 @@ def forward(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: Attenti
 def step(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend) -> tuple[KVCache, StepOutput]:
     """One step of every way of decoding: new tokens into their slots, logits where wanted, sampled tokens out."""
     cache, hidden = forward(model, cache, batch, backend)
-    logits = model.logits(hidden[batch.logits_index])
-    return cache, StepOutput(token_ids=sample(logits, batch.sampling), logits=logits, hidden=hidden)
+    logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
+    return cache, StepOutput(token_ids=sample(logits, batch.sampling, greedy), logits=logits, hidden=hidden)
 
 
 def decode_loop(
@@ -79,8 +80,9 @@ def decode_loop(
 
     def one_step(state: tuple[jax.Array, KVCache, StepBatch, jax.Array, jax.Array]):
         index, cache, now, ended, tokens = state
-        cache, output = step(model, cache, now, backend)
-        sampled = jnp.where(ended, -1, output.token_ids)
+        cache, hidden = forward(model, cache, now, backend)
+        token_ids = next_tokens(model, hidden[now.logits_index], now.sampling)
+        sampled = jnp.where(ended, -1, token_ids)
         tokens = lax.dynamic_update_index_in_dim(tokens, sampled, index, axis=0)
         ended = ended | jnp.any(sampled[:, None] == now.ending_token_ids, axis=1)
         position = now.positions + 1
@@ -90,7 +92,7 @@ def decode_loop(
         longer = jnp.where(now.kv_len > 0, now.kv_len + 1, 0)
         now = dataclasses.replace(
             now,
-            token_ids=jnp.where(ended, 0, output.token_ids),
+            token_ids=jnp.where(ended, 0, token_ids),
             positions=position,
             lengths=jnp.maximum(now.lengths, position + 1),
             slot_mapping=slot,

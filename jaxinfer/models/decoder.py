@@ -50,5 +50,12 @@ class DecoderLM(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """float32 [..., vocab] of hidden states [..., hidden] that went through the final norm."""
-        kernel = self.embed.embedding[...] if self.lm_head is None else self.lm_head.kernel[...]
-        return jnp.einsum("...h,vh->...v", hidden, kernel, preferred_element_type=jnp.float32)
+        return jnp.einsum("...h,vh->...v", hidden, self._words(), preferred_element_type=jnp.float32)
+
+    def logits_by_word(self, hidden: jax.Array) -> jax.Array:
+        """The same transposed, float32 [vocab, Q] of hidden states [Q, hidden], with the table as the left operand."""
+        return jnp.einsum("vh,qh->vq", self._words(), hidden, preferred_element_type=jnp.float32)
+
+    def _words(self) -> jax.Array:
+        """[vocab, hidden]"""
+        return self.embed.embedding[...] if self.lm_head is None else self.lm_head.kernel[...]

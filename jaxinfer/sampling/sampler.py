@@ -31,13 +31,14 @@ class SamplingBatch:
     sample_position: jax.Array  # int32 [Q], the index in its sequence of the token that is sampled
 
 
-def sample(logits: jax.Array, sampling: SamplingBatch) -> jax.Array:
-    """Tokens int32 [Q] from logits float32 [Q, V].
+def sample(logits: jax.Array, sampling: SamplingBatch, greedy: jax.Array | None = None) -> jax.Array:
+    """Tokens int32 [Q] from logits float32 [Q, V], and, where known, the token of the greatest logit in each row.
 
     Order, as in Hugging Face's documentation: temperature, top-k, top-p (of what top-k kept), min-p (relative to the
     most likely token). The token that crosses top_p is kept; ties go to the lower token id.
     """
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if greedy is None:
+        greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     is_random = sampling.temperature > 0
     return lax.cond(
         jnp.any(is_random),

@@ -101,6 +101,18 @@ def decodes_beside_prefills_with_padding_in_both_groups() -> Scene:
     return make_scene(decodes, prefills, decode_rows=8, prefill_rows=4, prefill_tokens=80)
 
 
+@case
+def more_decode_rows_than_are_taken_at_once_of_very_different_lengths() -> Scene:
+    lengths = [2300, *rng().integers(0, 150, 20).tolist(), 700, 128, 127, *rng().integers(0, 400, 10).tolist(), 2100]
+    return make_scene([plain_lane(16, n, 1) for n in lengths], decode_rows=48)
+
+
+@case
+def empty_rows_between_decode_rows() -> Scene:
+    lengths = [5, *[None] * 20, 300, None, 40, *[None] * 17, 129, None]
+    return make_scene([plain_lane(16, 0, 0) if n is None else plain_lane(16, n, 1) for n in lengths], decode_rows=64)
+
+
 def _at_borders(page_size: int) -> Scene:
     """Lanes that end at, just before and just after the borders of pages and of the backend's chunks."""
     borders = sorted({page_size, 2 * page_size, 128, 256})

@@ -66,8 +66,8 @@ class _Pool:
     def write(self, lane: Lane, rng: np.random.Generator) -> tuple[list[int], np.ndarray]:
         """The lane's pages, now with content, and the slot of each of its lane indices."""
         pages = [self.free.pop() for _ in lane.owners]
-        slots = (np.asarray(pages)[:, None] * self.page_size + np.arange(self.page_size)).reshape(-1)
-        written = slots[sorted(lane.written)]
+        slots = (np.asarray(pages, int)[:, None] * self.page_size + np.arange(self.page_size)).reshape(-1)
+        written = slots[np.asarray(sorted(lane.written), int)]
         for pool in (self.k, self.v):
             pool[written] = rng.standard_normal((len(written), *pool.shape[1:]))
         return pages, slots
