@@ -21,8 +21,8 @@ from bench_gpu_arithmetic import attention_flops
 from bench_gpu_lanes import LaneRow, LaneStep, Pages, branch_row, lay_out, plain_row, slots_of, tree_row, visible_pairs
 from bench_gpu_plan import LARGEST_ERROR, LONG_PAGES, PAGE_SIZE, SHORT_PAGES, Case, NotRun, attention_heads
 from bench_gpu_timing import time_launches
-from jaxinfer.attention import xla
 from kernels_pallas.branch_attention.api import branch_attention
+from kernels_pallas.branch_attention.reference import paged_attention
 from kernels_pallas.devices import why_not_here
 
 # Layers of a chain, and the bytes of K and V that they read together: several times what the card's cache holds.
@@ -98,7 +98,7 @@ def check_kernel(case: Case, *, smoke: bool) -> dict[str, Any]:
     kernel = jax.jit(partial(branch_attention, scale=scale, reference=_refuse, interpret=interpret))
     found = np.asarray(kernel(q, k, v, step.metadata).astype(jnp.float32))
     with jax.default_matmul_precision("highest"):  # else float32 products may be made of shorter numbers
-        reference = jax.jit(partial(xla.paged_attention, scale=scale))
+        reference = jax.jit(partial(paged_attention, scale=scale))
         expected = np.asarray(reference(*(x.astype(jnp.float32) for x in (q, k, v)), step.metadata))
     error = relative_error(found, expected, np.asarray(step.metadata.limit) >= 0)
     if not error <= LARGEST_ERROR:  # NaN is not
@@ -199,7 +199,7 @@ def attention_program(implementation: str, layers: int, causal: bool, scale: flo
     elif implementation == "kernel":
         layer = partial(branch_attention, reference=_refuse, scale=scale)
     else:
-        layer = partial(xla.paged_attention, scale=scale)
+        layer = partial(paged_attention, scale=scale)
     return jax.jit(partial(_chain, layer, layers))
 
 

@@ -2,7 +2,10 @@
 
 import os
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before anything imports jax
+# Before anything imports jax. An interpreted kernel's threads wait for each other inside XLA's pool, which has one thread
+# for each core: on two cores those that wait can leave none to those that they wait for.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("NPROC", "8")
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -8,11 +8,12 @@ from typing import Protocol
 
 import jax
 
-from jaxinfer.attention import xla
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.attention.residual import PLAIN, Residual
+from kernels_pallas.branch_attention.reference import paged_attention
 from kernels_pallas.parts import choose_parts
+from kernels_pallas.rotate_and_write.reference import rotate_and_write
 
 ATTENTION_BACKENDS = ("auto", "xla", "pallas")
 
@@ -45,7 +46,7 @@ class AttentionBackend:
     min_tokens: int = 1
 
 
-_XLA = AttentionBackend("xla", xla.paged_attention, xla.rotate_and_write)
+_XLA = AttentionBackend("xla", paged_attention, rotate_and_write)
 
 
 def select_backend(name: str = "auto") -> AttentionBackend:
@@ -65,7 +66,7 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     from kernels_pallas.add_and_norm.api import add_and_norm
     from kernels_pallas.branch_attention.api import branch_attention
     from kernels_pallas.devices import num_cores, why_not_here
-    from kernels_pallas.rotate_and_write.api import rotate_and_write
+    from kernels_pallas.rotate_and_write import api as kernel
 
     if name == "auto" and why_not_here() is not None:
         return _XLA
@@ -73,12 +74,13 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     def parts(rows: int, inner: int, columns: int) -> int:
         return 1 if why_not_here() is not None else choose_parts(rows, inner, columns, num_cores())
 
-    # Each jitted by itself, they are traced and lowered once for all layers of a step.
+    # Each jitted by itself, they are traced and lowered once for all layers of a step. `partial` makes functions that are
+    # traced for this backend alone: tracing is when it is told why a kernel does not run.
     return AttentionBackend(
         "pallas",
-        jax.jit(partial(branch_attention, reference=_XLA.attention), static_argnames="scale"),
-        jax.jit(partial(rotate_and_write, reference=_XLA.rotate_and_write)),
-        Residual(jax.jit(partial(add_and_norm, reference=PLAIN.add_and_norm), static_argnums=3), parts),
+        jax.jit(partial(branch_attention), static_argnames="scale"),
+        jax.jit(partial(kernel.rotate_and_write)),
+        Residual(jax.jit(partial(add_and_norm), static_argnums=3), parts),
         min_tokens=2,
     )
 

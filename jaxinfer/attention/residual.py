@@ -7,14 +7,8 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxinfer.attention.heads import rms_norm
-from kernels_pallas.parts import Parts, whole
-
-
-def add_and_norm(x: jax.Array, y: jax.Array | Parts, scale: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
-    """The residual stream x [..., N] with a layer's result y added, and the RMS norm of that."""
-    x = x + whole(y)
-    return x, rms_norm(x, scale, eps)
+from kernels_pallas.add_and_norm.reference import add_and_norm
+from kernels_pallas.parts import Parts
 
 
 def in_one_piece(rows: int, inner: int, columns: int) -> int:

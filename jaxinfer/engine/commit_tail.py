@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.attention.xla import write_kv
 from jaxinfer.cache.kv_cache import KVCache
+from kernels_pallas.rotate_and_write.reference import write_kv
 
 
 def commit_tail(cache: KVCache, source: jax.Array, destination: jax.Array) -> KVCache:

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.attention.attend import Attend
-from jaxinfer.attention.heads import ProjectedHeads, rms_norm
+from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.residual import Residual
 from jaxinfer.models.config import ModelConfig
+from kernels_pallas.add_and_norm.reference import rms_norm
 from kernels_pallas.parts import Parts
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -1,4 +1,4 @@
-"""A result added to the residual stream, and the norm of the sum: the kernel where it can run, else a reference."""
+"""A result added to the residual stream, and the norm of the sum: the kernel where it can run, else the reference."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from kernels_pallas.add_and_norm import reference as plain
 from kernels_pallas.add_and_norm.mosaic_gpu import THREADS, Launch, add_and_norm_rows
 from kernels_pallas.devices import tell_once, why_not_here
 from kernels_pallas.parts import Parts
@@ -19,7 +20,13 @@ type Reference = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 def add_and_norm(
-    x: jax.Array, y: jax.Array | Parts, scale: jax.Array, eps: float, *, reference: Reference, interpret: Any = None
+    x: jax.Array,
+    y: jax.Array | Parts,
+    scale: jax.Array,
+    eps: float,
+    *,
+    reference: Reference = plain.add_and_norm,
+    interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """x + y, and (x + y) / rms(x + y) * scale, over the last axis.
 

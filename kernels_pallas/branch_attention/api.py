@@ -1,4 +1,4 @@
-"""Attention of one layer over paged KV: the kernel where it can run, the caller's reference where it cannot."""
+"""Attention of one layer over paged KV: the kernel where it can run, the reference where it cannot."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kernels_pallas.branch_attention.blocks import (
     prefill_blocks,
 )
 from kernels_pallas.branch_attention.mosaic_gpu import attend_blocks
+from kernels_pallas.branch_attention.reference import paged_attention
 from kernels_pallas.branch_attention.tuning import Tuning, choose_tuning
 from kernels_pallas.devices import num_cores, tell_once, why_not_here
 
@@ -37,7 +38,7 @@ def branch_attention(
     step: StepIntegers,
     *,
     scale: float,
-    reference: Reference,
+    reference: Reference = paged_attention,
     tuning: Tuning | None = None,
     interpret: Any = None,
 ) -> jax.Array:

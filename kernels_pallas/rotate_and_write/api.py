@@ -1,17 +1,19 @@
-"""Heads of a step into queries and written K and V: the kernel where it can run, the caller's reference elsewhere."""
+"""Heads of a step into queries and written K and V: the kernel where it can run, the reference elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from kernels_pallas.devices import tell_once, why_not_here
 from kernels_pallas.parts import Parts, whole
+from kernels_pallas.rotate_and_write import reference as plain
 from kernels_pallas.rotate_and_write.mosaic_gpu import Launch, rotate_and_write_heads
+from kernels_pallas.rotate_and_write.reference import Heads
 
 HEAD_DIMS = (64, 128, 256)
 DTYPES = ("bfloat16", "float16")
@@ -19,28 +21,6 @@ DTYPES = ("bfloat16", "float16")
 MAX_HEADS = 256
 # What a Hopper block may ask for, less what the compiler keeps for itself.
 SHARED_MEMORY_BYTES = 227 * 1024 - 2048
-
-
-class Heads(Protocol):
-    """A layer's projected heads: T tokens, each with `group` queries, a key and a value for every KV head."""
-
-    @property
-    def qkv(self) -> jax.Array | Parts: ...  # [T, num_kv_heads, group + 2, head_dim]
-
-    @property
-    def cos(self) -> jax.Array: ...  # float32 [T, head_dim / 2]
-
-    @property
-    def sin(self) -> jax.Array: ...  # float32 [T, head_dim / 2]
-
-    @property
-    def q_scale(self) -> jax.Array | None: ...  # [head_dim], of the RMS norm of queries; None: no norms
-
-    @property
-    def k_scale(self) -> jax.Array | None: ...  # [head_dim]
-
-    @property
-    def eps(self) -> float: ...
 
 
 type Written = tuple[jax.Array, jax.Array, jax.Array]
@@ -53,7 +33,7 @@ def rotate_and_write(
     v_pages: jax.Array,
     slot_mapping: jax.Array,
     *,
-    reference: Reference,
+    reference: Reference = plain.rotate_and_write,
     interpret: Any = None,
 ) -> Written:
     """Normalise and rotate queries and keys, and write keys and values into their slots, in place.

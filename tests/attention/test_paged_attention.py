@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.attention import xla
 from jaxinfer.attention.backend import ATTENTION_BACKENDS, select_backend
+from kernels_pallas.branch_attention.reference import paged_attention
 from tests.attention.cases import CASES
 from tests.attention.lanes import branched_lane, plain_lane, with_tail
 from tests.attention.scenes import make_scene
 
-BACKENDS = {"xla": xla.paged_attention}
+BACKENDS = {"xla": paged_attention}
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxinfer.attention.visibility import visible
+from kernels_pallas.visibility import visible
 from tests.attention.lanes import Lane, block_lane, branched_lane, plain_lane, tail_words, with_tail
 
 LANE = 160  # lane indices and queries are padded to one shape, so that nothing compiles twice

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.attention.xla import write_kv
+from kernels_pallas.rotate_and_write.reference import write_kv
 
 PAGES, PAGE_SIZE, HEADS, DIM = 5, 4, 2, 3
 SLOTS = PAGES * PAGE_SIZE

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.attention import xla
 from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.engine.commit_tail import tail_moves
 from jaxinfer.engine.step_batch import BatchShape
 from jaxinfer.models.rope import RopeConfig
+from kernels_pallas.rotate_and_write import reference
 from tests.attention.lanes import Query
 from tests.builders import FAMILIES, model_config, random_model
 from tests.engine.lane_steps import GrowingLane, LaneSteps
@@ -282,7 +282,7 @@ def test_the_kernel_answers_as_plain_xla_does_for_trees_and_branches_and_after_a
         raise AssertionError("the reference was asked instead of the kernel")
 
     interpreted = partial(branch_attention, reference=refuse, interpret=plgpu.InterpretGPUParams())
-    backends = [select_backend("xla"), AttentionBackend("pallas", interpreted, xla.rotate_and_write)]
+    backends = [select_backend("xla"), AttentionBackend("pallas", interpreted, reference.rotate_and_write)]
     config = model_config("LlamaForCausalLM", num_heads=2, head_dim=64, num_layers=1)
     model = random_model(config, dtype=jnp.bfloat16)
     shape = BatchShape(2, 1, 16, pages_per_row=4, decode_width=4, tail_words=1)

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.attention import xla
 from jaxinfer.attention.backend import select_backend
+from kernels_pallas.branch_attention.reference import paged_attention
 from tests.attention.lanes import branched_lane, plain_lane, with_tail
 from tests.attention.scenes import Heads, make_scene
 from tests.kernels.branch_attention_cases import CASES
@@ -58,4 +58,4 @@ def test_the_same_step_gives_the_same_bits_again():
 
 def test_the_reference_agrees_on_the_gpu_too():
     scene = CASES["every_kind_of_row_at_once"].scene()
-    assert relative_error(scene.run(xla.paged_attention), scene) < TOLERANCE["bfloat16"]
+    assert relative_error(scene.run(paged_attention), scene) < TOLERANCE["bfloat16"]

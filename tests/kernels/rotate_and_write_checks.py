@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.attention import xla
 from kernels_pallas.parts import whole
+from kernels_pallas.rotate_and_write import reference
 from tests.kernels.rotate_and_write_cases import CASES, Case
 
 # Norm of a head's error over the norm of the head: rounding to 16 bits, after the norm, its scale and the rotation.
@@ -65,7 +65,7 @@ class RotateAndWriteChecks:
     def test_plain_xla_does_the_same(self, name):
         case = CASES[name]
         ours = self.run(case)
-        theirs = jax.jit(xla.rotate_and_write)(case.heads, *case.pages, case.slot_mapping)
+        theirs = jax.jit(reference.rotate_and_write)(case.heads, *case.pages, case.slot_mapping)
         for one, other in zip(ours, theirs, strict=True):
             one, other = (np.nan_to_num(np.asarray(x, np.float32)) for x in (one, other))
             # One unit in the last of 8 bits where roundings fall apart.

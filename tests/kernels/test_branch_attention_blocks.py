@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.attention.visibility import visible
 from kernels_pallas.branch_attention.blocks import (
     HEADER,
     IDLE,
@@ -22,6 +21,7 @@ from kernels_pallas.branch_attention.blocks import (
     prefill_blocks,
 )
 from kernels_pallas.branch_attention.tuning import Tuning
+from kernels_pallas.visibility import visible
 from tests.attention.lanes import block_lane, branched_lane, plain_lane, with_tail
 from tests.attention.scenes import Heads, make_scene
 

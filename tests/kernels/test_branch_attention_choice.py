@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.attention import xla
 from jaxinfer.attention.backend import select_backend
 from kernels_pallas.branch_attention import api
+from kernels_pallas.branch_attention.reference import paged_attention
 from kernels_pallas.branch_attention.tuning import (
     QUERY_ROWS,
     SHARED_MEMORY_BYTES,
@@ -67,7 +67,7 @@ def test_what_the_kernel_cannot_run_goes_to_the_reference_with_one_warning(nothi
         outs = [scene.run(attention) for _ in range(2)]
         # Another shape with the same reason is traced anew, and not told again.
         make_scene([plain_lane(16, 3, 1)] * 2, heads=TAKEN).run(attention)
-    assert np.array_equal(outs[0], scene.run(xla.paged_attention)) and np.array_equal(*outs)
+    assert np.array_equal(outs[0], scene.run(paged_attention)) and np.array_equal(*outs)
     assert [record.message for record in caplog.records] == [
         "branch attention runs as plain XLA, not as a Mosaic GPU kernel: "
         "the device is 'cpu', the kernel is for H100, H200, H800, H20, GH200"
@@ -85,7 +85,7 @@ def test_another_reason_is_another_warning(nothing_told, caplog):
 def test_on_a_cpu_auto_is_plain_xla_without_a_word(nothing_told, caplog):
     with caplog.at_level(logging.WARNING):
         backend = select_backend("auto")
-    assert backend.name == "xla" and backend.attention is xla.paged_attention and not caplog.records
+    assert backend.name == "xla" and backend.attention is paged_attention and not caplog.records
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.attention.heads import apply_rope
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.rope import RopeConfig, inverse_frequencies, rope_cos_sin
+from kernels_pallas.rotate_and_write.reference import apply_rope
 from tests.hf_fixtures import FOLDER
 
 RECORDED = json.loads((FOLDER / "rope.json").read_text())

@@ -9,10 +9,10 @@ import bench_gpu_attention
 from bench_gpu_attention import build_step, check_kernel, contiguous, dense_layer, measure_attention, relative_error
 from bench_gpu_lanes import Pages, branch_row, lay_out, plain_row, tree_row, visible_pairs
 from bench_gpu_plan import LONG_PAGES, PAGE_SIZE, SHORT_PAGES, NotRun, parts
-from jaxinfer.attention import xla
+from kernels_pallas.branch_attention.reference import paged_attention
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
-PAGED = jax.jit(xla.paged_attention, static_argnames="scale")
+PAGED = jax.jit(paged_attention, static_argnames="scale")
 CASES = {part.name: part.cases for part in parts(smoke=True)}
 REAL = {part.name: part.cases for part in parts(smoke=False)}
 
@@ -154,7 +154,7 @@ def test_the_error_is_that_of_the_worst_head_and_nan_is_an_error(monkeypatch):
 
 def test_a_kernel_that_is_wrong_fails_its_check(monkeypatch):
     def almost(q, k_pages, v_pages, metadata, *, scale, reference, interpret):
-        return 1.02 * xla.paged_attention(q, k_pages, v_pages, metadata, scale=scale)
+        return 1.02 * paged_attention(q, k_pages, v_pages, metadata, scale=scale)
 
     monkeypatch.setattr(bench_gpu_attention, "branch_attention", almost)
     with pytest.raises(RuntimeError, match="the relative error is 0.02"):
@@ -164,7 +164,7 @@ def test_a_kernel_that_is_wrong_fails_its_check(monkeypatch):
 @pytest.mark.parametrize("kind", ["decode", "prefill", "branches", "tree", "mixed"])
 def test_what_is_checked_on_a_gpu_holds_for_plain_xla_at_the_same_precision(kind, monkeypatch):
     def plain(q, k_pages, v_pages, metadata, *, scale, reference, interpret):
-        return xla.paged_attention(q, k_pages, v_pages, metadata, scale=scale)
+        return paged_attention(q, k_pages, v_pages, metadata, scale=scale)
 
     monkeypatch.setattr(bench_gpu_attention, "branch_attention", plain)
     found = check_kernel({"kind": kind, "size": "short", "heads": (4, 2, 64)}, smoke=True)

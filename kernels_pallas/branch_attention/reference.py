@@ -1,4 +1,4 @@
-"""Paged attention in plain XLA: the reference for every kernel, and the backend where no kernel runs.
+"""The same attention in plain XLA: the truth for the kernel, and what runs where no kernel does.
 
 Queries of one row that walk over KV together are a tile: a decode row's, or a block of a prefill row's. Tiles see their
 rows' lanes in chunks, and what they have of each chunk is merged by its log-sum-exp. Decode rows hand out their chunks
@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.attention.heads import ProjectedHeads
-from jaxinfer.attention.metadata import AttentionMetadata
-from jaxinfer.attention.visibility import visible
+from kernels_pallas.branch_attention.blocks import StepIntegers
+from kernels_pallas.visibility import visible
 
 PREFILL_BLOCK = 64
 CHUNK_TOKENS = 128
@@ -68,14 +67,14 @@ class _Partial:
 
 
 def paged_attention(
-    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata: AttentionMetadata, *, scale: float
+    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, step: StepIntegers, *, scale: float
 ) -> jax.Array:
     """Attention of a step's tokens over the pool, by the visibility rule.
 
     Args:
         q: [T, num_heads, head_dim].
         k_pages, v_pages: [num_pages, page_size, num_kv_heads, head_dim], this step's tokens already written.
-        metadata: see `AttentionMetadata`.
+        step: see `StepIntegers`.
         scale: factor of the scores, usually head_dim ** -0.5.
 
     Returns:
@@ -84,30 +83,28 @@ def paged_attention(
     tokens, num_heads, head_dim = q.shape
     kv_heads = k_pages.shape[2]
     grouped = (q * jnp.asarray(scale, q.dtype)).reshape(tokens, kv_heads, num_heads // kv_heads, head_dim)
-    decode_tokens = metadata.decode_rows * metadata.decode_width
+    decode_tokens = step.decode_rows * step.decode_width
     parts = []
     if decode_tokens:
-        parts.append(_decode_group(grouped[:decode_tokens], k_pages, v_pages, metadata))
+        parts.append(_decode_group(grouped[:decode_tokens], k_pages, v_pages, step))
     if tokens > decode_tokens:
-        parts.append(_prefill_group(grouped[decode_tokens:], k_pages, v_pages, metadata))
+        parts.append(_prefill_group(grouped[decode_tokens:], k_pages, v_pages, step))
     out = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     return out.reshape(tokens, num_heads, head_dim).astype(q.dtype)
 
 
-def _decode_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata: AttentionMetadata) -> jax.Array:
+def _decode_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, step: StepIntegers) -> jax.Array:
     """q [decode_rows * decode_width, Hkv, G, D] -> float32 of the same shape."""
-    rows, width = metadata.decode_rows, metadata.decode_width
+    rows, width = step.decode_rows, step.decode_width
     tokens, kv_heads, group, head_dim = q.shape
 
     def by_row(x: jax.Array) -> jax.Array:
         return x[:tokens].reshape(rows, width, *x.shape[1:])
 
-    tiles = _Tiles(
-        by_row(q), jnp.arange(rows), by_row(metadata.limit), by_row(metadata.branch), by_row(metadata.tail_bits)
-    )
+    tiles = _Tiles(by_row(q), jnp.arange(rows), by_row(step.limit), by_row(step.branch), by_row(step.tail_bits))
     # A row that sees nothing has one chunk, so that the rows of successive items are successive; rows after the last
     # one that sees something have none.
-    chunks = _num_chunks(_ends(tiles, metadata), k_pages)
+    chunks = _num_chunks(_ends(tiles, step), k_pages)
     last_row = jnp.max(jnp.where(chunks > 0, jnp.arange(rows), 0))
     chunks = jnp.where(jnp.arange(rows) <= last_row, jnp.maximum(chunks, 1), 0)
     done = jnp.cumsum(chunks)
@@ -117,7 +114,7 @@ def _decode_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata
         item = number * count + jnp.arange(count)
         row = jnp.minimum(jnp.sum(item[:, None] >= done, axis=1), last_row)
         chunk = jnp.where(item < done[-1], item - (done - chunks)[row], jnp.int32(-1))
-        found = _attend_chunk(jax.tree.map(lambda x: x[row], tiles), chunk, k_pages, v_pages, metadata)
+        found = _attend_chunk(jax.tree.map(lambda x: x[row], tiles), chunk, k_pages, v_pages, step)
         # The rows of the items, and maybe some after them.
         own = row - row[0] == jnp.arange(count)[:, None]
         before = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, row[0], count), state)
@@ -135,9 +132,9 @@ def _decode_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata
     return jax.tree.map(lambda x: x[:rows], state).result(width).reshape(q.shape)
 
 
-def _prefill_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata: AttentionMetadata) -> jax.Array:
+def _prefill_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, step: StepIntegers) -> jax.Array:
     """q [T - decode tokens, Hkv, G, D] of packed prefill rows -> float32 of the same shape."""
-    first = metadata.decode_rows * metadata.decode_width
+    first = step.decode_rows * step.decode_width
     tokens = q.shape[0]
     # Blocks are cut with fixed size from packed tokens: room for the last one to reach beyond the end.
     pad = PREFILL_BLOCK
@@ -146,8 +143,8 @@ def _prefill_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadat
         return jnp.pad(x[first:], [(0, pad)] + [(0, 0)] * (x.ndim - 1))
 
     q = jnp.pad(q, [(0, pad), (0, 0), (0, 0), (0, 0)])
-    limit, branch, tail_bits = packed(metadata.limit), packed(metadata.branch), packed(metadata.tail_bits)
-    starts = metadata.query_start_loc[metadata.decode_rows :] - first
+    limit, branch, tail_bits = packed(step.limit), packed(step.branch), packed(step.tail_bits)
+    starts = step.query_start_loc[step.decode_rows :] - first
     block_ends = jnp.cumsum((jnp.diff(starts) + PREFILL_BLOCK - 1) // PREFILL_BLOCK)
 
     def one_block(index: jax.Array, out: jax.Array) -> jax.Array:
@@ -161,19 +158,19 @@ def _prefill_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadat
         own = start + jnp.arange(PREFILL_BLOCK) < starts[row + 1]
         tile = _Tiles(
             q=cut(q),
-            row=(row + metadata.decode_rows)[None],
+            row=(row + step.decode_rows)[None],
             limit=jnp.where(own, cut(limit), -1),
             branch=cut(branch),
             tail_bits=jnp.where(own[None, :, None], cut(tail_bits), jnp.uint32(0)),
         )
 
         def one_chunk(chunk: jax.Array, before: _Partial) -> _Partial:
-            found = _attend_chunk(tile, chunk[None], k_pages, v_pages, metadata)
+            found = _attend_chunk(tile, chunk[None], k_pages, v_pages, step)
             top = jnp.maximum(before.top, found.top)
             before, found = before.scaled_to(top), found.scaled_to(top)
             return _Partial(before.acc + found.acc, top, before.total + found.total)
 
-        [num_chunks] = _num_chunks(_ends(tile, metadata), k_pages)
+        [num_chunks] = _num_chunks(_ends(tile, step), k_pages)
         nothing = _Partial.nothing(1, q.shape[1], PREFILL_BLOCK * q.shape[2], q.shape[3])
         result = lax.fori_loop(0, num_chunks, one_chunk, nothing).result(PREFILL_BLOCK)[0]
         # What a block writes beyond its row's end is overwritten by the next row's block, or is padding.
@@ -185,12 +182,12 @@ def _prefill_group(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadat
     return jnp.where(is_token[:, None, None, None], out[:tokens], 0.0)
 
 
-def _ends(tiles: _Tiles, metadata: AttentionMetadata) -> jax.Array:
+def _ends(tiles: _Tiles, step: StepIntegers) -> jax.Array:
     """int32 [N]: lane indices from here on are seen by no query of the tile."""
     ends = jnp.max(tiles.limit, axis=1) + 1
     if tiles.tail_bits.shape[-1]:
         in_tail = jnp.any(tiles.tail_bits != 0, axis=(1, 2))
-        ends = jnp.maximum(ends, jnp.where(in_tail, metadata.kv_len[tiles.row], 0))
+        ends = jnp.maximum(ends, jnp.where(in_tail, step.kv_len[tiles.row], 0))
     return ends
 
 
@@ -204,7 +201,7 @@ def _pages_per_chunk(k_pages: jax.Array) -> int:
 
 
 def _attend_chunk(
-    tiles: _Tiles, chunk: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata: AttentionMetadata
+    tiles: _Tiles, chunk: jax.Array, k_pages: jax.Array, v_pages: jax.Array, step: StepIntegers
 ) -> _Partial:
     """Attention of each tile's queries over one chunk of their row's lane; a chunk of -1 is empty."""
     count, width, kv_heads, group, head_dim = tiles.q.shape
@@ -212,8 +209,8 @@ def _attend_chunk(
     size = num_pages * page_size
     # Beyond the table's end nothing is seen, whatever page stands there.
     at = (tiles.row[:, None], chunk[:, None] * num_pages + jnp.arange(num_pages))
-    table, owner = (x.at[at].get(mode="clip") for x in (metadata.page_table, metadata.page_branch))
-    trunk_len, tail_start = metadata.trunk_len[tiles.row], metadata.tail_start[tiles.row]
+    table, owner = (x.at[at].get(mode="clip") for x in (step.page_table, step.page_branch))
+    trunk_len, tail_start = step.trunk_len[tiles.row], step.tail_start[tiles.row]
     index = chunk[:, None] * size + jnp.arange(size, dtype=jnp.int32)
     seen = (index >= 0)[:, None] & visible(
         index[:, None],
@@ -279,24 +276,3 @@ def _products_of_all_heads(queries: jax.Array) -> tuple[_Score, _Weigh]:
         return jnp.stack([values[:, head, :, head] for head in range(heads)], axis=1)
 
     return score, weigh
-
-
-def rotate_and_write(
-    heads: ProjectedHeads, k_pages: jax.Array, v_pages: jax.Array, slot_mapping: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries ready for attention, and the pages with the heads' keys and values at the slots."""
-    q, k, v = heads.rotated()
-    return q, write_kv(k_pages, k, slot_mapping), write_kv(v_pages, v, slot_mapping)
-
-
-def write_kv(pages: jax.Array, new: jax.Array, slot_mapping: jax.Array) -> jax.Array:
-    """pages [num_pages, page_size, Hkv, D] with new [T, Hkv, D] at the slots; slots out of range are dropped."""
-    flat = pages.reshape(-1, *pages.shape[2:])
-    new = new.astype(pages.dtype)
-    if new.shape[0] > 1:
-        flat = flat.at[slot_mapping].set(new, mode="drop", unique_indices=True)
-    else:
-        # A scatter of one token is no loop on a CPU, and there XLA copies the whole pool before it: so write a loop.
-        count = (slot_mapping[0] < flat.shape[0]).astype(jnp.int32)
-        flat = lax.fori_loop(0, count, lambda _, x: lax.dynamic_update_slice_in_dim(x, new, slot_mapping[0], 0), flat)
-    return flat.reshape(pages.shape)

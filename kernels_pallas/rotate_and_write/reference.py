@@ -1,0 +1,75 @@
+"""The same in plain XLA: the truth for the kernel, and what runs where no kernel does."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kernels_pallas.add_and_norm.reference import rms_norm
+from kernels_pallas.parts import Parts, whole
+
+
+class Heads(Protocol):
+    """A layer's projected heads: T tokens, each with `group` queries, a key and a value for every KV head."""
+
+    @property
+    def qkv(self) -> jax.Array | Parts: ...  # [T, num_kv_heads, group + 2, head_dim]
+
+    @property
+    def cos(self) -> jax.Array: ...  # float32 [T, head_dim / 2]
+
+    @property
+    def sin(self) -> jax.Array: ...  # float32 [T, head_dim / 2]
+
+    @property
+    def q_scale(self) -> jax.Array | None: ...  # [head_dim], of the RMS norm of queries; None: no norms
+
+    @property
+    def k_scale(self) -> jax.Array | None: ...  # [head_dim]
+
+    @property
+    def eps(self) -> float: ...
+
+
+def rotate_and_write(
+    heads: Heads, k_pages: jax.Array, v_pages: jax.Array, slot_mapping: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries ready for attention, and the pages with the heads' keys and values at the slots."""
+    q, k, v = rotate(heads)
+    return q, write_kv(k_pages, k, slot_mapping), write_kv(v_pages, v, slot_mapping)
+
+
+def rotate(heads: Heads) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """q [..., T, num_heads, head_dim], normalised and rotated; k likewise and v, with num_kv_heads heads."""
+    qkv = whole(heads.qkv)
+    *lead, kv_heads, width, dim = qkv.shape
+    group = width - 2
+    q = qkv[..., :group, :].reshape(*lead, kv_heads * group, dim)
+    k, v = qkv[..., group, :], qkv[..., group + 1, :]
+    if heads.q_scale is not None and heads.k_scale is not None:
+        q, k = rms_norm(q, heads.q_scale, heads.eps), rms_norm(k, heads.k_scale, heads.eps)
+    return apply_rope(q, heads.cos, heads.sin), apply_rope(k, heads.cos, heads.sin), v
+
+
+def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotate the halves of x [..., heads, head_dim] by cos, sin [..., head_dim / 2]; float32 inside, x's dtype out."""
+    dtype = x.dtype
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(dtype)
+
+
+def write_kv(pages: jax.Array, new: jax.Array, slot_mapping: jax.Array) -> jax.Array:
+    """pages [num_pages, page_size, Hkv, D] with new [T, Hkv, D] at the slots; slots out of range are dropped."""
+    flat = pages.reshape(-1, *pages.shape[2:])
+    new = new.astype(pages.dtype)
+    if new.shape[0] > 1:
+        flat = flat.at[slot_mapping].set(new, mode="drop", unique_indices=True)
+    else:
+        # A scatter of one token is no loop on a CPU, and there XLA copies the whole pool before it: so write a loop.
+        count = (slot_mapping[0] < flat.shape[0]).astype(jnp.int32)
+        flat = lax.fori_loop(0, count, lambda _, x: lax.dynamic_update_slice_in_dim(x, new, slot_mapping[0], 0), flat)
+    return flat.reshape(pages.shape)
