@@ -2,8 +2,8 @@
 
 import os
 
-# Before anything imports jax. An interpreted kernel's threads wait for each other inside XLA's pool, which has one thread
-# for each core: on two cores those that wait can leave none to those that they wait for.
+# Before anything imports jax. An interpreted kernel's threads wait for each other inside XLA's pool, which has one
+# thread for each core: on two cores those that wait can leave none to those that they wait for.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("NPROC", "8")
 

@@ -74,8 +74,8 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     def parts(rows: int, inner: int, columns: int) -> int:
         return 1 if why_not_here() is not None else choose_parts(rows, inner, columns, num_cores())
 
-    # Each jitted by itself, they are traced and lowered once for all layers of a step. `partial` makes functions that are
-    # traced for this backend alone: tracing is when it is told why a kernel does not run.
+    # Each jitted by itself, they are traced and lowered once for all layers of a step. `partial` makes functions that
+    # are traced for this backend alone: tracing is when it is told why a kernel does not run.
     return AttentionBackend(
         "pallas",
         jax.jit(partial(branch_attention), static_argnames="scale"),
