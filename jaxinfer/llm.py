@@ -49,7 +49,8 @@ class LLM:
         max_num_batched_tokens: most tokens computed in one step, prompts' and outputs' together.
         page_size: tokens per KV page, a power of two.
         kv_cache_tokens: size of the KV pool; None: from the device's memory.
-        gpu_memory_utilization: share of a GPU's memory that weights and KV pool may take.
+        gpu_memory_utilization: share of the GPU memory that JAX manages which weights, KV pool and workspace may take.
+            JAX manages 75% of a card, or what the environment variable XLA_CLIENT_MEM_FRACTION says.
         enable_prefix_caching: keep what was computed, and start requests behind the longest beginning that is kept.
         scheduling_policy: "fcfs" or "priority".
         tensor_parallel_size: devices that share every layer.

@@ -1,6 +1,8 @@
 """Settings of the whole test run: the platform, the long variants, and how Hypothesis looks for examples."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 # Before anything imports jax. An interpreted kernel's threads wait for each other inside XLA's pool, which has one
 # thread for each core: on two cores those that wait can leave none to those that they wait for.
@@ -9,6 +11,8 @@ os.environ.setdefault("NPROC", "8")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+MOST_MAPS = 30_000
 
 # Compiling in the first example would look like a slow one; no deadlines, and the same examples in every run.
 settings.register_profile(
@@ -42,6 +46,20 @@ def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mapped_memory() -> Iterator[None]:
+    """Compiled programs are dropped between modules before Linux refuses to map more memory into the process.
+
+    A program keeps dozens of maps, a process may have 65,530, and XLA crashes where it gets none.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        import jax
+
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
