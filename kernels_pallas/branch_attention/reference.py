@@ -69,17 +69,7 @@ class _Partial:
 def paged_attention(
     q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, step: StepIntegers, *, scale: float
 ) -> jax.Array:
-    """Attention of a step's tokens over the pool, by the visibility rule.
-
-    Args:
-        q: [T, num_heads, head_dim].
-        k_pages, v_pages: [num_pages, page_size, num_kv_heads, head_dim], this step's tokens already written.
-        step: see `StepIntegers`.
-        scale: factor of the scores, usually head_dim ** -0.5.
-
-    Returns:
-        [T, num_heads, head_dim] in q's dtype; zeros for tokens that see nothing.
-    """
+    """Attention of a step's tokens over the pool, by the visibility rule, in any dtype: see `api.branch_attention`."""
     tokens, num_heads, head_dim = q.shape
     kv_heads = k_pages.shape[2]
     grouped = (q * jnp.asarray(scale, q.dtype)).reshape(tokens, kv_heads, num_heads // kv_heads, head_dim)
