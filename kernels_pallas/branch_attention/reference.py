@@ -21,7 +21,7 @@ from kernels_pallas.visibility import visible
 PREFILL_BLOCK = 64
 CHUNK_TOKENS = 128
 # So many chunks of decode rows at once; K and V of more would not stay in a CPU's caches.
-DECODE_ITEMS = 16
+DECODE_ITEMS = 8
 # Up to so many queries of a row and KV head, one product for all heads is faster than one for each.
 FEW_QUERIES = 8
 _LOWEST = -1e30
