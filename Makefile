@@ -5,6 +5,9 @@ SHELL := bash
 
 # Extra arguments for pytest or a script: make test ARGS="-k sampler"
 ARGS ?=
+# Test processes, one for each core; more than four meet at the memory of a laptop. One after the other: WORKERS=0.
+WORKERS ?= auto
+IN_PARALLEL := --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 # The lock is made for this version of JAX; pyproject.toml says which versions are supported.
 LOCK_JAX := 0.11.2
 
@@ -32,14 +35,14 @@ demo: .venv/.installed ## several prompts at once from the embedded checkpoint
 	@$(PYTHON_CPU) scripts/demo.py $(ARGS)
 
 test: .venv/.installed ## the test suite on the CPU
-	$(PYTHON_CPU) -m pytest $(ARGS)
+	$(PYTHON_CPU) -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-parity: .venv/.installed .venv-parity/.installed ## the live comparison with transformers and torch
 	$(PYTHON_CPU) -m pytest tests/parity $(ARGS)
 
 ifneq ($(wildcard tests/aot/test_*.py),)
 test-aot: .venv-cuda/.installed ## compile kernels and steps for an H200 without one (CUDA wheels, about 5 GB)
-	JAX_PLATFORMS=cpu .venv-cuda/bin/python -m pytest tests/aot $(ARGS)
+	JAX_PLATFORMS=cpu .venv-cuda/bin/python -m pytest tests/aot $(IN_PARALLEL) $(ARGS)
 else
 test-aot:
 	@echo "tests/aot holds no tests: there is nothing to compile ahead of time"

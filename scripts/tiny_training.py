@@ -17,6 +17,7 @@ from optax.contrib import MuonDimensionNumbers, muon
 
 from jaxinfer.attention.dense import causal_attention
 from jaxinfer.attention.heads import ProjectedHeads
+from kernels_pallas.rotate_and_write.reference import rotate
 from tiny_initial import CONTEXT, Params
 from tiny_packing import Packer, Rows
 
@@ -125,7 +126,7 @@ def row_losses(graph: nnx.GraphDef, params: Params, rows: dict[str, jax.Array]) 
     shape = rows["ids"].shape
 
     def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
-        q, k, v = (x.reshape(*shape, *x.shape[1:]) for x in heads.rotated())
+        q, k, v = (x.reshape(*shape, *x.shape[1:]) for x in rotate(heads))
         out = causal_attention(q, k, v, rows["documents"])
         return out.reshape(-1, *out.shape[2:])
 

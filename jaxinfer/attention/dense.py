@@ -7,13 +7,14 @@ import jax.numpy as jnp
 
 from jaxinfer.attention.attend import Attend
 from jaxinfer.attention.heads import ProjectedHeads
+from kernels_pallas.rotate_and_write.reference import rotate
 
 
 def causal_attend(documents: jax.Array | None = None) -> Attend:
     """An `attend` by `causal_attention`, of all tokens or of packed `documents`."""
 
     def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
-        return causal_attention(*heads.rotated(), documents)
+        return causal_attention(*rotate(heads), documents)
 
     return attend
 

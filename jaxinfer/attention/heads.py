@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import jax
 
 from kernels_pallas.parts import Parts
-from kernels_pallas.rotate_and_write.reference import rotate
 
 
 @jax.tree_util.register_dataclass
@@ -15,7 +14,8 @@ from kernels_pallas.rotate_and_write.reference import rotate
 class ProjectedHeads:
     """A layer's queries, keys and values as they come from the projection, with all that they still need.
 
-    `rotated` says in plain XLA what that is; a kernel may do the same in one go (see `AttentionBackend`).
+    `rotate` of kernels_pallas/rotate_and_write says in plain XLA what that is; a kernel may do the same in one go (see
+    `AttentionBackend`).
     """
 
     qkv: jax.Array | Parts  # [..., T, num_kv_heads, group + 2, head_dim]: a KV head's queries, its key, its value
@@ -24,7 +24,3 @@ class ProjectedHeads:
     q_scale: jax.Array | None  # [head_dim], of the RMS norm of each head; None: no norms
     k_scale: jax.Array | None  # [head_dim]
     eps: float = field(metadata={"static": True})  # of the norms
-
-    def rotated(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """See `rotate`."""
-        return rotate(self)

@@ -187,7 +187,7 @@ def masked_logits(steps: LaneSteps, lane: GrowingLane, sees: dict[int, frozenset
 def _masked_forward(steps: LaneSteps):
     def forward(token_ids: jax.Array, visible: jax.Array) -> jax.Array:
         def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
-            q, k, v = heads.rotated()
+            q, k, v = reference.rotate(heads)
             k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
             scores = jnp.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
             return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, axis=-1, where=visible), v)

@@ -28,7 +28,7 @@ def expected(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Queries [T, num_heads, head_dim] and keys [T, num_kv_heads, head_dim] in float32, by plain XLA."""
     wide = dataclasses.replace(case.heads, qkv=whole(case.heads.qkv))
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), wide)
-    q, k, _ = wide.rotated()
+    q, k, _ = reference.rotate(wide)
     return np.asarray(q), np.asarray(k)
 
 
