@@ -31,7 +31,7 @@ def adjustments_of(output: SchedulerOutput, built: BuiltBatch, buckets: Sequence
     concerned = [
         (request, row, known - request.num_prompt_tokens)  # with the output tokens before the one to be sampled
         for request, row, samples, known in zip(
-            output.requests, built.rows.tolist(), output.samples, output.num_known, strict=True
+            output.requests, built.logits_rows.tolist(), output.samples, output.num_known, strict=True
         )
         if request.may_adjust and samples
     ]
@@ -69,7 +69,7 @@ def take_logprobs(landings: Sequence[Landing], built: BuiltBatch, logprobs: Toke
         wanted = landing.request.sampling_params.logprobs
         if wanted is not None and landing.last > landing.first:
             token = landing.request.token_ids[landing.first]
-            landing.request.logprobs.append(_as_dict(arrays, built.rows[landing.index], token, wanted))
+            landing.request.logprobs.append(_as_dict(arrays, built.logits_rows[landing.index], token, wanted))
 
 
 def prompt_targets(output: SchedulerOutput, built: BuiltBatch) -> np.ndarray | None:

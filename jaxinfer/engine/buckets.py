@@ -77,6 +77,10 @@ class Buckets:
         sums = _powers(2 * _MIN_PREFILL_ROWS, max(2 * _MIN_PREFILL_ROWS, self.max_num_seqs + self.max_prefill_rows), 4)
         return [(rows - min(most, rows // 2), min(most, rows // 2)) for rows in sums]
 
+    def _mixed(self, decode_rows: int, prefill_rows: int, tokens: int, pages: int) -> BatchShape:
+        num_logits = min(decode_rows + prefill_rows, self.max_num_seqs)
+        return BatchShape(decode_rows, prefill_rows, tokens, pages, num_logits=num_logits)
+
     def shape_for(self, *, decode_rows: int, prefill_rows: int, prefill_tokens: int, pages_per_row: int) -> BatchShape:
         """The smallest shape that holds a step.
 
@@ -89,7 +93,7 @@ class Buckets:
         for tokens in self.prefill_tokens:
             for decodes, prefills in self.mixed_rows(tokens):
                 if tokens >= prefill_tokens and decodes >= decode_rows and prefills >= prefill_rows:
-                    return BatchShape(decodes, prefills, tokens, pages)
+                    return self._mixed(decodes, prefills, tokens, pages)
         raise ValueError(
             f"{decode_rows} decode rows and {prefill_tokens} prefill tokens in {prefill_rows} rows exceed the limits"
         )
@@ -99,7 +103,7 @@ class Buckets:
         return [
             *(BatchShape(rows, 0, 0, pages) for pages in self.pages_per_row for rows in self.decode_rows),
             *(
-                BatchShape(decodes, prefills, tokens, pages)
+                self._mixed(decodes, prefills, tokens, pages)
                 for pages in self.pages_per_row
                 for tokens in self.prefill_tokens
                 for decodes, prefills in self.mixed_rows(tokens)

@@ -178,7 +178,7 @@ class EngineCore:
         tokens = np.asarray(launch.step.token_ids)  # waits for the device
         begin = time.perf_counter()
         steps = int((tokens >= 0).any(axis=1).sum()) if launch.output.num_steps > 1 else 1
-        by_request = tokens[:steps, launch.built.rows].T.tolist()
+        by_request = tokens[:steps, launch.built.logits_rows].T.tolist()
         if launch.prompt_logprobs is not None:
             take_prompt_logprobs(launch.output, launch.built, launch.prompt_logprobs)
         landings = self.scheduler.update_from_output(launch.output, by_request)

@@ -16,10 +16,11 @@ from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 
 @dataclass(frozen=True)
 class BuiltBatch:
-    """A packed step and, for each scheduled request in the scheduler's order, the row that it got."""
+    """A packed step and, for each scheduled request in the scheduler's order, the places that it got."""
 
     packed: PackedBatch
-    rows: np.ndarray  # int32
+    rows: np.ndarray  # int32, its row of tokens
+    logits_rows: np.ndarray  # int32, its row of logits and sampled tokens
 
 
 class InputBatch:
@@ -60,8 +61,6 @@ class InputBatch:
 
         is_decode = counts == 1
         decodes = np.flatnonzero(is_decode)
-        # Long lanes beside long lanes: a tile of decode rows costs what its longest row costs.
-        decodes = decodes[np.argsort(-kv_len[decodes], kind="stable")]
         prefills = np.flatnonzero(~is_decode)
         shape = self.buckets.shape_for(
             decode_rows=len(decodes),
@@ -72,15 +71,19 @@ class InputBatch:
         rows = np.zeros(len(requests), np.int32)
         rows[decodes] = np.arange(len(decodes))
         rows[prefills] = shape.decode_rows + np.arange(len(prefills))
+        # Logits are as many as there can be requests, and no padding is between those of decodes and of prefills.
+        logits_rows = np.where(is_decode, rows, rows - (shape.decode_rows - len(decodes)))
         packed = PackedBatch(shape)
         self._fill_rows(packed, rows, seats, kv_len)
         self._fill_tokens(packed, requests, rows, seats, computed, counts, decodes, prefills)
+        self._fill_sampling(packed, logits_rows, seats, kv_len)
+        packed["logits_index"][logits_rows] = packed["query_start_loc"][rows + 1] - 1
         samples = np.asarray(output.samples)
         packed["seat"][:] = len(self.page_table)
-        packed["seat"][rows[samples]] = seats[samples]
+        packed["seat"][logits_rows[samples]] = seats[samples]
         packed["num_steps"][...] = output.num_steps
         self.on_device[seats[samples]] = kv_len[samples] + output.num_steps - 1
-        return BuiltBatch(packed, rows)
+        return BuiltBatch(packed, rows, logits_rows)
 
     def _fill_rows(self, packed: PackedBatch, rows: np.ndarray, seats: np.ndarray, kv_len: np.ndarray) -> None:
         pages = packed.shape.pages_per_row
@@ -88,6 +91,8 @@ class InputBatch:
         packed["page_branch"][:] = -1
         for name in ("kv_len", "trunk_len", "tail_start"):  # everything is trunk, and there is no tail
             packed[name][rows] = kv_len
+
+    def _fill_sampling(self, packed: PackedBatch, rows: np.ndarray, seats: np.ndarray, kv_len: np.ndarray) -> None:
         packed["temperature"][rows] = self.temperature[seats]
         packed["top_k"][rows] = self.top_k[seats]
         packed["top_p"][:] = 1.0
@@ -145,8 +150,6 @@ class InputBatch:
         starts[shape.decode_rows] = shape.decode_rows
         starts[shape.decode_rows + 1 : shape.decode_rows + 1 + len(prefills)] = ends
         starts[shape.decode_rows + 1 + len(prefills) :] = shape.decode_rows + total
-        packed["logits_index"][rows[decodes]] = np.arange(len(decodes))
-        packed["logits_index"][rows[prefills]] = ends - 1
 
     def _enter(self, request: Request) -> int:
         seat = request.seat = self.free_seats.pop()

@@ -54,6 +54,7 @@ def test_every_step_within_the_limits_has_a_shape_that_holds_it(data):
     step = data.draw(steps(buckets))
     shape = buckets.shape_for(**step)
     assert all(getattr(shape, name) >= value for name, value in step.items())
+    assert step["decode_rows"] + step["prefill_rows"] <= shape.num_logits <= buckets.max_num_seqs
 
 
 @given(data=st.data())

@@ -134,15 +134,16 @@ def test_each_row_is_sampled_at_its_last_token_with_its_own_parameters(life):
     for facts, built in life:
         for fact in facts.values():
             row = built.rows[fact["at"]]
-            assert built.packed["logits_index"][row] == tokens_of(built, row)[-1]
-            assert {name: built.packed[name][row] for name in fact["logits"]} == fact["logits"]
-            assert tuple(built.packed["request_key"][row]) == fact["request_key"]
+            place = built.logits_rows[fact["at"]]
+            assert built.packed["logits_index"][place] == tokens_of(built, row)[-1]
+            assert {name: built.packed[name][place] for name in fact["logits"]} == fact["logits"]
+            assert tuple(built.packed["request_key"][place]) == fact["request_key"]
 
 
 def test_each_row_has_the_tokens_that_end_it(life):
     for facts, built in life:
         for fact in facts.values():
-            ending = built.packed["ending_token_ids"][built.rows[fact["at"]]].tolist()
+            ending = built.packed["ending_token_ids"][built.logits_rows[fact["at"]]].tolist()
             assert sorted(token for token in ending if token >= 0) == sorted(fact["ending"])
             assert built.packed["num_steps"] == fact["num_steps"]
 
@@ -162,6 +163,7 @@ def test_no_two_samples_go_to_one_seat(life):
 
 def test_no_two_requests_share_a_row(life):
     assert all(len(set(built.rows.tolist())) == len(facts) for facts, built in life)
+    assert all(len(set(built.logits_rows.tolist())) == len(facts) for facts, built in life)
 
 
 def test_rows_of_one_token_come_first_in_rows_of_width_one(life):
@@ -193,7 +195,9 @@ def test_padding_rows_are_empty(life):
         used = set(built.rows.tolist())
         rest = [row for row in range(built.packed.shape.num_rows) if row not in used]
         assert len(facts) + len(rest) == built.packed.shape.num_rows
-        assert not built.packed["kv_len"][rest].any() and not built.packed["temperature"][rest].any()
+        assert not built.packed["kv_len"][rest].any()
+        unsampled = [row for row in range(built.packed.shape.num_logits) if row not in built.logits_rows]
+        assert not built.packed["temperature"][unsampled].any()
         padded += len(rest)
     assert padded > 50
 
@@ -207,5 +211,5 @@ def test_a_request_that_ran_under_a_used_id_gets_its_own_parameters():
         output = sim.launch()
         batch.remove(output.finished_req_ids | output.preempted_req_ids)
         built = batch.build(output)
-        assert built.packed["temperature"][built.rows[0]] == np.float32(temperature)
+        assert built.packed["temperature"][built.logits_rows[0]] == np.float32(temperature)
         sim.land()

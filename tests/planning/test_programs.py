@@ -28,7 +28,7 @@ ENGINE = EngineConfig(
 def test_the_programs_are_the_largest_step_and_full_decodes_alone_and_in_a_loop():
     shapes = program_shapes(EngineConfig(max_model_len=4096, max_num_seqs=64))
     assert shapes == {
-        PREFILL: BatchShape(64, 64, 2048, 256),
+        PREFILL: BatchShape(64, 64, 2048, 256, num_logits=64),
         DECODE: BatchShape(64, 0, 0, 256),
         DECODE_LOOP: BatchShape(64, 0, 0, 256),
     }
