@@ -8,13 +8,13 @@ computed on the device: the work is that of the tokens that are there, whatever 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels_pallas.branch_attention.blocks import StepIntegers
+from kernels_pallas.branch_attention.blocks import Blocks, StepIntegers, block_of_tokens, decode_blocks, prefill_blocks
 from kernels_pallas.visibility import visible
 
 PREFILL_BLOCK = 64
@@ -25,22 +25,6 @@ PREFILL_ITEMS = 4
 # Up to so many queries of a row and KV head, one product for all heads is faster than one for each.
 FEW_QUERIES = 8
 _LOWEST = -1e30
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class _Tiles:
-    """N runs of up to `width` tokens of one row each, which walk over KV together; in the order of their tokens."""
-
-    row: jax.Array  # int32 [N]
-    first_token: jax.Array  # int32 [N]
-    num_tokens: jax.Array  # int32 [N]
-    width: int = field(metadata={"static": True})
-
-    def tokens(self, tile: jax.Array) -> jax.Array:
-        """int32 [n, width] of tiles [n]; -1 where a tile is shorter."""
-        index = jnp.arange(self.width)
-        return jnp.where(index < self.num_tokens[tile, None], self.first_token[tile, None] + index, -1)
 
 
 @jax.tree_util.register_dataclass
@@ -75,48 +59,43 @@ def paged_attention(
     tokens, num_heads, head_dim = q.shape
     kv_heads = k_pages.shape[2]
     grouped = (q * jnp.asarray(scale, q.dtype)).reshape(tokens, kv_heads, num_heads // kv_heads, head_dim)
-    rows, width = step.decode_rows, step.decode_width
+    decode_tokens, width = step.decode_rows * step.decode_width, step.decode_width
     parts = []
-    if rows:
-        row = jnp.arange(rows)
-        tiles = _Tiles(row, row * width, jnp.full(rows, width), width)
-        found = _attend_tiles(tiles, grouped, k_pages, v_pages, step, items=DECODE_ITEMS)
-        parts.append(found.reshape(rows * width, *grouped.shape[1:]))
-    if tokens > rows * width:
-        tiles = _blocks(tokens, step)
-        found = _attend_tiles(tiles, grouped, k_pages, v_pages, step, items=PREFILL_ITEMS)
-        token = jnp.arange(rows * width, tokens)
-        tile = jnp.searchsorted(tiles.first_token, token, side="right") - 1
-        index = token - tiles.first_token[tile]
-        own = index < tiles.num_tokens[tile]
-        parts.append(jnp.where(own[:, None, None, None], found[tile, jnp.minimum(index, tiles.width - 1)], 0.0))
+    if decode_tokens:
+        tiles = decode_blocks(step, width)
+        found = _attend_tiles(tiles, grouped, k_pages, v_pages, step, width=width, items=DECODE_ITEMS)
+        parts.append(found.reshape(decode_tokens, *grouped.shape[1:]))
+    if tokens > decode_tokens:
+        tiles = prefill_blocks(step, PREFILL_BLOCK)
+        found = _attend_tiles(tiles, grouped, k_pages, v_pages, step, width=PREFILL_BLOCK, items=PREFILL_ITEMS)
+        parts.append(found[block_of_tokens(tiles, jnp.arange(decode_tokens, tokens))])
     out = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     return out.reshape(tokens, num_heads, head_dim).astype(q.dtype)
 
 
-def _blocks(tokens: int, step: StepIntegers) -> _Tiles:
-    """The tiles of a step's packed prefill rows; those that are not needed come last, and are empty."""
-    starts = step.query_start_loc[step.decode_rows :]
-    rows = starts.shape[0] - 1
-    count = rows + (tokens - step.decode_rows * step.decode_width) // PREFILL_BLOCK
-    ends = jnp.cumsum((jnp.diff(starts) + PREFILL_BLOCK - 1) // PREFILL_BLOCK)
-    index = jnp.arange(count)
-    row = jnp.minimum(jnp.searchsorted(ends, index, side="right"), rows - 1)
-    in_row = index - jnp.where(row > 0, ends[jnp.maximum(row - 1, 0)], 0)
-    first = jnp.minimum(starts[row] + in_row * PREFILL_BLOCK, starts[row + 1])
-    size = jnp.minimum(starts[row + 1] - first, PREFILL_BLOCK)
-    return _Tiles(row + step.decode_rows, first, size, PREFILL_BLOCK)
-
-
 def _attend_tiles(
-    tiles: _Tiles, q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, step: StepIntegers, *, items: int
+    tiles: Blocks,
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    step: StepIntegers,
+    *,
+    width: int,
+    items: int,
 ) -> jax.Array:
-    """q [T, Hkv, G, D], scaled -> float32 [N, width, Hkv, G, D]; zeros for tokens that saw nothing."""
+    """q [T, Hkv, G, D], scaled -> float32 [N, width, Hkv, G, D]; zeros for tokens that saw nothing.
+
+    Args:
+        width: the most tokens of a tile.
+        items: chunks that are looked at together.
+    """
     num_tiles = tiles.row.shape[0]
+    index = jnp.arange(width)
+    tokens = jnp.where(index < tiles.num_tokens[:, None], tiles.first_token[:, None] + index, -1)  # [N, width]
     _, kv_heads, group, head_dim = q.shape
     # A tile that sees nothing has one chunk, so that the tiles of successive items are successive; tiles after the
     # last one that sees something have none.
-    chunks = _num_chunks(_ends(tiles, step), k_pages)
+    chunks = _num_chunks(_ends(tiles.row, tokens, step), k_pages)
     last_tile = jnp.max(jnp.where(chunks > 0, jnp.arange(num_tiles), 0))
     chunks = jnp.where(jnp.arange(num_tiles) <= last_tile, jnp.maximum(chunks, 1), 0)
     done = jnp.cumsum(chunks)
@@ -126,7 +105,7 @@ def _attend_tiles(
         item = number * count + jnp.arange(count)
         tile = jnp.minimum(jnp.sum(item[:, None] >= done, axis=1), last_tile)
         chunk = jnp.where(item < done[-1], item - (done - chunks)[tile], jnp.int32(-1))
-        found = _attend_chunk(tiles.row[tile], tiles.tokens(tile), chunk, q, k_pages, v_pages, step)
+        found = _attend_chunk(tiles.row[tile], tokens[tile], chunk, q, k_pages, v_pages, step)
         # The tiles of the items, and maybe some after them.
         own = tile - tile[0] == jnp.arange(count)[:, None]
         before = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, tile[0], count), state)
@@ -139,18 +118,17 @@ def _attend_tiles(
         )
         return jax.tree.map(lambda x, new: lax.dynamic_update_slice_in_dim(x, new, tile[0], axis=0), state, merged)
 
-    state = _Partial.nothing(num_tiles + count, kv_heads, tiles.width * group, head_dim)
+    state = _Partial.nothing(num_tiles + count, kv_heads, width * group, head_dim)
     state = lax.fori_loop(0, (done[-1] + count - 1) // count, one_round, state)
-    return jax.tree.map(lambda x: x[:num_tiles], state).result(tiles.width)
+    return jax.tree.map(lambda x: x[:num_tiles], state).result(width)
 
 
-def _ends(tiles: _Tiles, step: StepIntegers) -> jax.Array:
-    """int32 [N]: lane indices from here on are seen by no query of the tile."""
-    token = tiles.tokens(jnp.arange(tiles.row.shape[0]))
+def _ends(row: jax.Array, token: jax.Array, step: StepIntegers) -> jax.Array:
+    """int32 [N]: lane indices from here on are seen by none of a row's tokens [N, width]."""
     ends = jnp.max(jnp.where(token < 0, 0, step.limit[token] + 1), axis=1)
     if step.tail_bits.shape[-1]:
         in_tail = jnp.any((token >= 0) & jnp.any(step.tail_bits[token] != 0, axis=2), axis=1)
-        ends = jnp.maximum(ends, jnp.where(in_tail, step.kv_len[tiles.row], 0))
+        ends = jnp.maximum(ends, jnp.where(in_tail, step.kv_len[row], 0))
     return ends
 
 
