@@ -96,7 +96,7 @@ def _attend_tiles(
     # A tile that sees nothing has one chunk, so that the tiles of successive items are successive; tiles after the
     # last one that sees something have none.
     chunks = _num_chunks(_ends(tiles.row, tokens, step), k_pages)
-    last_tile = jnp.max(jnp.where(chunks > 0, jnp.arange(num_tiles), 0))
+    last_tile = jnp.max(jnp.where(chunks > 0, jnp.arange(num_tiles), -1))
     chunks = jnp.where(jnp.arange(num_tiles) <= last_tile, jnp.maximum(chunks, 1), 0)
     done = jnp.cumsum(chunks)
     count = min(items, num_tiles)
@@ -118,8 +118,14 @@ def _attend_tiles(
         )
         return jax.tree.map(lambda x, new: lax.dynamic_update_slice_in_dim(x, new, tile[0], axis=0), state, merged)
 
-    state = _Partial.nothing(num_tiles + count, kv_heads, width * group, head_dim)
-    state = lax.fori_loop(0, (done[-1] + count - 1) // count, one_round, state)
+    def nothing() -> _Partial:
+        return _Partial.nothing(num_tiles + count, kv_heads, width * group, head_dim)
+
+    def all_rounds() -> _Partial:
+        return lax.fori_loop(0, (done[-1] + count - 1) // count, one_round, nothing())
+
+    # In a branch of its own, because XLA would make the empty states of all layers, and keep them, before the first.
+    state = lax.cond(done[-1] > 0, all_rounds, nothing)
     return jax.tree.map(lambda x: x[:num_tiles], state).result(width)
 
 
