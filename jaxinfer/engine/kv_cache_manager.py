@@ -88,8 +88,7 @@ class KVCacheManager:
             own = self._extend(self.cache, request.prefix, request, key)
             self.cache.release(request.prefix.handle)
         own += request.pages[request.num_published_tokens // self.page_size :]
-        # Tail first: the pages that other sequences are least likely to share go back to the pool's top.
-        self.allocator.free(reversed(own))
+        self.allocator.free(own)
         request.pages = []
         request.prefix, request.num_published_tokens, request.has_twin = None, 0, False
 

@@ -15,12 +15,15 @@ def test_all_pages_are_free_at_first_and_each_can_be_had_once():
     assert (allocator.num_free, allocator.num_held) == (0, 5)
 
 
-def test_the_page_freed_last_is_handed_out_first():
-    allocator = PageAllocator(5)
-    pages = allocator.allocate(5)
-    allocator.free([pages[2]])
-    allocator.free([pages[4]])
-    assert allocator.allocate(1) == [pages[4]]
+def test_the_lowest_free_pages_are_handed_out_in_order():
+    allocator = PageAllocator(6)
+    pages = allocator.allocate(6)
+    assert pages == [0, 1, 2, 3, 4, 5]
+    allocator.free([4, 2])
+    allocator.cache([5, 0])
+    allocator.free_cached([5, 0])
+    assert allocator.allocate(1) == [0]
+    assert allocator.allocate(3) == [2, 4, 5]
 
 
 def test_asking_for_more_pages_than_are_free_takes_none():
