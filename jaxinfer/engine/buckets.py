@@ -51,7 +51,11 @@ class Buckets:
         cls, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, page_size: int
     ) -> Buckets:
         longest = -(-max_model_len // page_size)
-        return cls(max_num_seqs, max_num_batched_tokens, tuple(_powers(min(256, longest), longest, 8)))
+        # Every number of pages multiplies all shapes: one near the last is not worth that.
+        pages = [
+            few for few in _powers(min(256, longest), longest, 8) if few == longest or few <= max(256, longest // 4)
+        ]
+        return cls(max_num_seqs, max_num_batched_tokens, tuple(pages))
 
     @property
     def decode_rows(self) -> list[int]:

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from jaxinfer.engine.adjusting import entry_buckets
 from jaxinfer.engine.buckets import Buckets
+from jaxinfer.engine.mapped_memory import room_for_programs
 from jaxinfer.engine.runner import StepRunner, padded_tokens
 from jaxinfer.engine.step_batch import BatchShape, PackedBatch
 from jaxinfer.sampling.adjustments import Adjustments
@@ -28,10 +29,17 @@ def idle_batch(shape: BatchShape, *, num_slots: int, num_seats: int) -> PackedBa
 
 
 def warm_up(runner: StepRunner, buckets: Buckets, *, vocab_size: int, progress: bool = True) -> int:
-    """Compile all programs by running each on padding; how many there are."""
+    """Compile all programs by running each on padding; how many there are.
+
+    Raises:
+        RuntimeError: they are more than Linux has memory maps for, see `room_for_programs`.
+    """
     programs = list(_programs(runner, buckets, vocab_size))
+    room = 0
     with tqdm(programs, desc="Warm-up", unit="program", disable=not progress, dynamic_ncols=True) as bar:
         for name, run in bar:
+            # Counting takes as long as loading a small program.
+            room = room - 1 if room > 1 else room_for_programs()
             bar.set_postfix_str(name)
             run()
     return len(programs)

@@ -90,12 +90,19 @@ def test_the_default_limits_have_few_numbers_of_logits():
     assert len({shape.num_logits for shape in shapes}) <= 12
 
 
-def test_long_contexts_add_a_bucket_of_pages_for_every_factor_of_eight():
-    counts = [
-        len(Buckets.from_limits(**{**DEFAULT, "max_model_len": length}).pages_per_row)
-        for length in (100, 4096, 8192, 32768, 262144)
-    ]
-    assert counts == [1, 1, 2, 2, 3]
+@pytest.mark.parametrize(
+    ("max_model_len", "pages"),
+    [
+        (100, (7,)),
+        (4096, (256,)),
+        (8192, (256, 512)),
+        (32768, (256, 2048)),
+        (40960, (256, 2560)),  # 2048 is too near
+        (131072, (256, 2048, 8192)),
+    ],
+)
+def test_long_contexts_have_a_number_of_pages_for_about_every_factor_of_eight(max_model_len, pages):
+    assert Buckets.from_limits(**{**DEFAULT, "max_model_len": max_model_len}).pages_per_row == pages
 
 
 @pytest.mark.parametrize(

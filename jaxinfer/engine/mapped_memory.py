@@ -1,0 +1,34 @@
+"""How many more compiled programs Linux lets a process map: XLA takes three maps for every kernel of a CPU program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_MAPS = Path("/proc/self/maps")
+_LIMIT = Path("/proc/sys/vm/max_map_count")
+# Twice what the largest programs of an engine were seen to take, whatever the number of the model's layers.
+MOST_MAPS_OF_A_PROGRAM = 1500
+
+
+def num_maps() -> int:
+    """The memory maps of this process; 0 where the system does not tell."""
+    return _MAPS.read_bytes().count(b"\n") if _MAPS.exists() else 0
+
+
+def room_for_programs() -> int:
+    """So many programs can be compiled for certain before Linux refuses; where it has no such limit, very many.
+
+    Raises:
+        RuntimeError: there is room for none. XLA would end the process with "Cannot allocate memory".
+    """
+    if not _LIMIT.exists():
+        return 1_000_000
+    limit, maps = int(_LIMIT.read_text()), num_maps()
+    room = (limit - maps) // MOST_MAPS_OF_A_PROGRAM
+    if room < 1:
+        raise RuntimeError(
+            f"no room for more compiled programs: this process has {maps} memory maps, and Linux allows {limit}. Raise "
+            f"that (as root: sysctl -w vm.max_map_count={4 * limit}), or have fewer shapes compiled with smaller "
+            "max_num_seqs, max_num_batched_tokens and max_model_len"
+        )
+    return room

@@ -1,0 +1,51 @@
+"""Warm-up says that Linux has no maps left, before XLA ends the process for want of them."""
+
+import mmap
+import sys
+
+import pytest
+
+from jaxinfer.engine import mapped_memory
+from tests.builders import make_engine, model_config, random_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+
+
+def test_a_new_map_is_counted():
+    before = mapped_memory.num_maps()
+    # Read only, which nothing beside it is: Linux makes one of equal neighbours.
+    new = [mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ) for _ in range(3)]
+    assert mapped_memory.num_maps() > before > 0
+    for each in new:
+        each.close()
+
+
+def test_room_shrinks_with_the_limit(monkeypatch, tmp_path):
+    limit = tmp_path / "max_map_count"
+    monkeypatch.setattr(mapped_memory, "_LIMIT", limit)
+    monkeypatch.setattr(mapped_memory, "num_maps", lambda: 5_000)
+    limit.write_text("65530\n")
+    assert mapped_memory.room_for_programs() == 60_530 // mapped_memory.MOST_MAPS_OF_A_PROGRAM
+    limit.write_text("6000\n")
+    with pytest.raises(RuntimeError, match=r"5000 memory maps, and Linux allows 6000.*vm.max_map_count=24000"):
+        mapped_memory.room_for_programs()
+
+
+def test_where_there_is_no_limit_there_is_room(monkeypatch, tmp_path):
+    monkeypatch.setattr(mapped_memory, "_LIMIT", tmp_path / "no such file")
+    assert mapped_memory.room_for_programs() > 10_000
+
+
+def test_a_warm_up_that_comes_near_the_limit_says_what_to_do(monkeypatch, tmp_path):
+    limit = tmp_path / "max_map_count"
+    limit.write_text(str(mapped_memory.num_maps() + 100))
+    monkeypatch.setattr(mapped_memory, "_LIMIT", limit)
+    with pytest.raises(RuntimeError, match="smaller max_num_seqs, max_num_batched_tokens and max_model_len"):
+        make_engine(random_model(model_config())).warm_up(progress=False)
+
+
+def test_the_maps_of_a_program_are_no_more_than_was_said():
+    core = make_engine(random_model(model_config()))
+    before = mapped_memory.num_maps()
+    count = core.warm_up(progress=False)
+    assert 0 < mapped_memory.num_maps() - before < count * mapped_memory.MOST_MAPS_OF_A_PROGRAM
