@@ -99,6 +99,7 @@ def test_the_default_limits_have_few_numbers_of_logits():
         (32768, (256, 2048)),
         (40960, (256, 2560)),  # 2048 is too near
         (131072, (256, 2048, 8192)),
+        (262144, (256, 2048, 16384)),
     ],
 )
 def test_long_contexts_have_a_number_of_pages_for_about_every_factor_of_eight(max_model_len, pages):

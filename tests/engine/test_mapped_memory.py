@@ -8,9 +8,10 @@ import pytest
 from jaxinfer.engine import mapped_memory
 from tests.builders import make_engine, model_config, random_model
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its maps")
 
 
+@on_linux
 def test_a_new_map_is_counted():
     before = mapped_memory.num_maps()
     # Read only, which nothing beside it is: Linux makes one of equal neighbours.
@@ -44,6 +45,7 @@ def test_a_warm_up_that_comes_near_the_limit_says_what_to_do(monkeypatch, tmp_pa
         make_engine(random_model(model_config())).warm_up(progress=False)
 
 
+@on_linux
 def test_the_maps_of_a_program_are_no_more_than_was_said():
     core = make_engine(random_model(model_config()))
     before = mapped_memory.num_maps()
