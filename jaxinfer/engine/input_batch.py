@@ -62,12 +62,16 @@ class InputBatch:
         is_decode = counts == 1
         decodes = np.flatnonzero(is_decode)
         prefills = np.flatnonzero(~is_decode)
-        shape = self.buckets.shape_for(
-            decode_rows=len(decodes),
-            prefill_rows=len(prefills),
-            prefill_tokens=int(counts[prefills].sum()),
-            pages_per_row=int(self.num_pages[seats].max()),
-        )
+        pages = int(self.num_pages[seats].max())
+        if output.num_steps > 1:
+            shape = self.buckets.loop_for(decode_rows=len(decodes), pages_per_row=pages)
+        else:
+            shape = self.buckets.shape_for(
+                decode_rows=len(decodes),
+                prefill_rows=len(prefills),
+                prefill_tokens=int(counts[prefills].sum()),
+                pages_per_row=pages,
+            )
         rows = np.zeros(len(requests), np.int32)
         rows[decodes] = np.arange(len(decodes))
         rows[prefills] = shape.decode_rows + np.arange(len(prefills))

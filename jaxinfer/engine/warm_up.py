@@ -52,9 +52,6 @@ def _programs(runner: StepRunner, buckets: Buckets, vocab_size: int) -> Iterator
     for shape in buckets.all_shapes():
         batch = idle_batch(shape, num_slots=num_slots, num_seats=seats)
         yield f"step for {shape.describe()}", lambda batch=batch: runner.step(batch).token_ids.block_until_ready()
-        if shape.prefill_tokens == 0 and runner.max_decode_steps > 1:
-            name = f"decode loop for {shape.describe()}"
-            yield name, lambda batch=batch: runner.decode_loop(batch).token_ids.block_until_ready()
         if shape.num_logits not in sampled:
             sampled.add(shape.num_logits)
             for entries in entry_buckets(seats, vocab_size):
@@ -65,6 +62,10 @@ def _programs(runner: StepRunner, buckets: Buckets, vocab_size: int) -> Iterator
         if padded not in prompts:
             prompts.add(padded)
             yield f"log probabilities of {padded} prompt tokens", lambda batch=batch: _prompt_logprobs(runner, batch)
+    for shape in buckets.all_loops() if runner.max_decode_steps > 1 else ():
+        batch = idle_batch(shape, num_slots=num_slots, num_seats=seats)
+        name = f"decode loop for {shape.describe()}"
+        yield name, lambda batch=batch: runner.decode_loop(batch).token_ids.block_until_ready()
 
 
 def _prompt_logprobs(runner: StepRunner, batch: PackedBatch) -> None:

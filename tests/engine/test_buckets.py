@@ -75,6 +75,41 @@ def test_every_shape_of_a_step_is_among_all_shapes(data):
     assert len(set(shapes)) == len(shapes)
 
 
+@given(data=st.data())
+def test_every_decode_loop_within_the_limits_has_a_shape_among_all_loops(data):
+    buckets = Buckets.from_limits(**data.draw(limits()))
+    loop = {
+        "decode_rows": data.draw(st.integers(1, buckets.max_num_seqs)),
+        "pages_per_row": data.draw(st.integers(1, buckets.pages_per_row[-1])),
+    }
+    shape, loops = buckets.loop_for(**loop), buckets.all_loops()
+    assert all(getattr(shape, name) >= value for name, value in loop.items())
+    assert shape.prefill_rows == shape.prefill_tokens == 0 and shape.num_logits == shape.decode_rows
+    assert shape in loops and len(set(loops)) == len(loops)
+    assert shape.decode_rows <= buckets.shape_for(**loop, prefill_rows=0, prefill_tokens=0).decode_rows
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "rows"),
+    [
+        (1, [1]),
+        (16, [1, 2, 4, 8, 16]),
+        (20, [1, 2, 4, 8, 16, 20]),
+        (24, [1, 2, 4, 8, 16, 24]),
+        (32, [1, 2, 4, 8, 16, 24, 32]),
+        (40, [1, 2, 4, 8, 16, 24, 32, 40]),
+        (256, [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]),
+    ],
+)
+def test_loops_have_a_number_of_rows_between_powers_of_two(max_num_seqs, rows):
+    assert Buckets.from_limits(**{**DEFAULT, "max_num_seqs": max_num_seqs}).loop_rows(256) == rows
+
+
+def test_with_long_page_tables_loops_have_the_rows_of_single_steps():
+    buckets = Buckets.from_limits(**{**DEFAULT, "max_model_len": 32768})
+    assert buckets.loop_rows(256) != buckets.decode_rows == buckets.loop_rows(2048)
+
+
 def test_the_default_limits_have_nine_shapes_of_decodes_alone():
     shapes = Buckets.from_limits(**DEFAULT).all_shapes()
     assert len([shape for shape in shapes if shape.prefill_tokens == 0]) == 9
@@ -120,3 +155,15 @@ def test_a_step_beyond_the_limits_is_refused(excess, message):
     step = {"decode_rows": 1, "prefill_rows": 1, "prefill_tokens": 16, "pages_per_row": 1, **excess}
     with pytest.raises(ValueError, match=message):
         buckets.shape_for(**step)
+
+
+@pytest.mark.parametrize(
+    ("excess", "message"),
+    [
+        ({"decode_rows": 257}, "decode_rows=257 exceeds .* 256"),
+        ({"pages_per_row": 257}, "pages_per_row=257 exceeds .* 256"),
+    ],
+)
+def test_a_decode_loop_beyond_the_limits_is_refused(excess, message):
+    with pytest.raises(ValueError, match=message):
+        Buckets.from_limits(**DEFAULT).loop_for(**{"decode_rows": 1, "pages_per_row": 1, **excess})
