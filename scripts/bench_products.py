@@ -41,10 +41,14 @@ STEPS_A_LAUNCH = 4  # of products, so that a launch costs as little of a step as
 
 
 def main() -> int:
-    args = parse_arguments()
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="the best of N counts; default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error("--rounds must be at least 1")
     result = measure(SERVING_MODEL, SERVING_REQUESTS, SERVING_ENGINE, rounds=args.rounds)
-    result |= {"threads": args.threads, "environment": describe_environment()}
+    result |= {"threads": len(os.sched_getaffinity(0)), "environment": describe_environment()}
     print_table(result)
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -164,17 +168,6 @@ def print_table(result: dict[str, Any]) -> None:
     console.print(table)
     run, products = result["run_seconds"], result["products_seconds"]
     console.print(f"products {products:.2f} s, the whole run {run:.2f} s: {products / run:.0%} of it")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="the best of N counts; default: %(default)s")
-    parser.add_argument("--threads", type=int, default=2, metavar="N", help="cores; default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
-    args = parser.parse_args()
-    if args.rounds < 1 or args.threads < 1:
-        parser.error("--rounds and --threads must be at least 1")
-    return args
 
 
 if __name__ == "__main__":
