@@ -34,6 +34,7 @@ from jaxinfer.bench.environment import describe_environment
 from jaxinfer.engine.runner import LaunchedStep
 from jaxinfer.engine.step_batch import BatchShape, PackedBatch
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.planning.arithmetic import product_operations
 from jaxinfer.sampling.adjustments import Adjustments
 from jaxinfer.sampling.next_tokens import logits_and_greedy
 
@@ -82,7 +83,7 @@ def measure(
             "logits": shape.num_logits,
             "steps": count,
             "products_ms": 1e3 * min(alone[shape]),
-            "gflop": flop_of(model, shape) / 1e9,
+            "gflop": product_operations(config, tokens=shape.num_tokens, logits=shape.num_logits) / 1e9,
         }
         for shape, count in sorted(steps.items(), key=lambda item: -item[0].num_tokens)
     ]
@@ -145,15 +146,6 @@ def _products_of_a_step(model: DecoderLM, x: jax.Array, rows: jax.Array) -> jax.
         x = layer.mlp.down(layer.mlp.gate_up(x)[:, 0])
     # What comes out depends on the head's product, or XLA would leave it out.
     return x.at[0, 0].add(logits_and_greedy(model, x[rows])[1][0].astype(x.dtype))
-
-
-def flop_of(model: dict[str, int], shape: BatchShape) -> int:
-    """Floating-point operations of the matrix products of one step."""
-    heads = model["num_heads"] + 2 * model["num_kv_heads"]
-    attention = model["hidden_size"] * model["head_dim"] * (heads + model["num_heads"])
-    layer = attention + 3 * model["hidden_size"] * model["intermediate_size"]
-    head = model["hidden_size"] * model["vocab_size"]
-    return 2 * (model["num_layers"] * layer * shape.num_tokens + head * shape.num_logits)
 
 
 def print_table(result: dict[str, Any]) -> None:

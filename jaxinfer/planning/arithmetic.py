@@ -46,19 +46,23 @@ def decode_bytes(config: ModelConfig, dtype: jnp.dtype, *, rows: int, visible_to
     return weights * itemsize + visible_tokens * token_bytes(config, dtype, devices=devices)
 
 
+def product_operations(config: ModelConfig, *, tokens: int, logits: int) -> int:
+    """Floating-point operations (a multiplication and an addition are two) of a step's products with weights."""
+    kernels = sum(math.prod(p.shape) for p in parameters(config) if p.path.endswith("kernel") and "layers" in p.path)
+    return 2 * (tokens * kernels + logits * config.vocab_size * config.hidden_size)
+
+
 def prefill_operations(config: ModelConfig, *, tokens: int, prompt_len: int, devices: int = 1) -> int:
-    """Floating-point operations (a multiplication and an addition are two) of a step that computes prompts of
-    `prompt_len` tokens, and what is left of one, from their beginnings: `tokens` in all.
+    """Floating-point operations of a step that computes prompts of `prompt_len` tokens, and what is left of one, from
+    their beginnings: `tokens` in all.
 
     Counted are the products with weights, attention of every token over those up to itself, and the logits of each
     prompt's last token.
     """
     prompts = [prompt_len] * (tokens // prompt_len) + ([tokens % prompt_len] if tokens % prompt_len else [])
-    kernels = sum(math.prod(p.shape) for p in parameters(config) if p.path.endswith("kernel") and "layers" in p.path)
     pairs = sum(length * (length + 1) // 2 for length in prompts)
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
-    logits = 2 * len(prompts) * config.vocab_size * config.hidden_size
-    return (2 * tokens * kernels + attention + logits) // devices
+    return (product_operations(config, tokens=tokens, logits=len(prompts)) + attention) // devices
 
 
 def _parameters(config: ModelConfig, devices: int) -> tuple[Parameter, ...]:

@@ -1,10 +1,19 @@
 """Bytes and operations of a model, against figures worked out by hand."""
 
+import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from jaxinfer.checkpoint.directory import read_config
-from jaxinfer.planning.arithmetic import decode_bytes, prefill_operations, token_bytes, weights_bytes
+from jaxinfer.planning.arithmetic import (
+    decode_bytes,
+    prefill_operations,
+    product_operations,
+    token_bytes,
+    weights_bytes,
+)
+from tests.builders import model_config, random_model
 
 BF16 = jnp.dtype(jnp.bfloat16)
 # Qwen3-8B: q, k, v; o; gate, up, down; two norms and those of q and k.
@@ -46,6 +55,17 @@ def test_a_decode_step_reads_the_rows_of_the_table_but_the_whole_head(config):
 def test_a_decode_step_reads_a_tied_table_as_the_head(config):
     read = decode_bytes(config("qwen3-0.6b"), BF16, rows=1, visible_tokens=10)
     assert read == 1_192_099_840 + 2 * 1024 + 10 * 114688
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("tokens", "logits"), [(4, 4), (36, 4)])
+def test_each_token_meets_every_kernel_once_and_each_logit_every_word(tokens, logits, tied):
+    config = model_config(tie_word_embeddings=tied)
+    model = random_model(config)
+    leaves = jax.tree.leaves_with_path(nnx.state(model.layers))
+    kernels = sum(leaf.size for path, leaf in leaves if "kernel" in jax.tree_util.keystr(path))
+    operations = product_operations(config, tokens=tokens, logits=logits)
+    assert operations == 2 * (kernels * tokens + model.embed.embedding.size * logits)
 
 
 def test_prefill_multiplies_with_every_kernel_attends_causally_and_makes_one_row_of_logits(config):
