@@ -113,7 +113,7 @@ class LLM:
         config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh)
         self.memory_budget = plan_memory(
             module, engine_config, dtype=resolved, kv_cache_tokens=kv_cache_tokens,
-            gpu_memory_utilization=gpu_memory_utilization, tensor_parallel_size=tensor_parallel_size,
+            gpu_memory_utilization=gpu_memory_utilization, mesh=mesh,
         )  # fmt: skip
         logger.info("memory of each device:\n%s", self.memory_budget.table())
         engine_config = dataclasses.replace(engine_config, kv_cache_tokens=self.memory_budget.kv_tokens)

@@ -30,8 +30,6 @@ def why_not_here() -> str | None:
     device = compile_target()
     if not any(name in device.device_kind for name in HOPPER):
         return f"the device is {device.device_kind!r}, the kernel is for {', '.join(HOPPER)}"
-    if jax.sharding.get_abstract_mesh().abstract_device is None and jax.local_device_count() > 1:
-        return f"there are {jax.local_device_count()} devices, and the kernel's heads are not split over them"
     return None
 
 

@@ -1,7 +1,9 @@
 """Generates from a checkpoint on several CPU devices, in one or several processes, and prints the tokens as JSON."""
 
 import json
+import re
 import sys
+from collections import Counter
 
 import jax
 
@@ -19,8 +21,13 @@ def main() -> None:
     prompts = [[(7 * i + j) % 90 + 3 for j in range(length)] for i, length in enumerate((3, 30, 70))]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     outputs = llm.generate(prompts, params, use_tqdm=False)
+    shape = llm.core.buckets.shape_for(decode_rows=4, prefill_rows=0, prefill_tokens=0, pages_per_row=1)
+    text = llm.core.runner.compile_step(shape).as_text()
+    # Each exchange between devices, by its kind and the shape of what it makes.
+    exchanges = re.findall(r" = [a-z0-9]+\[([0-9,]*)\]\S* ((?:all|reduce-scatter|collective)[a-z-]*)\(", text)
     shards = llm.core.runner.cache.k[0].sharding.num_devices
-    print(json.dumps({"tokens": [o.outputs[0].token_ids for o in outputs], "devices": shards}))
+    tokens = [output.outputs[0].token_ids for output in outputs]
+    print(json.dumps({"tokens": tokens, "devices": shards, "exchanges": Counter(map(" ".join, exchanges))}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """One model on several devices, in one process or two, gives the tokens that one device gives."""
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -49,9 +50,24 @@ def alone(checkpoint) -> list[list[int]]:
     return finish(start(checkpoint, 1, devices=1))["tokens"]
 
 
-def test_four_devices_give_the_same_tokens_with_two_kv_heads_kept_twice(checkpoint, alone):
-    found = finish(start(checkpoint, 4, devices=4))
-    assert found == {"tokens": alone, "devices": 4}
+@pytest.fixture(scope="module")
+def of_four(checkpoint) -> dict:
+    return finish(start(checkpoint, 4, devices=4))
+
+
+def test_four_devices_give_the_same_tokens_with_two_kv_heads_kept_twice(of_four, alone):
+    assert (of_four["tokens"], of_four["devices"]) == (alone, 4)
+
+
+def test_devices_exchange_the_sums_of_two_products_a_layer_and_no_weights_and_no_kv(of_four):
+    exchanges = of_four["exchanges"]
+    rows, hidden = 4, CONFIG["hidden_size"]
+    # And of the embedding, whose words are split.
+    assert exchanges.pop(f"{rows},{hidden} all-reduce") == 2 * CONFIG["num_hidden_layers"] + 1
+    # The rest is sampling: logits for rows that are not greedy, and what is smaller.
+    assert exchanges.pop(f"{rows},{CONFIG['vocab_size']} all-gather") > 0
+    sizes = [math.prod(map(int, shape.split(","))) for shape, _ in map(str.split, exchanges)]
+    assert max(sizes) < rows * CONFIG["vocab_size"]
 
 
 def test_two_processes_of_one_device_each_give_the_same_tokens(checkpoint, alone):
@@ -59,7 +75,8 @@ def test_two_processes_of_one_device_each_give_the_same_tokens(checkpoint, alone
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     workers = [start(checkpoint, 2, devices=1, processes=2, process=i, port=port) for i in range(2)]
-    assert [finish(worker) for worker in workers] == [{"tokens": alone, "devices": 2}] * 2
+    found = [finish(worker) for worker in workers]
+    assert [(one["tokens"], one["devices"]) for one in found] == [(alone, 2)] * 2
 
 
 def test_more_devices_than_there_are_is_an_error_that_says_how_many(checkpoint):

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.attention.tensor_parallel import over_devices
+from jaxinfer.cache.kv_cache import KVCache, sharding_of_pages
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
 from jaxinfer.config import EngineConfig
@@ -57,8 +58,9 @@ class EngineCore:
         self.metrics = EngineMetrics()
         self.buckets = Buckets.from_config(config)
         cache = KVCache.allocate(
-            model.config, num_pages=config.num_pages, page_size=config.page_size, dtype=dtype, mesh=mesh
-        )
+            model.config, num_pages=config.num_pages, page_size=config.page_size, dtype=dtype,
+            sharding=sharding_of_pages(mesh),
+        )  # fmt: skip
         allocator = PageAllocator(config.num_pages)
         self.prefix_cache = None
         if config.enable_prefix_caching:
@@ -79,7 +81,7 @@ class EngineCore:
         self.runner = StepRunner(
             model,
             cache,
-            select_backend(config.attention_backend),
+            over_devices(select_backend(config.attention_backend), mesh),
             num_seats=config.max_num_seqs,
             max_decode_steps=config.max_decode_steps,
             mesh=mesh,

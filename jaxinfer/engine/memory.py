@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
+from jaxinfer.attention.tensor_parallel import over_devices
+from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token, sharding_of_pages
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.runner import StepRunner
@@ -64,7 +66,7 @@ def plan_memory(
     dtype: jnp.dtype,
     kv_cache_tokens: int | None,
     gpu_memory_utilization: float,
-    tensor_parallel_size: int,
+    mesh: Mesh | None,
 ) -> MemoryBudget:
     """The budget of an engine, its KV pool as asked for or, with None, as large as is sensible.
 
@@ -78,15 +80,16 @@ def plan_memory(
     if not 0 < gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
     config = model.config
+    num_devices = 1 if mesh is None else mesh.size
     device = jax.local_devices()[0]
     on_gpu = device.platform != "cpu"
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model))) // tensor_parallel_size
-    per_token = kv_bytes_per_token(config, dtype) // tensor_parallel_size
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model))) // num_devices
+    per_token = kv_bytes_per_token(config, dtype) // num_devices
     page_size = engine.page_size
     one = -(-engine.max_model_len // page_size) * page_size
     if on_gpu:
         limit = int(device.memory_stats()["bytes_limit"] * gpu_memory_utilization)
-        workspace = largest_workspace(model, engine, dtype=dtype)
+        workspace = largest_workspace(model, engine, dtype=dtype, mesh=mesh)
     else:
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         workspace = 0
@@ -104,8 +107,8 @@ def plan_memory(
     return budget
 
 
-def largest_workspace(model: DecoderLM, engine: EngineConfig, *, dtype: jnp.dtype) -> int:
-    """Bytes of temporaries and results of the step with the most tokens and rows; compiles it.
+def largest_workspace(model: DecoderLM, engine: EngineConfig, *, dtype: jnp.dtype, mesh: Mesh | None) -> int:
+    """A device's bytes of temporaries and results of the step with the most tokens and rows; compiles it.
 
     Raises:
         RuntimeError: the compiler does not tell.
@@ -114,9 +117,11 @@ def largest_workspace(model: DecoderLM, engine: EngineConfig, *, dtype: jnp.dtyp
     shape = largest_step(buckets)
     # Temporaries do not depend on the pool's size: the table's rows of pages are enough for the compiler.
     cache = KVCache.shapes(
-        model.config, num_pages=shape.pages_per_row * shape.num_rows, page_size=engine.page_size, dtype=dtype
-    )
-    runner = StepRunner(model, cache, select_backend(engine.attention_backend), num_seats=buckets.max_num_seqs)
+        model.config, num_pages=shape.pages_per_row * shape.num_rows, page_size=engine.page_size, dtype=dtype,
+        sharding=sharding_of_pages(mesh),
+    )  # fmt: skip
+    backend = over_devices(select_backend(engine.attention_backend), mesh)
+    runner = StepRunner(model, cache, backend, num_seats=buckets.max_num_seqs, mesh=mesh)
     return workspace_of(runner.compile_step(shape))
 
 

@@ -56,11 +56,8 @@ class Projection(nnx.Module):
         self.num_inputs = len(inputs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.kernel[...]
-        lead = x.shape[: x.ndim - self.num_inputs]
-        inputs, outputs = kernel.shape[: self.num_inputs], kernel.shape[self.num_inputs :]
-        size = math.prod(inputs)
-        y = (x.reshape(*lead, size) @ kernel.reshape(size, -1)).reshape(*lead, *outputs)
+        # Over the axes as they are: merged, one that is split over devices behind one that is not would be gathered.
+        y = jnp.tensordot(x, self.kernel[...], axes=self.num_inputs)
         return y if self.bias is None else y + self.bias[...]
 
     def in_parts(self, x: jax.Array, choose: Callable[[int, int, int], int]) -> jax.Array | Parts:

@@ -18,7 +18,7 @@ from jaxinfer.planning.devices import find_gpu
 from jaxinfer.planning.options import EXIT_DOES_NOT_FIT
 from jaxinfer.planning.plan import Compiled, Request, compiled_figures, jax_memory_share, make_plan
 from jaxinfer.planning.programs import compile_plan
-from jaxinfer.planning.report import HOW_TO_COMPILE, ONE_DEVICE_ONLY, as_json, plan_table, verdict
+from jaxinfer.planning.report import HOW_TO_COMPILE, as_json, plan_table, verdict
 
 
 def run_plan(args: argparse.Namespace) -> int:
@@ -31,9 +31,7 @@ def run_plan(args: argparse.Namespace) -> int:
     jax.config.update("jax_platforms", "cpu")
     request = request_of(args)
     compiled, remark = None, ""
-    if request.tensor_parallel_size > 1:
-        remark = ONE_DEVICE_ONLY
-    elif cuda_plugin() is None:
+    if cuda_plugin() is None:
         remark = HOW_TO_COMPILE
     else:
         compiled = _compile(request)
@@ -90,6 +88,6 @@ def _compile(request: Request) -> Compiled:
     def progress(what: str) -> None:
         print(f"compiling for {request.gpu.device_kind}: {what} ...", file=sys.stderr, flush=True)
 
-    target = compile_target(request.gpu)
+    target = compile_target(request.gpu, request.tensor_parallel_size)
     programs, kernels = compile_plan(request.model, request.engine, target, dtype=request.dtype, progress=progress)
     return compiled_figures(programs, kernels)

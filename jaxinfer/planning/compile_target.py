@@ -53,14 +53,14 @@ class NoCompilerError(RuntimeError):
 
 @dataclass(frozen=True)
 class CompileTarget:
-    """A GPU that programs can be compiled for."""
+    """A GPU, or several of a kind that share every layer, that programs can be compiled for."""
 
     gpu: GPU
-    mesh: jax.sharding.Mesh  # of this one device
+    mesh: jax.sharding.Mesh  # of these devices over the axis "tensor"
 
     @property
     def sharding(self) -> jax.sharding.NamedSharding:
-        """Where the arguments of a program lie."""
+        """Where the arguments of a program lie: on every device, whole."""
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
     def shapes(self, tree: Any) -> Any:
@@ -72,7 +72,7 @@ class CompileTarget:
         device = AbstractDevice(device_kind=self.gpu.device_kind, num_cores=self.gpu.num_cores, platform="gpu")
         return jax.sharding.use_abstract_mesh(
             jax.sharding.AbstractMesh(
-                (1,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,), abstract_device=device
+                (self.mesh.size,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,), abstract_device=device
             )
         )
 
@@ -88,8 +88,8 @@ class CompileTarget:
 
 
 @cache
-def compile_target(gpu: GPU) -> CompileTarget:
-    """The compile-only device of `gpu`, made from the description of its sizes.
+def compile_target(gpu: GPU, num_devices: int = 1) -> CompileTarget:
+    """Compile-only devices of the kind `gpu`, made from the description of its sizes.
 
     Raises:
         NoCompilerError: no CUDA plugin of JAX is installed.
@@ -103,7 +103,9 @@ def compile_target(gpu: GPU) -> CompileTarget:
     except Exception as error:
         if "ALREADY_EXISTS" not in str(error):
             raise
-    topology = topologies.get_topology_desc(gpu.name, platform="cuda", target_config=description(gpu), topology="1x1x1")
+    topology = topologies.get_topology_desc(
+        f"{num_devices} {gpu.name}", platform="cuda", target_config=description(gpu), topology=f"1x1x{num_devices}"
+    )
     return CompileTarget(gpu, jax.sharding.Mesh(np.array(topology.devices), ("tensor",)))
 
 

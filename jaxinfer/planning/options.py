@@ -36,9 +36,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu-memory-utilization", type=float, default=0.9, metavar="X", help="as for LLM (default: %(default)s)"
     )
-    parser.add_argument(
-        "--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs that share every layer (not compiled)"
-    )
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs that share every layer")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.set_defaults(run=_plan)
 

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.attention.tensor_parallel import over_devices
+from jaxinfer.cache.kv_cache import KVCache, sharding_of_pages
+from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
+from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.memory import largest_step, workspace_of
@@ -60,7 +64,7 @@ def compile_program(
     """One of `program_shapes`, compiled as the engine would compile it on that GPU."""
     shape = program_shapes(engine)[name]
     program = compile_shape(name, shape, config, engine, target, dtype=dtype)
-    pool = pool_array(config, engine, dtype)
+    pool = pool_array(config, engine, dtype, target.mesh.size)
     text = ProgramText(program.as_text() or "")
     return CompiledProgram(
         name=name,
@@ -82,29 +86,41 @@ def compile_shape(
     dtype: jnp.dtype,
 ) -> jax.stages.Compiled:
     """A step, or with the name DECODE_LOOP a loop, of any shape; weights and KV exist as shapes only."""
+    mesh = target.mesh if target.mesh.size > 1 else None
+    config = for_tensor_parallel(config, target.mesh.size)
     cache = KVCache.shapes(
-        config, num_pages=engine.num_pages, page_size=engine.page_size, dtype=dtype, sharding=target.sharding
-    )
+        config, num_pages=engine.num_pages, page_size=engine.page_size, dtype=dtype,
+        sharding=sharding_of_pages(target.mesh),
+    )  # fmt: skip
     with target.lowering():
         runner = StepRunner(
             abstract_model(config, target, dtype=dtype),
             cache,
-            select_backend(engine.attention_backend),
+            over_devices(select_backend(engine.attention_backend), mesh),
             num_seats=engine.max_num_seqs,
             max_decode_steps=engine.max_decode_steps,
+            mesh=mesh,
         )
         return runner.compile_decode_loop(shape) if name == DECODE_LOOP else runner.compile_step(shape)
 
 
 def abstract_model(config: ModelConfig, target: CompileTarget, *, dtype: jnp.dtype) -> DecoderLM:
-    """The model with shapes on `target` for parameters."""
+    """The model with shapes on `target` for parameters, each split as it will be."""
     graph, state = nnx.split(nnx.eval_shape(lambda: build_model(config, dtype=dtype)))
-    return nnx.merge(graph, target.shapes(state))
+    splits = {parameter.path: NamedSharding(target.mesh, parameter.spec) for parameter in parameters(config)}
+    shapes = {
+        path: variable.replace(
+            jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=splits[".".join(map(str, path))])
+        )
+        for path, variable in nnx.to_flat_state(state)
+    }
+    return nnx.merge(graph, nnx.from_flat_state(shapes))
 
 
-def pool_array(config: ModelConfig, engine: EngineConfig, dtype: jnp.dtype) -> Pool:
-    """One of the arrays that the KV pool is made of, as a program's text names it."""
-    shape = (engine.num_pages, engine.page_size, config.num_kv_heads, config.head_dim)
+def pool_array(config: ModelConfig, engine: EngineConfig, dtype: jnp.dtype, num_devices: int = 1) -> Pool:
+    """One of the arrays that a device's share of the KV pool is made of, as a program's text names it."""
+    heads = for_tensor_parallel(config, num_devices).num_kv_heads // num_devices
+    shape = (engine.num_pages, engine.page_size, heads, config.head_dim)
     return Pool(_HLO_NAMES[jnp.dtype(dtype).name], shape, jnp.dtype(dtype).itemsize)
 
 

@@ -13,9 +13,6 @@ HOW_TO_COMPILE = (
     'Not compiled, so temporaries are not counted and kernels not known: pip install "jaxinfer[cuda13]" brings the '
     "compiler (no GPU needed)."
 )
-ONE_DEVICE_ONLY = (
-    "Not compiled, so temporaries are not counted and kernels not known: programs of several GPUs are not."
-)
 
 
 def verdict(plan: Plan, request: Request) -> str:

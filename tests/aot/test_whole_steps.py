@@ -4,6 +4,9 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,15 @@ import pytest
 
 from jaxinfer.cache.kv_cache import kv_bytes_per_token
 from jaxinfer.checkpoint.directory import read_config
+from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.cli import main
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.step_batch import BatchShape
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.planning import programs
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import B200, H100, H200
+from jaxinfer.planning.hlo import ProgramText
 from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, compile_program
 
 CONFIGS = Path(__file__).resolve().parent.parent / "fixtures" / "configs"
@@ -90,11 +96,11 @@ def test_all_of_it_fits(planned):
     assert plan["weights_bytes"] + plan["kv_bytes"] + plan["temp_bytes"] <= plan["limit_bytes"]
 
 
-def two_layers(name: str, gpu, rows: int):
+def two_layers(name: str, gpu, rows: int, devices: int = 1):
     """A program of two layers of Qwen3-0.6B, and their configuration."""
     config = dataclasses.replace(read_config(CONFIGS / "qwen3-0.6b")[1], num_layers=2)
     engine = EngineConfig(max_model_len=LENGTH, max_num_seqs=rows, kv_cache_tokens=rows * LENGTH)
-    return compile_program(name, config, engine, compile_target(gpu), dtype=BF16), config
+    return compile_program(name, config, engine, compile_target(gpu, devices), dtype=BF16), config
 
 
 @pytest.mark.parametrize(("gpu", "rows"), [(H200, 1), (H100, ROWS), (B200, ROWS)], ids=["one_row", "h100", "b200"])
@@ -107,3 +113,25 @@ def test_a_loop_of_a_single_row_does_not_copy_the_weights_before_it_begins():
     program, config = two_layers(DECODE_LOOP, H200, 1)
     heads = config.num_heads + 2 * config.num_kv_heads
     assert program.temp_bytes < 2 * config.hidden_size * heads * config.head_dim  # of one layer's first projection
+
+
+# A step's array that devices send each other, where it arrives.
+EXCHANGED = re.compile(r" = \w+\[([0-9,]*)\]\S* (?:all|reduce-scatter|collective)[a-z-]*\(")
+
+
+@pytest.mark.parametrize(("name", "devices"), [(PREFILL, 4), (DECODE_LOOP, 4), (DECODE, 16)])
+def test_several_gpus_run_the_kernels_on_heads_of_their_own_and_send_no_weights(monkeypatch, name, devices):
+    texts = []
+    monkeypatch.setattr(programs, "ProgramText", lambda text: texts.append(text) or ProgramText(text))
+    program, config = two_layers(name, H200, ROWS, devices)
+    kv_bytes = ROWS * LENGTH * kv_bytes_per_token(for_tensor_parallel(config, devices), BF16)
+    assert (program.kv_alias_bytes, program.kv_copies) == (kv_bytes // devices, 0)
+    # In each layer the attention of every group of rows, the write of K and V, and two norms: nothing fell back.
+    groups = 2 if name == PREFILL else 1
+    assert texts[0].count('custom_call_target="mosaic_gpu') == 2 * (groups + 3)
+    sent = Counter(tuple(map(int, shape.split(","))) for shape in EXCHANGED.findall(texts[0]))
+    # The sums of two products a layer and of the embedding, whose words are split; logits of rows that are sampled.
+    rows = program.shape.num_logits
+    assert sent.pop((program.shape.num_tokens, config.hidden_size)) == 2 * 2 + 1
+    assert sent.pop((rows, config.vocab_size)) > 0
+    assert max(map(math.prod, sent)) <= 64 * rows * devices

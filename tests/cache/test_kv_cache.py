@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
+from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token, sharding_of_pages
 from tests.builders import drain, make_request, model_config, random_prompts
 
 
@@ -33,8 +33,9 @@ def test_the_pool_has_one_zeroed_array_of_keys_and_one_of_values_for_each_layer(
 
 def test_the_heads_of_the_pool_are_split_over_the_tensor_axis():
     mesh = jax.make_mesh((1,), ("tensor",))
-    cache = KVCache.allocate(model_config(), num_pages=2, page_size=4, dtype=jnp.float32, mesh=mesh)
-    assert all(array.sharding.spec == PartitionSpec(None, None, "tensor", None) for array in (*cache.k, *cache.v))
+    sharding = sharding_of_pages(mesh)
+    cache = KVCache.allocate(model_config(), num_pages=2, page_size=4, dtype=jnp.float32, sharding=sharding)
+    assert all(array.sharding.spec == PartitionSpec(None, None, "tensor") for array in (*cache.k, *cache.v))
 
 
 def test_steps_take_the_pool_donated_and_update_it_in_place(idle_engine):

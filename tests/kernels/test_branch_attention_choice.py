@@ -88,13 +88,11 @@ def test_on_a_cpu_auto_is_plain_xla_without_a_word(nothing_told, caplog):
     assert backend.name == "xla" and backend.attention is paged_attention and not caplog.records
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_on_a_hopper_gpu_auto_is_the_kernel_unless_heads_are_split_over_devices(monkeypatch, devices):
+def test_on_a_hopper_gpu_auto_is_the_kernel(monkeypatch):
     gpu = type("Gpu", (), {"device_kind": "NVIDIA H200"})()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "local_device_count", lambda: devices)
     monkeypatch.setattr("kernels_pallas.devices.get_default_device", lambda: gpu)
-    assert select_backend("auto").name == ("pallas" if devices == 1 else "xla")
+    assert select_backend("auto").name == "pallas"
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA A100-SXM4-80GB", "NVIDIA B200", "NVIDIA GeForce RTX 4090"])

@@ -23,4 +23,4 @@ def configs() -> Path:
 def stand_in() -> Callable[[GPU], CompileTarget]:
     """A target that says that it is a GPU, and whose programs are compiled for this machine's CPU."""
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:1]), ("tensor",))
-    return lambda gpu: CompileTarget(gpu, mesh)
+    return lambda gpu, num_devices=1: CompileTarget(gpu, mesh)

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -91,11 +90,14 @@ def test_options_reach_the_plan(qwen, capsys):
     assert plan["kv_bytes_per_token"] == 147_456 and plan["kv_bytes"] == 8 * 128 * 147_456
 
 
-def test_several_gpus_are_planned_without_compiling(qwen, monkeypatch, capsys):
-    monkeypatch.setattr(command, "_compile", lambda request: pytest.fail("compiled"))
-    monkeypatch.setattr(command, "cuda_plugin", lambda: SimpleNamespace())
-    assert main(["plan", qwen, *ASKED, "--tensor-parallel-size", "2"]) == 0
-    assert "Not compiled" in capsys.readouterr().out
+def test_programs_are_compiled_for_all_the_gpus(qwen, monkeypatch, capsys):
+    def refuse(gpu, num_devices):
+        raise ValueError(f"compiles for {num_devices} {gpu.name}")
+
+    monkeypatch.setattr(command, "cuda_plugin", lambda: Path("plugin"))
+    monkeypatch.setattr(command, "compile_target", refuse)
+    assert main(["plan", qwen, *ASKED, "--tensor-parallel-size", "2"]) == 1
+    assert "compiles for 2 h200" in error_of(capsys)
 
 
 def test_compiled_figures_complete_table_and_json(stand_in, monkeypatch, capsys):

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
@@ -46,12 +47,13 @@ def test_all_programs_are_compiled_from_shapes_and_update_the_whole_pool_in_plac
     assert len(told) == 4 and told[0].startswith("prefill: 4 decodes and 32 prompt tokens")
 
 
-def test_parameters_are_shapes_on_the_target(stand_in):
+def test_parameters_are_shapes_on_the_target_split_over_its_devices(stand_in):
     target = stand_in(H200)
     model = abstract_model(model_config(), target, dtype=F32)
     leaves = jax.tree.leaves(model)
     assert leaves and all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
-    assert {leaf.sharding for leaf in leaves} == {target.sharding}
+    assert {leaf.sharding.mesh for leaf in leaves} == {target.mesh}
+    assert model.layers[0].mlp.down.kernel.get_value().sharding.spec == PartitionSpec("tensor", None)
 
 
 @pytest.mark.parametrize(("gpu", "backend"), [(H200, "pallas"), (H100, "pallas"), (B200, "xla")])

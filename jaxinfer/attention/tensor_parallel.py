@@ -1,0 +1,66 @@
+"""A backend for several devices, each of which keeps some of the KV heads and attends with the queries of those."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxinfer.attention.backend import AttentionBackend
+from jaxinfer.attention.heads import ProjectedHeads
+from jaxinfer.attention.metadata import AttentionMetadata
+from jaxinfer.attention.residual import Residual, in_one_piece
+from jaxinfer.cache.kv_cache import PAGES
+
+# Of queries and projected heads [T, heads, ...], and of what every device has whole.
+_HEADS, _WHOLE = PartitionSpec(None, "tensor"), PartitionSpec()
+
+
+def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBackend:
+    """`backend` with its KV heads split over the mesh axis "tensor"; None: one device, nothing changes.
+
+    Inside, every device runs the code of one device on its own heads: nothing is sent while it attends, and kernels,
+    which XLA cannot split, run as they are. Products are split by XLA, and not cut into parts besides.
+    """
+    if mesh is None:
+        return backend
+    # What the loops of attention carry starts the same everywhere, and differs from then on.
+    split = partial(jax.shard_map, mesh=mesh, check_vma=False)
+
+    def rotate_and_write(heads: ProjectedHeads, k_pages: jax.Array, v_pages: jax.Array, slots: jax.Array):
+        of_heads: Any = replace(jax.tree.map(lambda _: _WHOLE, heads), qkv=_HEADS)
+        run = split(
+            backend.rotate_and_write, in_specs=(of_heads, PAGES, PAGES, _WHOLE), out_specs=(_HEADS, PAGES, PAGES)
+        )
+        return run(heads, k_pages, v_pages, slots)
+
+    def attention(
+        q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata: AttentionMetadata, /, *, scale: float
+    ) -> jax.Array:
+        leaves, structure = jax.tree.flatten(metadata)
+
+        def on_one(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, filled: list[jax.Array]) -> jax.Array:
+            given = iter(filled)
+            step = structure.unflatten([next(given) if x.size else jnp.zeros(x.shape, x.dtype) for x in leaves])
+            return backend.attention(q, k_pages, v_pages, step, scale=scale)
+
+        run = split(on_one, in_specs=(_HEADS, PAGES, PAGES, _WHOLE), out_specs=_HEADS)
+        # Shardy (in jaxlib 0.11.2) crashes on an input without elements inside a loop: the bits of no tails.
+        return run(q, k_pages, v_pages, [x for x in leaves if x.size])
+
+    def add_and_norm(x: jax.Array, y: Any, scale: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
+        run = split(
+            lambda x, y, scale: backend.residual.add_and_norm(x, y, scale, eps), in_specs=_WHOLE, out_specs=_WHOLE
+        )
+        return run(x, y, scale)
+
+    return replace(
+        backend,
+        attention=attention,
+        rotate_and_write=rotate_and_write,
+        residual=Residual(add_and_norm, in_one_piece),
+    )
