@@ -326,5 +326,9 @@ def _make_mesh(size: int) -> Mesh | None:
         raise ValueError(f"tensor_parallel_size must be an integer of at least 1, got {size!r}")
     devices = jax.devices()
     if size > len(devices):
-        raise ValueError(f"tensor_parallel_size={size}, but there are {len(devices)} devices")
+        of_cpu = f"; with JAX_NUM_CPU_DEVICES={size} in the environment the CPU is as many"
+        raise ValueError(
+            f"tensor_parallel_size={size}, but there are {len(devices)} devices"
+            + (of_cpu if devices[0].platform == "cpu" else "")
+        )
     return None if size == 1 else Mesh(np.array(devices[:size]), ("tensor",))

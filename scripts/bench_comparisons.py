@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,25 @@ Call = Callable[..., dict[str, Any]]
 Method = Callable[[list[list[int]], list[int]], dict[str, Any]]
 
 
-def compare_serving(folder: Path, torch_worker: Call, *, rounds: int, seed: int) -> dict[str, Any]:
-    """32 requests through every method, `rounds` times in turn; useful output tokens per second of the best round."""
+def compare_serving(
+    folder: Path, torch_worker: Call, *, rounds: int, seed: int, tensor_parallel_size: int
+) -> dict[str, Any]:
+    """32 requests through every method, `rounds` times in turn; useful output tokens per second of the best round.
+
+    This engine takes part twice: as one device, whose operations all cores share, and as several of one core each.
+    """
     write_random_checkpoint(folder, qwen3_config(**SERVING_MODEL), seed=seed)
     prompts, limits = random_requests(vocab_size=SERVING_MODEL["vocab_size"], seed=seed, **SERVING_REQUESTS)
-    llm = LLM(folder, skip_tokenizer_init=True, dtype="float32", **SERVING_ENGINE)
-    llm.warm_up()
+    engines = {}
+    for size in sorted({1, tensor_parallel_size}):
+        name = "jaxinfer" if size == 1 else f"jaxinfer, tensor_parallel_size={size}"
+        engines[name] = LLM(
+            folder, skip_tokenizer_init=True, dtype="float32", tensor_parallel_size=size, **SERVING_ENGINE
+        )
+        engines[name].warm_up()
     peer = torch_worker("load", directory=str(folder))
     methods: dict[str, Method] = {
-        "jaxinfer": lambda prompts, limits: generate(llm, prompts, limits),
+        **{name: partial(generate, llm) for name, llm in engines.items()},
         "transformers generate, one by one": lambda prompts, limits: torch_worker(
             "one_by_one", prompts=prompts, max_new_tokens=limits
         ),
@@ -62,8 +73,9 @@ def compare_serving(folder: Path, torch_worker: Call, *, rounds: int, seed: int)
             "continuous_batching", prompts=prompts, max_new_tokens=limits, **CONTINUOUS_BATCHING
         ),
     }
-    compiles = llm.get_metrics().num_compiles_total
+    compiles = sum(llm.get_metrics().num_compiles_total for llm in engines.values())
     runs = run_in_turn(methods, prompts, limits, rounds)
+    compiles = sum(llm.get_metrics().num_compiles_total for llm in engines.values()) - compiles
     reference = runs["transformers generate, one by one"][0]["tokens"]
     reference_margins = torch_worker("margins", prompts=prompts, tokens=reference)["outputs"]
     useful = sum(limits)
@@ -82,7 +94,7 @@ def compare_serving(folder: Path, torch_worker: Call, *, rounds: int, seed: int)
         "seconds": seconds,
         "output_tokens_per_second": rates,
         "ratio": {name: rates["jaxinfer"] / rate for name, rate in rates.items() if name != "jaxinfer"},
-        "compiles_while_timed": llm.get_metrics().num_compiles_total - compiles,
+        "compiles_while_timed": compiles,
         "smallest_margin": min(min(output["margin"]) for output in reference_margins),
         "agreement": agreement,
         "tokens_agree": all(found["mismatches"] == 0 for found in agreement.values()),

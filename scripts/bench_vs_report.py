@@ -64,7 +64,7 @@ def draw_chart(result: dict[str, Any], file: Path) -> None:
     )
     for axis, (title, rates) in zip(axes[0], panels, strict=True):
         names = [name.replace(", ", "\n").replace(" continuous", "\ncontinuous") for name in rates]
-        bars = axis.bar(names, list(rates.values()), color=[_COLORS[name == "jaxinfer"] for name in rates])
+        bars = axis.bar(names, list(rates.values()), color=[_COLORS[name.startswith("jaxinfer")] for name in rates])
         axis.bar_label(bars, fmt="%.0f" if max(rates.values()) > 20 else "%.1f", padding=2)
         axis.set_title(title, fontsize=10)
         axis.set_ylabel("output tokens per second")

@@ -62,6 +62,9 @@ def main() -> int:
     # Before jax is imported: its thread pool takes one thread for each core that the process may use.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", args.threads)
     from bench_comparisons import compare_decode, compare_serving
     from bench_vs_report import draw_chart, print_tables
     from jaxinfer.bench.environment import describe_environment
@@ -71,7 +74,9 @@ def main() -> int:
     try:
         if "serving" in args.only:
             with tempfile.TemporaryDirectory() as folder:
-                result["serving"] = compare_serving(Path(folder), worker, rounds=args.rounds, seed=SEED)
+                result["serving"] = compare_serving(
+                    Path(folder), worker, rounds=args.rounds, seed=SEED, tensor_parallel_size=args.threads
+                )
         gc.collect()
         if "decode" in args.only:
             with tempfile.TemporaryDirectory() as folder:

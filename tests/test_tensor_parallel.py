@@ -83,4 +83,4 @@ def test_more_devices_than_there_are_is_an_error_that_says_how_many(checkpoint):
     worker = start(checkpoint, 2, devices=1)
     _, err = worker.communicate(timeout=300)
     assert worker.returncode == 1
-    assert "tensor_parallel_size=2, but there are 1 devices" in err.decode()
+    assert "tensor_parallel_size=2, but there are 1 devices; with JAX_NUM_CPU_DEVICES=2 in the env" in err.decode()
