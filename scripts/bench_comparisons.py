@@ -93,7 +93,10 @@ def compare_serving(
         "transformers": peer,
         "seconds": seconds,
         "output_tokens_per_second": rates,
-        "ratio": {name: rates["jaxinfer"] / rate for name, rate in rates.items() if name != "jaxinfer"},
+        "ratio": {
+            engine: {name: rates[engine] / rate for name, rate in rates.items() if name not in engines}
+            for engine in engines
+        },
         "compiles_while_timed": compiles,
         "smallest_margin": min(min(output["margin"]) for output in reference_margins),
         "agreement": agreement,

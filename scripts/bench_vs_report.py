@@ -22,12 +22,12 @@ def print_tables(result: dict[str, Any]) -> None:
     if serving:
         total = serving["requests"]["num_requests"]
         table = Table(title="32 greedy requests, 8-layer 512-wide Qwen3", title_justify="left")
-        for heading in ("method", "useful tokens per second", "jaxinfer is faster by", "same tokens as one by one"):
+        faster = [f"{engine} is faster by" for engine in serving["ratio"]]
+        for heading in ("method", "useful tokens per second", *faster, "same tokens as one by one"):
             table.add_column(heading, justify="left" if heading == "method" else "right")
         for name, rate in serving["output_tokens_per_second"].items():
-            ratio = serving["ratio"].get(name)
-            equal = serving["agreement"][name]["equal"]
-            table.add_row(name, f"{rate:.1f}", "" if ratio is None else f"{ratio:.2f}x", f"{equal} of {total}")
+            ratios = [f"{of[name]:.2f}x" if name in of else "" for of in serving["ratio"].values()]
+            table.add_row(name, f"{rate:.1f}", *ratios, f"{serving['agreement'][name]['equal']} of {total}")
         console.print(table)
         _print_departures(console, serving)
     if decode:
