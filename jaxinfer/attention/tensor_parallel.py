@@ -8,16 +8,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.attention.residual import Residual, in_one_piece
-from jaxinfer.cache.kv_cache import PAGES
 
-# Of queries and projected heads [T, heads, ...], and of what every device has whole.
-_HEADS, _WHOLE = PartitionSpec(None, "tensor"), PartitionSpec()
+# Of queries and projected heads [T, heads, ...], of pages [num_pages, page_size, heads, head_dim], and of what every
+# device has whole.
+_HEADS, _PAGES, _WHOLE = PartitionSpec(None, "tensor"), PartitionSpec(None, None, "tensor"), PartitionSpec()
+
+
+def sharding_of_pages(mesh: Mesh | None) -> NamedSharding | None:
+    """Of an array of the KV pool, its heads split over the mesh axis "tensor"; None: one device."""
+    return None if mesh is None else NamedSharding(mesh, _PAGES)
 
 
 def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBackend:
@@ -34,7 +39,7 @@ def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBacke
     def rotate_and_write(heads: ProjectedHeads, k_pages: jax.Array, v_pages: jax.Array, slots: jax.Array):
         of_heads: Any = replace(jax.tree.map(lambda _: _WHOLE, heads), qkv=_HEADS)
         run = split(
-            backend.rotate_and_write, in_specs=(of_heads, PAGES, PAGES, _WHOLE), out_specs=(_HEADS, PAGES, PAGES)
+            backend.rotate_and_write, in_specs=(of_heads, _PAGES, _PAGES, _WHOLE), out_specs=(_HEADS, _PAGES, _PAGES)
         )
         return run(heads, k_pages, v_pages, slots)
 
@@ -48,7 +53,7 @@ def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBacke
             step = structure.unflatten([next(given) if x.size else jnp.zeros(x.shape, x.dtype) for x in leaves])
             return backend.attention(q, k_pages, v_pages, step, scale=scale)
 
-        run = split(on_one, in_specs=(_HEADS, PAGES, PAGES, _WHOLE), out_specs=_HEADS)
+        run = split(on_one, in_specs=(_HEADS, _PAGES, _PAGES, _WHOLE), out_specs=_HEADS)
         # Shardy (in jaxlib 0.11.2) crashes on an input without elements inside a loop: the bits of no tails.
         return run(q, k_pages, v_pages, [x for x in leaves if x.size])
 

@@ -7,12 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.models.config import ModelConfig
-
-# [num_pages, page_size, num_kv_heads, head_dim]
-PAGES = PartitionSpec(None, None, "tensor")
 
 
 @jax.tree_util.register_dataclass
@@ -33,7 +29,7 @@ class KVCache:
         dtype: jnp.dtype,
         sharding: jax.sharding.Sharding | None = None,
     ) -> KVCache:
-        """A zeroed pool of `num_pages` pages of `page_size` slots (see `sharding_of_pages`)."""
+        """A zeroed pool of `num_pages` pages of `page_size` slots, on the default device or split as `sharding` says."""
         shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
         arrays = [jnp.zeros(shape, dtype, device=sharding) for _ in range(2 * config.num_layers)]
         return cls(k=tuple(arrays[::2]), v=tuple(arrays[1::2]))
@@ -70,11 +66,6 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of the whole pool, over all devices."""
         return sum(array.nbytes for array in (*self.k, *self.v))
-
-
-def sharding_of_pages(mesh: Mesh | None) -> NamedSharding | None:
-    """KV heads split over the mesh axis "tensor"; None: one device."""
-    return None if mesh is None else NamedSharding(mesh, PAGES)
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype) -> int:

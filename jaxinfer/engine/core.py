@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.attention.tensor_parallel import over_devices
-from jaxinfer.cache.kv_cache import KVCache, sharding_of_pages
+from jaxinfer.attention.tensor_parallel import over_devices, sharding_of_pages
+from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
 from jaxinfer.config import EngineConfig

@@ -11,8 +11,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.attention.tensor_parallel import over_devices
-from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token, sharding_of_pages
+from jaxinfer.attention.tensor_parallel import over_devices, sharding_of_pages
+from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.runner import StepRunner

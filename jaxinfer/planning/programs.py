@@ -12,8 +12,8 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.attention.tensor_parallel import over_devices
-from jaxinfer.cache.kv_cache import KVCache, sharding_of_pages
+from jaxinfer.attention.tensor_parallel import over_devices, sharding_of_pages
+from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token, sharding_of_pages
+from jaxinfer.attention.tensor_parallel import sharding_of_pages
+from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from tests.builders import drain, make_request, model_config, random_prompts
 
 
