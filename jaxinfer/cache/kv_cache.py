@@ -29,7 +29,7 @@ class KVCache:
         dtype: jnp.dtype,
         sharding: jax.sharding.Sharding | None = None,
     ) -> KVCache:
-        """A zeroed pool of `num_pages` pages of `page_size` slots, on the default device or split as `sharding` says."""
+        """A zeroed pool of `num_pages` pages of `page_size` slots; `sharding` None: on the default device."""
         shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
         arrays = [jnp.zeros(shape, dtype, device=sharding) for _ in range(2 * config.num_layers)]
         return cls(k=tuple(arrays[::2]), v=tuple(arrays[1::2]))
