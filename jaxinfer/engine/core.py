@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.attention.tensor_parallel import over_devices, sharding_of_pages
+from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
@@ -81,7 +81,7 @@ class EngineCore:
         self.runner = StepRunner(
             model,
             cache,
-            over_devices(select_backend(config.attention_backend), mesh),
+            select_backend(config.attention_backend),
             num_seats=config.max_num_seqs,
             max_decode_steps=config.max_decode_steps,
             mesh=mesh,

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.attention.tensor_parallel import over_devices, sharding_of_pages
+from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.buckets import Buckets
@@ -120,7 +120,7 @@ def largest_workspace(model: DecoderLM, engine: EngineConfig, *, dtype: jnp.dtyp
         model.config, num_pages=shape.pages_per_row * shape.num_rows, page_size=engine.page_size, dtype=dtype,
         sharding=sharding_of_pages(mesh),
     )  # fmt: skip
-    backend = over_devices(select_backend(engine.attention_backend), mesh)
+    backend = select_backend(engine.attention_backend)
     runner = StepRunner(model, cache, backend, num_seats=buckets.max_num_seqs, mesh=mesh)
     return workspace_of(runner.compile_step(shape))
 

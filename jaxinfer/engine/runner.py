@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.attention.backend import AttentionBackend
+from jaxinfer.attention.tensor_parallel import over_devices
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.engine.commit_tail import commit_tail
 from jaxinfer.engine.step import StepOutput, decode_loop, step
@@ -55,6 +56,7 @@ class StepRunner:
         mesh: Mesh | None = None,
         on_compile: Callable[[str], None] = lambda program: None,
     ) -> None:
+        backend = over_devices(backend, mesh)
         graph, state = nnx.split(model)
         leaves, structure = jax.tree.flatten(state)
         # A leaf on the host would be sent anew with every launch.

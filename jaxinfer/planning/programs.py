@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.attention.tensor_parallel import over_devices, sharding_of_pages
+from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
@@ -86,7 +86,6 @@ def compile_shape(
     dtype: jnp.dtype,
 ) -> jax.stages.Compiled:
     """A step, or with the name DECODE_LOOP a loop, of any shape; weights and KV exist as shapes only."""
-    mesh = target.mesh if target.mesh.size > 1 else None
     config = for_tensor_parallel(config, target.mesh.size)
     cache = KVCache.shapes(
         config, num_pages=engine.num_pages, page_size=engine.page_size, dtype=dtype,
@@ -96,10 +95,10 @@ def compile_shape(
         runner = StepRunner(
             abstract_model(config, target, dtype=dtype),
             cache,
-            over_devices(select_backend(engine.attention_backend), mesh),
+            select_backend(engine.attention_backend),
             num_seats=engine.max_num_seqs,
             max_decode_steps=engine.max_decode_steps,
-            mesh=mesh,
+            mesh=target.mesh if target.mesh.size > 1 else None,
         )
         return runner.compile_decode_loop(shape) if name == DECODE_LOOP else runner.compile_step(shape)
 
