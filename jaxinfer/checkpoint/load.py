@@ -69,7 +69,7 @@ def load_checkpoint(
         # Waiting keeps the host's share at one parameter: transfers would otherwise queue up with their sources.
         arrays[stored.path] = jax.block_until_ready(array)
     effective = dataclasses.replace(effective, dtype=str(source.dtype))
-    return effective, _module(effective, arrays)
+    return effective, module_around(effective, arrays)
 
 
 def _tensor_size(mesh: Mesh | None) -> int:
@@ -93,8 +93,8 @@ def _on_devices(read: Callable[[Any], np.ndarray], parameter: Parameter, mesh: M
     return jax.make_array_from_callback(parameter.shape, sharding, share)
 
 
-def _module(config: ModelConfig, arrays: Mapping[str, jax.Array]) -> DecoderLM:
-    """The module of `config` around `arrays`, without ever initialising one."""
+def module_around(config: ModelConfig, arrays: Mapping[str, Any]) -> DecoderLM:
+    """The module of `config` around `arrays`, or their shapes, by their paths; none is ever initialised."""
     dtype = jnp.dtype(config.dtype)
     abstract = nnx.eval_shape(lambda: build_model(config, dtype=dtype, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(abstract)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.checkpoint.load import module_around
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig
@@ -23,7 +23,6 @@ from jaxinfer.engine.runner import StepRunner
 from jaxinfer.engine.step_batch import BatchShape
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.models.registry import build_model
 from jaxinfer.planning.compile_target import CompileTarget
 from jaxinfer.planning.hlo import Pool, ProgramText
 
@@ -105,15 +104,13 @@ def compile_shape(
 
 def abstract_model(config: ModelConfig, target: CompileTarget, *, dtype: jnp.dtype) -> DecoderLM:
     """The model with shapes on `target` for parameters, each split as it will be."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: build_model(config, dtype=dtype)))
-    splits = {parameter.path: NamedSharding(target.mesh, parameter.spec) for parameter in parameters(config)}
     shapes = {
-        path: variable.replace(
-            jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=splits[".".join(map(str, path))])
+        parameter.path: jax.ShapeDtypeStruct(
+            parameter.shape, dtype, sharding=NamedSharding(target.mesh, parameter.spec)
         )
-        for path, variable in nnx.to_flat_state(state)
+        for parameter in parameters(config)
     }
-    return nnx.merge(graph, nnx.from_flat_state(shapes))
+    return module_around(dataclasses.replace(config, dtype=dtype.name), shapes)
 
 
 def pool_array(config: ModelConfig, engine: EngineConfig, dtype: jnp.dtype, num_devices: int = 1) -> Pool:
