@@ -16,7 +16,6 @@ from bench_gpu_timing import time_launches
 from bench_gpu_weights import prompt_ids
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.runner import StepRunner
 from jaxinfer.engine.step_batch import BatchShape, PackedBatch
 from jaxinfer.engine.warm_up import idle_batch
@@ -58,9 +57,7 @@ class Steps:
     def _prefill(self, runner: StepRunner, case: Case) -> dict[str, Any]:
         tokens = case["tokens"]
         pages = pages_for(tokens)
-        shape = Buckets.from_limits(
-            max_num_seqs=16, max_num_batched_tokens=tokens, max_model_len=pages * PAGE_SIZE, page_size=PAGE_SIZE
-        ).shape_for(decode_rows=0, prefill_rows=1, prefill_tokens=tokens, pages_per_row=pages)
+        shape = BatchShape(decode_rows=0, prefill_rows=1, prefill_tokens=tokens, pages_per_row=pages)
         vocab = self.values["vocab_size"]
         packed = prefill_batch(shape, prompt_ids(tokens, vocab), runner.cache)
         timing = time_launches(lambda: runner.step(packed).token_ids)
@@ -68,8 +65,7 @@ class Steps:
         if case["prompt"]:
             output = runner.step(prefill_batch(shape, prompt_ids(case["prompt"], vocab), runner.cache)).output
             assert output is not None
-            # Of the first prefill row, behind the padding rows of decodes.
-            np.save(logits_file(self.work, case["model"]), np.asarray(output.logits[shape.decode_rows]))
+            np.save(logits_file(self.work, case["model"]), np.asarray(output.logits[0]))
         return row | {"tokens_per_second": 1e3 * tokens / row["ms"]}
 
     def _runner(self, model: str, backend: str) -> StepRunner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.step_batch import BatchShape
@@ -33,7 +34,8 @@ class Buckets:
     """Shapes for steps of up to `max_num_seqs` rows and `max_num_batched_tokens` tokens.
 
     Steps of decodes alone have a power of two of rows, decode loops one of a few more numbers. Mixed steps have one of
-    a few numbers of rows, some of them for prefill chunks, and one of a few numbers of prefill tokens.
+    a few numbers of rows, some of them for prefill chunks, and one of a few numbers of prefill tokens; the largest of
+    these leaves room for the decode rows, so that a step computes no more tokens than the limit with its padding.
     """
 
     max_num_seqs: int
@@ -79,20 +81,29 @@ class Buckets:
     def _prefill_rows(self, prefill_tokens: int) -> int:
         return min(self.max_num_seqs, max(_MIN_PREFILL_ROWS, prefill_tokens // _TOKENS_PER_PREFILL_ROW))
 
-    @property
-    def max_prefill_rows(self) -> int:
-        return self._prefill_rows(self.max_num_batched_tokens)
-
-    def mixed_rows(self, prefill_tokens: int) -> list[tuple[int, int]]:
+    def _rows_of_mixed(self, prefill_tokens: int) -> list[tuple[int, int]]:
         """(decode rows, prefill rows) that mixed steps of so many prefill tokens come in, from few to many.
 
         The sums are the same for every number of tokens, so that few numbers of logits occur.
         """
-        most = self._prefill_rows(prefill_tokens)
-        sums = _powers(2 * _MIN_PREFILL_ROWS, max(2 * _MIN_PREFILL_ROWS, self.max_num_seqs + self.max_prefill_rows), 4)
+        most, of_all = self._prefill_rows(prefill_tokens), self._prefill_rows(self.max_num_batched_tokens)
+        sums = _powers(2 * _MIN_PREFILL_ROWS, max(2 * _MIN_PREFILL_ROWS, self.max_num_seqs + of_all), 4)
         return [(rows - min(most, rows // 2), min(most, rows // 2)) for rows in sums]
 
-    def _mixed(self, decode_rows: int, prefill_rows: int, tokens: int, pages: int) -> BatchShape:
+    @cached_property
+    def _mixed(self) -> list[tuple[int, int, int]]:
+        """(decode rows, prefill rows, prefill tokens) of all mixed steps, from few tokens to many, then rows."""
+        *fewer, most = self.prefill_tokens
+        least = fewer[-1] if fewer else most
+        found = [(*rows, tokens) for tokens in fewer for rows in self._rows_of_mixed(tokens)]
+        found += [(*rows, max(least, most - rows[0])) for rows in self._rows_of_mixed(most)]
+        return list(dict.fromkeys(found))
+
+    def prefill_room(self, decode_rows: int, prefill_rows: int) -> int:
+        """The most prefill tokens of a step of so many rows; 0: no step holds these."""
+        return max((t for d, p, t in self._mixed if d >= decode_rows and p >= prefill_rows), default=0)
+
+    def _mixed_shape(self, decode_rows: int, prefill_rows: int, tokens: int, pages: int) -> BatchShape:
         num_logits = min(decode_rows + prefill_rows, self.max_num_seqs)
         return BatchShape(decode_rows, prefill_rows, tokens, pages, num_logits=num_logits)
 
@@ -114,10 +125,9 @@ class Buckets:
         pages = _first(self.pages_per_row, pages_per_row, "pages_per_row")
         if prefill_tokens == 0:
             return BatchShape(_first(self.decode_rows, decode_rows, "decode_rows"), 0, 0, pages)
-        for tokens in self.prefill_tokens:
-            for decodes, prefills in self.mixed_rows(tokens):
-                if tokens >= prefill_tokens and decodes >= decode_rows and prefills >= prefill_rows:
-                    return self._mixed(decodes, prefills, tokens, pages)
+        for decodes, prefills, tokens in self._mixed:
+            if tokens >= prefill_tokens and decodes >= decode_rows and prefills >= prefill_rows:
+                return self._mixed_shape(decodes, prefills, tokens, pages)
         raise ValueError(
             f"{decode_rows} decode rows and {prefill_tokens} prefill tokens in {prefill_rows} rows exceed the limits"
         )
@@ -126,12 +136,7 @@ class Buckets:
         """Every shape that `shape_for` can return, decodes first."""
         return [
             *(BatchShape(rows, 0, 0, pages) for pages in self.pages_per_row for rows in self.decode_rows),
-            *(
-                self._mixed(decodes, prefills, tokens, pages)
-                for pages in self.pages_per_row
-                for tokens in self.prefill_tokens
-                for decodes, prefills in self.mixed_rows(tokens)
-            ),
+            *(self._mixed_shape(*mixed, pages) for pages in self.pages_per_row for mixed in self._mixed),
         ]
 
     def all_loops(self) -> list[BatchShape]:

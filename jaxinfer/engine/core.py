@@ -71,7 +71,7 @@ class EngineCore:
             SchedulerLimits(
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_num_seqs=config.max_num_seqs,
-                max_prefill_rows=self.buckets.max_prefill_rows,
+                prefill_room=self.buckets.prefill_room,
                 scheduling_policy=config.scheduling_policy,
                 max_decode_steps=config.max_decode_steps,
             ),

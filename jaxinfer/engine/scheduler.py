@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,12 +21,13 @@ from jaxinfer.sampling_params import SamplingParams
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """What a step may hold: tokens in all, rows, rows that carry more than one token; the policy; and how many decode
-    steps may run in one launch."""
+    """What a step may hold: tokens in all, rows, and how many tokens of prefills (rows of more than one token) beside
+    so many decode rows in so many prefill rows, 0 if there is no such step; the policy; and how many decode steps may
+    run in one launch."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
-    max_prefill_rows: int
+    prefill_room: Callable[[int, int], int]
     scheduling_policy: str = "fcfs"
     max_decode_steps: int = 1
 
@@ -339,7 +340,8 @@ class _Plan:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.budget = limits.max_num_batched_tokens
-        self.prefill_rows = limits.max_prefill_rows
+        self.prefill_room = limits.prefill_room
+        self.decode_rows = self.prefill_rows = self.prefill_tokens = 0
         self.requests: list[Request] = []
         self.counts: list[int] = []
         self.computed: list[int] = []
@@ -354,7 +356,12 @@ class _Plan:
         if known >= request.max_total_tokens:
             return 0  # its last token is in flight
         count = min(known - request.num_computed_tokens, self.budget)
-        return 0 if count > 1 and self.prefill_rows == 0 else count
+        if count > 1:
+            room = self.prefill_room(self.decode_rows, self.prefill_rows + 1) - self.prefill_tokens
+            return min(count, room) if room > 1 else 0
+        if self.prefill_tokens and self.prefill_tokens > self.prefill_room(self.decode_rows + 1, self.prefill_rows):
+            return 0
+        return count
 
     def add(self, request: Request, count: int, known: int, new_pages: list[int]) -> None:
         self.requests.append(request)
@@ -362,15 +369,22 @@ class _Plan:
         self.computed.append(request.num_computed_tokens)
         self.known.append(known)
         self.new_pages.append(new_pages)
-        self.budget -= count
-        self.prefill_rows -= count > 1
+        self._count(count, 1)
 
     def remove(self, victim: Request) -> None:
         """A preempted request leaves the plan, if it was in it already, and its tokens return to the budget."""
         self.preempted.append(victim)
         if victim in self.requests:
             index = self.requests.index(victim)
-            self.budget += self.counts[index]
-            self.prefill_rows += self.counts[index] > 1
+            self._count(self.counts[index], -1)
             for column in (self.requests, self.counts, self.computed, self.known, self.new_pages):
                 del column[index]
+
+    def _count(self, tokens: int, rows: int) -> None:
+        """Take a row of so many tokens in (rows=1) or out (rows=-1)."""
+        self.budget -= rows * tokens
+        if tokens > 1:
+            self.prefill_rows += rows
+            self.prefill_tokens += rows * tokens
+        else:
+            self.decode_rows += rows

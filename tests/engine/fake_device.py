@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -89,20 +89,20 @@ def make_scheduler(
     page_size: int = 4,
     budget: int = 32,
     rows: int = 4,
-    prefill_rows: int | None = None,
+    prefill_room: Callable[[int, int], int] | None = None,
     policy: str = "fcfs",
     max_decode_steps: int = 1,
     caching: bool = False,
     device: FakeDevice | None = None,
 ) -> Scheduler:
-    """A scheduler over a pool of its own; as many rows may hold prefills as there are rows, unless told otherwise.
+    """A scheduler over a pool of its own; all rows and all of the budget may be prefills, unless told otherwise.
 
     What is freed is lost on `device`.
     """
     limits = SchedulerLimits(
         max_num_batched_tokens=budget,
         max_num_seqs=rows,
-        max_prefill_rows=rows if prefill_rows is None else prefill_rows,
+        prefill_room=prefill_room or (lambda decode_rows, prefill_rows: budget),
         scheduling_policy=policy,
         max_decode_steps=max_decode_steps,
     )

@@ -23,11 +23,12 @@ def limits(draw):
 @st.composite
 def steps(draw, buckets: Buckets):
     """A step that a scheduler under these limits may choose."""
-    most = min(buckets.max_prefill_rows, buckets.max_num_batched_tokens // 2)
-    prefill_rows = draw(st.integers(0, most))
-    free_rows = min(buckets.max_num_seqs - prefill_rows, buckets.max_num_batched_tokens - 2 * prefill_rows)
-    decode_rows = draw(st.integers(0 if prefill_rows else 1, free_rows))
-    room = buckets.max_num_batched_tokens - decode_rows
+    decode_rows = draw(st.integers(0 if buckets.max_num_batched_tokens > 1 else 1, buckets.max_num_seqs))
+    budget = buckets.max_num_batched_tokens - decode_rows
+    rows = range(1, min(buckets.max_num_seqs - decode_rows, budget // 2) + 1)
+    holds = [rows for rows in rows if buckets.prefill_room(decode_rows, rows) >= 2 * rows]
+    prefill_rows = draw(st.sampled_from([*holds, 0] if decode_rows else holds))
+    room = min(budget, buckets.prefill_room(decode_rows, prefill_rows))
     return {
         "decode_rows": decode_rows,
         "prefill_rows": prefill_rows,
@@ -63,8 +64,24 @@ def test_a_step_that_is_no_smaller_has_a_shape_that_is_no_smaller(data):
     large = data.draw(steps(buckets))
     small = data.draw(parts_of(large))
     one, other = buckets.shape_for(**small), buckets.shape_for(**large)
-    assert one.prefill_tokens <= other.prefill_tokens and one.pages_per_row <= other.pages_per_row
+    assert one.num_tokens <= other.num_tokens and one.pages_per_row <= other.pages_per_row
     assert one.num_rows <= other.num_rows  # of one sum, decode and prefill rows may be shared out differently
+
+
+@given(data=st.data())
+def test_the_largest_number_of_prefill_tokens_leaves_room_for_the_decodes_beside_it(data):
+    buckets = Buckets.from_limits(**data.draw(limits()))
+    *fewer, most = buckets.prefill_tokens
+    for shape in buckets.all_shapes():
+        assert shape.num_tokens <= most or shape.prefill_tokens in fewer or not fewer
+
+
+@given(data=st.data())
+def test_there_is_room_for_a_prefill_beside_any_decodes(data):
+    buckets = Buckets.from_limits(**data.draw(limits()))
+    most, seats = buckets.max_num_batched_tokens, buckets.max_num_seqs
+    assert all(buckets.prefill_room(rows, 1) >= min(16, most) for rows in range(seats))
+    assert buckets.prefill_room(seats + 1000, 1) == 0 == buckets.prefill_room(0, most + 1000)
 
 
 @given(data=st.data())
@@ -116,8 +133,8 @@ def test_the_default_limits_have_nine_shapes_of_decodes_alone():
 
 
 def test_the_default_limits_have_at_most_25_shapes_with_prefills():
-    shapes = Buckets.from_limits(**DEFAULT).all_shapes()
-    assert len([shape for shape in shapes if shape.prefill_tokens > 0]) <= 25
+    shapes = [shape for shape in Buckets.from_limits(**DEFAULT).all_shapes() if shape.prefill_tokens > 0]
+    assert len(shapes) <= 25 and max(shape.num_tokens for shape in shapes) == 2048
 
 
 def test_the_default_limits_have_few_numbers_of_logits():
@@ -145,7 +162,7 @@ def test_long_contexts_have_a_number_of_pages_for_about_every_factor_of_eight(ma
     ("excess", "message"),
     [
         ({"decode_rows": 257, "prefill_rows": 0, "prefill_tokens": 0}, "decode_rows=257 exceeds .* 256"),
-        ({"prefill_tokens": 2049}, "2049 prefill tokens .* exceed the limits"),
+        ({"prefill_tokens": 2045}, "2045 prefill tokens .* exceed the limits"),
         ({"prefill_rows": 129, "prefill_tokens": 258}, "258 prefill tokens in 129 rows exceed the limits"),
         ({"pages_per_row": 257}, "pages_per_row=257 exceeds .* 256"),
     ],

@@ -28,10 +28,11 @@ def random_steps(seed: int, launches: int = 150):
     """(scheduler's output, built batch) of a random life with preemptions, aborts and launches in flight."""
     rng = np.random.default_rng(seed)
     limits = {"policy": ("fcfs", "priority")[seed % 2], "max_decode_steps": (1, 8)[seed // 2 % 2]}
-    sim = Simulation(num_pages=NUM_PAGES, page_size=PAGE_SIZE, budget=BUDGET, rows=ROWS, prefill_rows=3, **limits)
     buckets = Buckets.from_limits(
         max_num_seqs=ROWS, max_num_batched_tokens=BUDGET, max_model_len=MAX_LEN, page_size=PAGE_SIZE
     )
+    sizes = {"num_pages": NUM_PAGES, "page_size": PAGE_SIZE, "budget": BUDGET, "rows": ROWS}
+    sim = Simulation(**sizes, prefill_room=buckets.prefill_room, **limits)
     batch = InputBatch(buckets, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
     requests: list[Request] = []
     for _ in range(launches):

@@ -76,7 +76,7 @@ def test_no_more_requests_run_than_there_are_rows():
 
 
 def test_no_more_rows_than_allowed_carry_more_than_one_token():
-    sim = Simulation(prefill_rows=2)
+    sim = Simulation(prefill_room=lambda decodes, prefills: 32 if prefills <= 2 else 0)
     for name in "abc":
         sim.add(make_request(name, prompt(3)))
     assert scheduled(sim.step()) == {"a": 3, "b": 3}
@@ -84,10 +84,30 @@ def test_no_more_rows_than_allowed_carry_more_than_one_token():
 
 
 def test_a_prompt_of_one_token_needs_no_prefill_row():
-    sim = Simulation(prefill_rows=1)
+    sim = Simulation(prefill_room=lambda decodes, prefills: 32 if prefills <= 1 else 0)
     sim.add(make_request("a", prompt(3)))
     sim.add(make_request("b", prompt(1)))
     assert scheduled(sim.step()) == {"a": 3, "b": 1}
+
+
+def test_prefills_leave_the_room_that_decodes_are_computed_in():
+    sim = Simulation(budget=16, prefill_room=lambda decodes, prefills: 16 - 4 * decodes)
+    for name in "ab":
+        sim.add(make_request(name, prompt(2), max_tokens=20))
+    sim.step()
+    sim.add(make_request("long", prompt(19)))
+    assert scheduled(sim.step()) == {"a": 1, "b": 1, "long": 8}
+    assert scheduled(sim.step()) == {"a": 1, "b": 1, "long": 8}
+    assert scheduled(sim.step()) == {"a": 1, "b": 1, "long": 3}
+
+
+def test_a_decode_behind_a_prefill_waits_if_the_step_cannot_hold_both():
+    sim = Simulation(budget=16, rows=2, policy="priority", prefill_room=lambda decodes, prefills: 16 - 4 * decodes)
+    sim.add(make_request("first", prompt(29), max_tokens=2))
+    sim.step()
+    sim.add(make_request("other", prompt(1), max_tokens=9))
+    assert scheduled(sim.step()) == {"first": 13}
+    assert scheduled(sim.step()) == {"first": 1, "other": 1}
 
 
 def test_a_waiting_request_stays_out_until_there_are_pages_for_its_tokens():

@@ -27,17 +27,23 @@ class SchedulerLife(RuleBasedStateMachine):
         budget=st.integers(4, 24),
         rows=st.integers(1, 4),
         prefill_rows=st.integers(1, 4),
+        room_of_a_decode=st.integers(0, 3),
         policy=st.sampled_from(["fcfs", "priority"]),
         max_decode_steps=st.sampled_from([1, 4, 16]),
         caching=st.booleans(),
     )
-    def make(self, num_pages, budget, rows, prefill_rows, policy, max_decode_steps, caching):
+    def make(self, num_pages, budget, rows, prefill_rows, room_of_a_decode, policy, max_decode_steps, caching):
+        budget = max(budget, rows)
+
+        def prefill_room(decodes: int, prefills: int) -> int:
+            return max(2, budget - room_of_a_decode * decodes) if prefills <= prefill_rows else 0
+
         self.sim = Simulation(
             num_pages=num_pages,
             page_size=PAGE_SIZE,
-            budget=max(budget, rows),
+            budget=budget,
             rows=rows,
-            prefill_rows=prefill_rows,
+            prefill_room=prefill_room,
             policy=policy,
             max_decode_steps=max_decode_steps,
             caching=caching,
@@ -86,16 +92,22 @@ class SchedulerLife(RuleBasedStateMachine):
         assert sum(counts) > 0 or not must_run
         assert all(count > 0 for count in counts)
         assert len(counts) <= limits.max_num_seqs
-        assert sum(count > 1 for count in counts) <= limits.max_prefill_rows
+        chunks = [count for count in counts if count > 1]
+        decodes, prefills, tokens = len(counts) - len(chunks), len(chunks), sum(chunks)
+        assert prefills == 0 or tokens <= limits.prefill_room(decodes, prefills)
         assert 1 <= output.num_steps <= limits.max_decode_steps
         assert output.num_steps == 1 or set(counts) == {1} and all(output.samples)
         scheduled = set(output.num_scheduled_tokens)
         assert len(scheduled) == len(counts) and not scheduled & output.preempted_req_ids
         told = [new.req_id for new in output.scheduled_new_reqs] + output.scheduled_cached_reqs.req_ids
         assert sorted(told) == sorted(scheduled)
-        room_left = sum(counts) < limits.max_num_batched_tokens
-        if room_left and sum(count > 1 for count in counts) < limits.max_prefill_rows:
-            assert runnable <= scheduled | output.preempted_req_ids, "a running request was passed over"
+        left = limits.max_num_batched_tokens - sum(counts)
+        as_decode = prefills == 0 or tokens <= limits.prefill_room(decodes + 1, prefills)
+        as_chunk = tokens + 2 <= limits.prefill_room(decodes, prefills + 1)
+        for request in scheduler.running if not output.preempted_req_ids else ():
+            if request.request_id in runnable - scheduled:
+                wanted = min(left, request.num_known_tokens - request.num_computed_tokens)
+                assert wanted == 0 or not (as_decode if wanted == 1 else as_chunk), "a running request was passed over"
 
     @precondition(lambda self: self.sim.in_flight)
     @rule()

@@ -29,7 +29,7 @@ ENGINE = EngineConfig(
 def test_the_programs_are_the_largest_step_and_full_decodes_alone_and_in_a_loop():
     shapes = program_shapes(EngineConfig(max_model_len=4096, max_num_seqs=64))
     assert shapes == {
-        PREFILL: BatchShape(64, 64, 2048, 256, num_logits=64),
+        PREFILL: BatchShape(64, 64, 1984, 256, num_logits=64),
         DECODE: BatchShape(64, 0, 0, 256),
         DECODE_LOOP: BatchShape(64, 0, 0, 256),
     }
@@ -44,7 +44,7 @@ def test_all_programs_are_compiled_from_shapes_and_update_the_whole_pool_in_plac
     assert [program.kv_alias_bytes for program in programs] == [pool] * 3
     assert all(program.temp_bytes > 0 and program.kernels > 0 for program in programs)
     assert 1 <= kernels < min(program.kernels for program in programs)
-    assert len(told) == 4 and told[0].startswith("prefill: 4 decodes and 32 prompt tokens")
+    assert len(told) == 4 and told[0].startswith("prefill: 4 decodes and 28 prompt tokens")
 
 
 def test_parameters_are_shapes_on_the_target_split_over_its_devices(stand_in):
