@@ -143,7 +143,7 @@ def _products_of_a_step(model: DecoderLM, x: jax.Array, rows: jax.Array) -> jax.
     for layer in model.layers:
         qkv = layer.attention.qkv(x)
         x = layer.attention.o(qkv[:, :, : model.config.group_size])
-        x = layer.mlp.down(layer.mlp.gate_up(x)[:, 0])
+        x = layer.mlp.down(layer.mlp.gate_up(x)[..., 0])
     # What comes out depends on the head's product, or XLA would leave it out.
     return x.at[0, 0].add(logits_and_greedy(model, x[rows])[1][0].astype(x.dtype))
 

@@ -81,7 +81,7 @@ def with_copying_heads(params: Params, config: ModelConfig, seed: int) -> Params
     arrays = {name: np.array(value, np.float32) for name, value in params.items()}
     for name in arrays:
         if name.endswith("qkv.kernel"):
-            arrays[name][0] = 0.0
+            arrays[name][..., 0] = 0.0
     arrays["embed.embedding"][:, 0] = CONSTANT
     rng = np.random.default_rng(seed)
     basis = [_columns(rng, config.hidden_size, config.head_dim) for _ in range(2)]
@@ -111,10 +111,10 @@ def _look_back(arrays: dict[str, np.ndarray], config: ModelConfig, basis: list[n
         key[:POSITION_PAIRS] = 1.0
         query[:POSITION_PAIRS] = np.cos(turns * distance)
         query[half : half + POSITION_PAIRS] = -np.sin(turns * distance)
-        qkv[:, head, [member, group, group + 1]] = 0.0
-        qkv[0, head, member], qkv[0, head, group] = query, key
-        qkv[:, head, group + 1] = basis[0]
-        out[head, member] = WRITTEN * basis[distance].T
+        qkv[head, [member, group, group + 1]] = 0.0
+        qkv[head, member, :, 0], qkv[head, group, :, 0] = query, key
+        qkv[head, group + 1] = basis[0].T
+        out[:, head, member] = WRITTEN * basis[distance]
     _sharpen(arrays, name)
 
 
@@ -133,8 +133,8 @@ def _find_and_copy(
         for back in range(length):
             query[:, slots] += identities[back][:, : len(slots)] @ mixes[back]
             key[:, slots] += identities[back + 1][:, : len(slots)] @ mixes[back]
-        qkv[:, head, 0], qkv[:, head, group], qkv[:, head, group + 1] = query, key, copied[head]
-        out[head, 0] = WRITTEN * copied[head].T
+        qkv[head, 0], qkv[head, group], qkv[head, group + 1] = query.T, key.T, copied[head].T
+        out[:, head, 0] = WRITTEN * copied[head]
     _sharpen(arrays, name)
 
 

@@ -74,13 +74,13 @@ def module_of(graph: nnx.GraphDef, params: Params) -> nnx.Module:
 def _matrix_axes(name: str) -> MuonDimensionNumbers | None:
     """Which axes of a kernel Muon sees as a matrix; gate and up are two matrices. None: not a hidden matrix."""
     if name.endswith("qkv.kernel"):
-        return MuonDimensionNumbers((0,), (1, 2, 3))
+        return MuonDimensionNumbers((3,), (0, 1, 2))
     if name.endswith("attention.o.kernel"):
-        return MuonDimensionNumbers((0, 1, 2), (3,))
+        return MuonDimensionNumbers((1, 2, 3), (0,))
     if name.endswith("gate_up.kernel"):
-        return MuonDimensionNumbers((0,), (2,))
+        return MuonDimensionNumbers((2,), (0,))
     if name.endswith("down.kernel"):
-        return MuonDimensionNumbers((0,), (1,))
+        return MuonDimensionNumbers((1,), (0,))
     return None
 
 

@@ -62,8 +62,9 @@ def test_four_devices_give_the_same_tokens_with_two_kv_heads_kept_twice(of_four,
 def test_devices_exchange_the_sums_of_two_products_a_layer_and_no_weights_and_no_kv(of_four):
     exchanges = of_four["exchanges"]
     rows, hidden = 4, CONFIG["hidden_size"]
-    # And of the embedding, whose words are split.
-    assert exchanges.pop(f"{rows},{hidden} all-reduce") == 2 * CONFIG["num_hidden_layers"] + 1
+    assert exchanges.pop(f"{hidden},{rows} all-reduce") == 2 * CONFIG["num_hidden_layers"]
+    # Of the embedding, whose words are split.
+    assert exchanges.pop(f"{rows},{hidden} all-reduce") == 1
     # The rest is sampling: logits for rows that are not greedy, and what is smaller.
     assert exchanges.pop(f"{rows},{CONFIG['vocab_size']} all-gather") > 0
     sizes = [math.prod(map(int, shape.split(","))) for shape, _ in map(str.split, exchanges)]

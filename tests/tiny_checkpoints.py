@@ -152,7 +152,7 @@ def random_wide_model(seed: int = 0) -> DecoderLM:
         noise = rng.standard_normal(shape)
         if name.endswith("scale"):
             return np.exp(0.4 * noise)
-        return noise if name.startswith("embed") else 3 * noise * shape[0] ** -0.5
+        return noise if name.startswith("embed") else 3 * noise * shape[-1] ** -0.5
 
     return filled_model(fill)
 

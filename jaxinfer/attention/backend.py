@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -10,7 +11,7 @@ import jax
 
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
-from jaxinfer.attention.residual import PLAIN, Residual
+from jaxinfer.attention.residual import FEATURES_FIRST, PLAIN, Residual
 from kernels_pallas.branch_attention.reference import paged_attention
 from kernels_pallas.parts import choose_parts
 from kernels_pallas.rotate_and_write.reference import rotate_and_write
@@ -35,18 +36,25 @@ class AttentionBackend:
     """A way to write K and V into the pool and to attend over it.
 
     `rotate_and_write` makes queries of a layer's projected heads and writes their keys and values; what it returns,
-    queries and pages, is what `attention` takes. `residual` says how the results of layers are joined around it. A step
-    of fewer than `min_tokens` is padded.
+    queries and pages, is what `attention` takes. `residual` says of a step of so many tokens how activations lie and
+    how the results of layers are joined around it. A step of fewer than `min_tokens` is padded.
     """
 
     name: str
     attention: PagedAttention
     rotate_and_write: RotateAndWrite
-    residual: Residual = PLAIN
+    residual: Callable[[int], Residual] = lambda tokens: PLAIN
     min_tokens: int = 1
 
 
+def _residual_on_cpu(tokens: int) -> Residual:
+    """XLA's products of few tokens take less time there with the weights as the left operand; of one token, or many
+    hundreds, they do not."""
+    return FEATURES_FIRST if 1 < tokens <= 256 else PLAIN
+
+
 _XLA = AttentionBackend("xla", paged_attention, rotate_and_write)
+_XLA_ON_CPU = replace(_XLA, residual=_residual_on_cpu)
 
 
 def select_backend(name: str = "auto") -> AttentionBackend:
@@ -61,7 +69,7 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     if name not in ATTENTION_BACKENDS:
         raise ValueError(f"attention_backend must be one of {', '.join(ATTENTION_BACKENDS)}, got {name!r}")
     if name == "xla" or (name == "auto" and _platform() != "gpu"):
-        return _XLA
+        return _XLA_ON_CPU if _platform() == "cpu" else _XLA
     # On a CPU, Pallas for GPUs is not worth the time that its import takes.
     from kernels_pallas.add_and_norm.api import add_and_norm
     from kernels_pallas.branch_attention.api import branch_attention
@@ -76,11 +84,12 @@ def select_backend(name: str = "auto") -> AttentionBackend:
 
     # Each jitted by itself, they are traced and lowered once for all layers of a step. `partial` makes functions that
     # are traced for this backend alone: tracing is when it is told why a kernel does not run.
+    residual = Residual(jax.jit(partial(add_and_norm), static_argnums=3), parts)
     return AttentionBackend(
         "pallas",
         jax.jit(partial(branch_attention), static_argnames="scale"),
         jax.jit(partial(kernel.rotate_and_write)),
-        Residual(jax.jit(partial(add_and_norm), static_argnums=3), parts),
+        lambda tokens: residual,
         min_tokens=2,
     )
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from kernels_pallas.add_and_norm.reference import add_and_norm
 from kernels_pallas.parts import Parts
@@ -18,10 +21,31 @@ def in_one_piece(rows: int, inner: int, columns: int) -> int:
 
 @dataclass(frozen=True)
 class Residual:
-    """How results join the residual stream, and into how many parts (rows, inner, columns) products are cut."""
+    """How activations lie outside of attention, how results join the residual stream, and into how many parts (rows,
+    inner, columns) products are cut.
+
+    Activations are [..., T, features] and the left operands of products; or, with `features_first`, they are
+    [features, T] and the weights are the left operands. Attention has its heads as [..., T, heads, ...] either way.
+    """
 
     add_and_norm: Callable[[jax.Array, jax.Array | Parts, jax.Array, float], tuple[jax.Array, jax.Array]] = add_and_norm
     parts: Callable[[int, int, int], int] = in_one_piece
+    features_first: bool = False
+
+    @property
+    def features_axis(self) -> int:
+        """The last axis of features."""
+        return -2 if self.features_first else -1
+
+    def from_tokens(self, x: jax.Array) -> jax.Array:
+        """Activations of x [..., T, features...]; features first, of x [T, features...]."""
+        # Behind a barrier: XLA would take the transpose into the product, which loses more than it saves.
+        return lax.optimization_barrier(jnp.moveaxis(x, 0, -1)) if self.features_first else x
+
+    def to_tokens(self, x: jax.Array) -> jax.Array:
+        """The inverse."""
+        return jnp.moveaxis(lax.optimization_barrier(x), -1, 0) if self.features_first else x
 
 
 PLAIN = Residual()
+FEATURES_FIRST = Residual(partial(add_and_norm, axis=-2), features_first=True)

@@ -57,15 +57,13 @@ def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBacke
         # Shardy (in jaxlib 0.11.2) crashes on an input without elements inside a loop: the bits of no tails.
         return run(q, k_pages, v_pages, [x for x in leaves if x.size])
 
-    def add_and_norm(x: jax.Array, y: Any, scale: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
-        run = split(
-            lambda x, y, scale: backend.residual.add_and_norm(x, y, scale, eps), in_specs=_WHOLE, out_specs=_WHOLE
-        )
-        return run(x, y, scale)
+    def residual(tokens: int) -> Residual:
+        own = backend.residual(tokens)
 
-    return replace(
-        backend,
-        attention=attention,
-        rotate_and_write=rotate_and_write,
-        residual=Residual(add_and_norm, in_one_piece),
-    )
+        def add_and_norm(x: jax.Array, y: Any, scale: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
+            run = split(lambda x, y, scale: own.add_and_norm(x, y, scale, eps), in_specs=_WHOLE, out_specs=_WHOLE)
+            return run(x, y, scale)
+
+        return replace(own, add_and_norm=add_and_norm, parts=in_one_piece)
+
+    return replace(backend, attention=attention, rotate_and_write=rotate_and_write, residual=residual)

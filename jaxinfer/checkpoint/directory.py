@@ -13,7 +13,7 @@ from jaxinfer.checkpoint.errors import CheckpointError
 from jaxinfer.models.config import ModelConfig
 
 FORMAT_FILE = "jaxinfer.json"  # written last: a converted directory without it is not finished
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 WEIGHTS_FOLDER = "weights"
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"

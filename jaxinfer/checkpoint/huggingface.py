@@ -74,7 +74,7 @@ class HuggingFaceWeights:
         parts = self._parts[target]
         first, tensor = parts[0]
         if first.is_whole_as_stored and tensor.dtype == self.dtype:
-            parameter = tensor.read()
+            parameter = tensor.read().reshape(first.target.shape)
             self._on_read(tensor.nbytes)
             return parameter
         parameter = np.empty(first.target.shape, self.dtype)

@@ -37,22 +37,22 @@ _OURS = "layers.{i}."
 ROWS = (
     Row("model.embed_tokens.weight", "embed.embedding", "v h -> v h"),
     Row(_HF + "input_layernorm.weight", _OURS + "input_norm.scale", "h -> h"),
-    Row(_HF + "self_attn.q_proj.weight", _OURS + "attention.qkv.kernel", "(kv slot d) h -> h kv slot d", slot="q"),
-    Row(_HF + "self_attn.k_proj.weight", _OURS + "attention.qkv.kernel", "(kv slot d) h -> h kv slot d", slot="k"),
-    Row(_HF + "self_attn.v_proj.weight", _OURS + "attention.qkv.kernel", "(kv slot d) h -> h kv slot d", slot="v"),
+    Row(_HF + "self_attn.q_proj.weight", _OURS + "attention.qkv.kernel", "(kv slot d) h -> kv slot d h", slot="q"),
+    Row(_HF + "self_attn.k_proj.weight", _OURS + "attention.qkv.kernel", "(kv slot d) h -> kv slot d h", slot="k"),
+    Row(_HF + "self_attn.v_proj.weight", _OURS + "attention.qkv.kernel", "(kv slot d) h -> kv slot d h", slot="v"),
     Row(_HF + "self_attn.q_proj.bias", _OURS + "attention.qkv.bias", "(kv slot d) -> kv slot d", "q", "qkv_bias"),
     Row(_HF + "self_attn.k_proj.bias", _OURS + "attention.qkv.bias", "(kv slot d) -> kv slot d", "k", "qkv_bias"),
     Row(_HF + "self_attn.v_proj.bias", _OURS + "attention.qkv.bias", "(kv slot d) -> kv slot d", "v", "qkv_bias"),
     Row(_HF + "self_attn.q_norm.weight", _OURS + "attention.q_norm.scale", "d -> d", when="qk_norm"),
     Row(_HF + "self_attn.k_norm.weight", _OURS + "attention.k_norm.scale", "d -> d", when="qk_norm"),
-    Row(_HF + "self_attn.o_proj.weight", _OURS + "attention.o.kernel", "h (kv g d) -> kv g d h"),
+    Row(_HF + "self_attn.o_proj.weight", _OURS + "attention.o.kernel", "h (kv g d) -> h kv g d"),
     Row(_HF + "self_attn.o_proj.bias", _OURS + "attention.o.bias", "h -> h", when="o_bias"),
     Row(_HF + "post_attention_layernorm.weight", _OURS + "post_attention_norm.scale", "h -> h"),
-    Row(_HF + "mlp.gate_proj.weight", _OURS + "mlp.gate_up.kernel", "(slot f) h -> h slot f", slot="gate"),
-    Row(_HF + "mlp.up_proj.weight", _OURS + "mlp.gate_up.kernel", "(slot f) h -> h slot f", slot="up"),
-    Row(_HF + "mlp.gate_proj.bias", _OURS + "mlp.gate_up.bias", "(slot f) -> slot f", "gate", "mlp_bias"),
-    Row(_HF + "mlp.up_proj.bias", _OURS + "mlp.gate_up.bias", "(slot f) -> slot f", "up", "mlp_bias"),
-    Row(_HF + "mlp.down_proj.weight", _OURS + "mlp.down.kernel", "h f -> f h"),
+    Row(_HF + "mlp.gate_proj.weight", _OURS + "mlp.gate_up.kernel", "(slot f) h -> f slot h", slot="gate"),
+    Row(_HF + "mlp.up_proj.weight", _OURS + "mlp.gate_up.kernel", "(slot f) h -> f slot h", slot="up"),
+    Row(_HF + "mlp.gate_proj.bias", _OURS + "mlp.gate_up.bias", "(slot f) -> f slot", "gate", "mlp_bias"),
+    Row(_HF + "mlp.up_proj.bias", _OURS + "mlp.gate_up.bias", "(slot f) -> f slot", "up", "mlp_bias"),
+    Row(_HF + "mlp.down_proj.weight", _OURS + "mlp.down.kernel", "h f -> h f"),
     Row(_HF + "mlp.down_proj.bias", _OURS + "mlp.down.bias", "h -> h", when="mlp_bias"),
     Row("model.norm.weight", "final_norm.scale", "h -> h"),
     Row("lm_head.weight", "lm_head.kernel", "v h -> v h", unless="tie_word_embeddings"),
@@ -102,21 +102,11 @@ class Placement:
     @property
     def is_whole_as_stored(self) -> bool:
         """Whether the source tensor is the parameter, element for element in the same order."""
-        return self.source_shape == self.target.shape and self.order == tuple(range(len(self.order)))
+        return self.grouped_shape == self.target.shape and self.order == tuple(range(len(self.order)))
 
     def store(self, source: np.ndarray, parameter: np.ndarray) -> None:
         """Write the source tensor into its share of the whole parameter, with a cast where the dtypes differ."""
-        out = parameter[self.part]
-        if self.order[0] == 0:
-            out[...] = source.reshape(self.grouped_shape).transpose(self.order)
-            return
-        # All other rows transpose a matrix. Some columns at a time, made contiguous first, is several times faster
-        # than one strided copy.
-        columns = source.shape[1]
-        out = out if out.shape[0] == columns else out.reshape(columns, source.shape[0])
-        for start in range(0, columns, 64):
-            block = np.ascontiguousarray(source[:, start : start + 64]).T
-            out[start : start + 64] = block.reshape(-1, *out.shape[1:])
+        parameter[self.part] = source.reshape(self.grouped_shape).transpose(self.order)
 
     def to_source(self, target: np.ndarray) -> np.ndarray:
         """The source tensor out of the whole parameter: the inverse of `store`."""

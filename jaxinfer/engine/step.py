@@ -44,7 +44,7 @@ def forward(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: Attenti
 
     padded = (jnp.pad(x, more) for x in (batch.token_ids, batch.positions, batch.lengths))
     token_ids, positions, lengths = padded
-    hidden = model(token_ids, positions, attend, lengths, backend.residual)
+    hidden = model(token_ids, positions, attend, lengths, backend.residual(token_ids.shape[0]))
     return KVCache(k=tuple(keys), v=tuple(values)), hidden[:tokens]
 
 

@@ -40,13 +40,14 @@ class DecoderLM(nnx.Module):
             positions: int32 [..., T], the rotary position of each token.
             attend: called once per layer with that layer's q, k and v.
             lengths: int32 [..., T], for rotary types that depend on the sequence's length (see `rope_cos_sin`).
-            residual: how the results of layers join the residual stream.
+            residual: how activations lie and how the results of layers join the residual stream; with
+                `features_first`, tokens are [T].
         """
         cos, sin = rope_cos_sin(self.config.rope, self.config.head_dim, positions, lengths)
-        x, y = self.embed(token_ids), None
+        x, y = residual.from_tokens(self.embed(token_ids)), None
         for index, layer in enumerate(self.layers):
             x, y = layer(index, x, y, cos, sin, attend, residual)
-        return self.final_norm.after(x, y, residual)[1]
+        return residual.to_tokens(self.final_norm.after(x, y, residual)[1])
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """float32 [..., vocab] of hidden states [..., hidden] that went through the final norm."""

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from jaxinfer.attention.attend import Attend
 from jaxinfer.attention.heads import ProjectedHeads
-from jaxinfer.attention.residual import Residual
+from jaxinfer.attention.residual import PLAIN, Residual
 from jaxinfer.models.config import ModelConfig
 from kernels_pallas.add_and_norm.reference import rms_norm
 from kernels_pallas.parts import Parts
@@ -37,44 +38,50 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones((size,), dtype))
         self.eps = eps
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return rms_norm(x, self.scale[...], self.eps)
-
     def after(self, x: jax.Array, y: jax.Array | Parts | None, residual: Residual) -> tuple[jax.Array, jax.Array]:
         """The residual stream x with the result y added, if there is one yet, and the norm of that."""
-        return (x, self(x)) if y is None else residual.add_and_norm(x, y, self.scale[...], self.eps)
+        if y is None:
+            return x, rms_norm(x, self.scale[...], self.eps, axis=residual.features_axis)
+        return residual.add_and_norm(x, y, self.scale[...], self.eps)
 
 
 class Projection(nnx.Module):
-    """x [..., *inputs] @ kernel [*inputs, *outputs] + bias [*outputs]: a linear map with structured axes."""
+    """x [..., *inputs] -> kernel [*outputs, *inputs] x + bias [*outputs]: a linear map with structured axes.
+
+    The kernel lies as in the checkpoints. An axis that is split over devices is the first of its side, so that the axes
+    of a side can be merged without gathering it.
+    """
 
     def __init__(
         self, inputs: tuple[int, ...], outputs: tuple[int, ...], *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
     ) -> None:
-        self.kernel = nnx.Param(_normal(rngs, (*inputs, *outputs), math.prod(inputs), dtype))
+        self.kernel = nnx.Param(_normal(rngs, (*outputs, *inputs), math.prod(inputs), dtype))
         self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
-        self.num_inputs = len(inputs)
+        self.inputs, self.outputs = inputs, outputs
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        # Over the axes as they are: merged, one that is split over devices behind one that is not would be gathered.
-        y = jnp.tensordot(x, self.kernel[...], axes=self.num_inputs)
-        return y if self.bias is None else y + self.bias[...]
+    def __call__(self, x: jax.Array, residual: Residual = PLAIN) -> jax.Array:
+        """[..., *outputs] of x [..., *inputs]; where features come first, [*outputs, T] of x [*inputs, T]."""
+        kernel, bias = self.kernel[...].reshape(math.prod(self.outputs), -1), self.bias
+        if residual.features_first:
+            y = jnp.dot(kernel, x.reshape(kernel.shape[1], -1)).reshape(*self.outputs, -1)
+            return y if bias is None else y + bias[...][..., None]
+        lead = x.shape[: x.ndim - len(self.inputs)]
+        y = jnp.einsum("...i,oi->...o", x.reshape(*lead, -1), kernel).reshape(*lead, *self.outputs)
+        return y if bias is None else y + bias[...]
 
-    def in_parts(self, x: jax.Array, choose: Callable[[int, int, int], int]) -> jax.Array | Parts:
-        """The same of x [T, *inputs], cut into as many parts as `choose` says of (T, inputs, outputs)."""
-        kernel = self.kernel[...]
-        inputs, outputs = kernel.shape[: self.num_inputs], kernel.shape[self.num_inputs :]
-        inner, columns = math.prod(inputs), math.prod(outputs)
-        parts = choose(x.shape[0], inner, columns)
+    def in_parts(self, x: jax.Array, residual: Residual) -> jax.Array | Parts:
+        """The same, of x [T, *inputs] cut into as many parts as `residual` says."""
+        inner, columns = math.prod(self.inputs), math.prod(self.outputs)
+        parts = residual.parts(x.shape[0], inner, columns)
         if parts == 1:
-            return self(x)
+            return self(x, residual)
         y = jnp.einsum(
-            "tpk,pkn->ptn",
+            "tpi,opi->pto",
             x.reshape(-1, parts, inner // parts),
-            kernel.reshape(parts, inner // parts, columns),
+            self.kernel[...].reshape(columns, parts, inner // parts),
             preferred_element_type=jnp.float32,
         )
-        return Parts(y.reshape(parts, -1, *outputs), None if self.bias is None else self.bias[...], x.dtype)
+        return Parts(y.reshape(parts, -1, *self.outputs), None if self.bias is None else self.bias[...], x.dtype)
 
 
 class Attention(nnx.Module):
@@ -94,15 +101,18 @@ class Attention(nnx.Module):
     def __call__(
         self, layer: int, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend, residual: Residual
     ) -> jax.Array | Parts:
+        qkv = self.qkv.in_parts(x, residual)
         heads = ProjectedHeads(
-            self.qkv.in_parts(x, residual.parts),
+            qkv if isinstance(qkv, Parts) else residual.to_tokens(qkv),
             cos,
             sin,
             q_scale=None if self.q_norm is None else self.q_norm.scale[...],
             k_scale=None if self.k_norm is None else self.k_norm.scale[...],
             eps=self.eps,
         )
-        return self.o.in_parts(attend(layer, heads).reshape(*x.shape[:-1], *self.head_shape), residual.parts)
+        found = attend(layer, heads)
+        heads_apart = found.reshape(*found.shape[:-2], *self.head_shape)
+        return self.o.in_parts(residual.from_tokens(heads_apart), residual)
 
 
 class MLP(nnx.Module):
@@ -110,13 +120,14 @@ class MLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up = Projection((hidden,), (2, inner), bias=bias, dtype=dtype, rngs=rngs)
+        self.gate_up = Projection((hidden,), (inner, 2), bias=bias, dtype=dtype, rngs=rngs)
         self.down = Projection((inner,), (hidden,), bias=bias, dtype=dtype, rngs=rngs)
         self.act = config.hidden_act
 
     def __call__(self, x: jax.Array, residual: Residual) -> jax.Array | Parts:
-        gate_up = self.gate_up(x)
-        return self.down.in_parts(ACTIVATIONS[self.act](gate_up[..., 0, :]) * gate_up[..., 1, :], residual.parts)
+        gate_up = self.gate_up(x, residual)
+        gate, up = (lax.index_in_dim(gate_up, i, residual.features_axis, keepdims=False) for i in range(2))
+        return self.down.in_parts(ACTIVATIONS[self.act](gate) * up, residual)
 
 
 class DecoderLayer(nnx.Module):

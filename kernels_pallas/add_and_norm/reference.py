@@ -8,15 +8,17 @@ import jax.numpy as jnp
 from kernels_pallas.parts import Parts, whole
 
 
-def add_and_norm(x: jax.Array, y: jax.Array | Parts, scale: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
-    """The residual stream x [..., N] with a layer's result y added, and the RMS norm of that."""
+def add_and_norm(
+    x: jax.Array, y: jax.Array | Parts, scale: jax.Array, eps: float, *, axis: int = -1
+) -> tuple[jax.Array, jax.Array]:
+    """The residual stream x with a layer's result y added, and the RMS norm of that over `axis`."""
     x = x + whole(y)
-    return x, rms_norm(x, scale, eps)
+    return x, rms_norm(x, scale, eps, axis=axis)
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """x / rms(x) * scale over the last axis, in float32 (Zhang and Sennrich 2019); x's dtype out."""
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float, *, axis: int = -1) -> jax.Array:
+    """x / rms(x) * scale [N] over `axis`, of size N, in float32 (Zhang and Sennrich 2019); x's dtype out."""
     x32 = x.astype(jnp.float32)
-    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=axis, keepdims=True) + eps)
     # The product with the scale is taken in x's dtype, as in the checkpoints' reference implementations.
-    return scale * normed.astype(x.dtype)
+    return jnp.expand_dims(scale, tuple(range(1, x.ndim - axis % x.ndim))) * normed.astype(x.dtype)

@@ -139,8 +139,8 @@ def test_a_directory_whose_conversion_did_not_finish_is_refused_with_what_to_do(
 
 
 def test_a_directory_of_another_format_is_refused(converted):
-    edit_json(converted / "jaxinfer.json", format_version=2)
-    with pytest.raises(CheckpointError, match="format_version 2, but this engine reads 1"):
+    edit_json(converted / "jaxinfer.json", format_version=1)
+    with pytest.raises(CheckpointError, match="format_version 1, but this engine reads 2"):
         load_checkpoint(converted)
 
 
@@ -223,7 +223,7 @@ def test_a_parameter_of_another_shape_is_named_with_both_shapes(converted):
     with pytest.raises(CheckpointError) as error:
         load_checkpoint(converted)
     assert "layers.0.mlp.gate_up.kernel" in str(error.value)
-    assert "has shape [22, 2, 26], but the configuration asks for [22, 2, 28]" in str(error.value)
+    assert "has shape [26, 2, 22], but the configuration asks for [28, 2, 22]" in str(error.value)
 
 
 def test_an_unsupported_configuration_is_refused_before_any_weight_is_read(converted):

@@ -65,15 +65,14 @@ def test_query_head_h_is_member_h_mod_g_of_key_value_head_h_div_g():
         tensor = heads[:, None] + np.zeros(placement.source_shape) if source == "weight" else heads
         parameter = np.full(placement.target.shape, -1.0)
         placement.store(tensor, parameter)
-        by_slot = np.moveaxis(parameter, (-3, -2), (0, 1))
         for head in range(config.num_heads):
-            assert (by_slot[head // group, head % group] == head).all()
-        assert (by_slot[:, group:] == -1).all()
+            assert (parameter[head // group, head % group] == head).all()
+        assert (parameter[:, group:] == -1).all()
     placement = placed(config, "model.layers.0.self_attn.o_proj.weight")
     parameter = np.zeros(placement.target.shape)
     placement.store(np.broadcast_to(np.repeat(np.arange(config.num_heads), dim), placement.source_shape), parameter)
     for head in range(config.num_heads):
-        assert (parameter[head // group, head % group] == head).all()
+        assert (parameter[:, head // group, head % group] == head).all()
 
 
 def test_key_and_value_follow_their_queries():
@@ -83,18 +82,18 @@ def test_key_and_value_follow_their_queries():
         parameter = np.full(placement.target.shape, -1.0)
         heads = np.repeat(np.arange(config.num_kv_heads), config.head_dim)
         placement.store(heads[:, None] + np.zeros(placement.source_shape), parameter)
-        assert (parameter[:, :, slot] == np.arange(config.num_kv_heads)[:, None]).all()
+        assert (parameter[:, slot] == np.arange(config.num_kv_heads)[:, None, None]).all()
 
 
-def test_a_matrix_is_stored_transposed_and_gate_stands_before_up():
+def test_a_matrix_is_stored_as_it_is_and_gate_stands_before_up():
     config = tiny_config()
     rng = np.random.default_rng(0)
     gate, up = rng.standard_normal((2, config.intermediate_size, config.hidden_size))
-    parameter = np.zeros((config.hidden_size, 2, config.intermediate_size))
+    parameter = np.zeros((config.intermediate_size, 2, config.hidden_size))
     placed(config, "model.layers.0.mlp.gate_proj.weight").store(gate, parameter)
     placed(config, "model.layers.0.mlp.up_proj.weight").store(up, parameter)
-    np.testing.assert_array_equal(parameter[:, 0], gate.T)
-    np.testing.assert_array_equal(parameter[:, 1], up.T)
+    np.testing.assert_array_equal(parameter[:, 0], gate)
+    np.testing.assert_array_equal(parameter[:, 1], up)
 
 
 def test_storing_casts_to_the_dtype_of_the_parameter():
@@ -103,7 +102,7 @@ def test_storing_casts_to_the_dtype_of_the_parameter():
     source = np.random.default_rng(0).standard_normal(placement.source_shape, np.float32)
     parameter = np.zeros(placement.target.shape, jnp.bfloat16)
     placement.store(source, parameter)
-    np.testing.assert_array_equal(parameter, source.T.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(parameter, source.astype(jnp.bfloat16))
 
 
 def test_parameters_split_over_heads_inner_columns_and_vocabulary():
@@ -114,12 +113,12 @@ def test_parameters_split_over_heads_inner_columns_and_vocabulary():
     layer = "layers.1."
     assert specs["embed.embedding"] == P("tensor", None)
     assert specs["lm_head.kernel"] == P("tensor", None)
-    assert specs[layer + "attention.qkv.kernel"] == P(None, "tensor", None, None)
+    assert specs[layer + "attention.qkv.kernel"] == P("tensor", None, None, None)
     assert specs[layer + "attention.qkv.bias"] == P("tensor", None, None)
-    assert specs[layer + "attention.o.kernel"] == P("tensor", None, None, None)
-    assert specs[layer + "mlp.gate_up.kernel"] == P(None, None, "tensor")
-    assert specs[layer + "mlp.gate_up.bias"] == P(None, "tensor")
-    assert specs[layer + "mlp.down.kernel"] == P("tensor", None)
+    assert specs[layer + "attention.o.kernel"] == P(None, "tensor", None, None)
+    assert specs[layer + "mlp.gate_up.kernel"] == P("tensor", None, None)
+    assert specs[layer + "mlp.gate_up.bias"] == P("tensor", None)
+    assert specs[layer + "mlp.down.kernel"] == P(None, "tensor")
     whole = {path for path, spec in specs.items() if "tensor" not in spec}
     assert whole == {"final_norm.scale"} | {
         f"layers.{i}.{name}"

@@ -52,7 +52,7 @@ def test_what_the_kernel_cannot_run_goes_to_the_reference_with_one_warning(monke
     monkeypatch.setattr("kernels_pallas.devices._told", set())
     arguments = CASES["four_parts"].arguments
     with caplog.at_level(logging.WARNING):
-        ours = [select_backend("pallas").residual.add_and_norm(*arguments, EPS) for _ in range(2)]
+        ours = [select_backend("pallas").residual(8).add_and_norm(*arguments, EPS) for _ in range(2)]
     theirs = jax.jit(residual.add_and_norm, static_argnums=3)(*arguments, EPS)
     assert all(np.array_equal(*map(np.asarray, pair)) for one in ours for pair in zip(one, theirs, strict=True))
     assert [record.message for record in caplog.records] == [

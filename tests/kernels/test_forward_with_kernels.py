@@ -36,11 +36,12 @@ def refuse(*_, **__):
 
 def interpreted() -> AttentionBackend:
     options = {"reference": refuse, "interpret": plgpu.InterpretGPUParams(detect_races=True)}
+    residual = Residual(partial(add_and_norm, **options), lambda rows, inner, columns: 2)
     return AttentionBackend(
         "interpreted",
         partial(branch_attention, **options),
         partial(rotate_and_write, **options),
-        Residual(partial(add_and_norm, **options), lambda rows, inner, columns: 2),
+        lambda tokens: residual,
         min_tokens=2,
     )
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxinfer.attention.residual import PLAIN, Residual
 from jaxinfer.models.layers import Projection
 from kernels_pallas.parts import Parts, choose_parts, whole
 
@@ -44,7 +45,7 @@ def test_the_parts_of_a_projection_add_up_to_it(bias):
     if projection.bias is not None:
         projection.bias[...] = jnp.arange(15.0).reshape(3, 5)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((7, 4, 16)), jnp.float32)
-    parts = projection.in_parts(x, lambda *sizes: 4 if sizes == (7, 64, 15) else 1)
+    parts = projection.in_parts(x, Residual(parts=lambda *sizes: 4 if sizes == (7, 64, 15) else 1))
     assert isinstance(parts, Parts) and parts.values.shape == (4, 7, 3, 5)
     np.testing.assert_allclose(whole(parts), projection(x), rtol=1e-5, atol=1e-5)
 
@@ -52,4 +53,4 @@ def test_the_parts_of_a_projection_add_up_to_it(bias):
 def test_a_projection_in_one_part_is_the_product_itself():
     projection = Projection((8,), (3,), bias=True, dtype=jnp.float32, rngs=nnx.Rngs(0))
     x = jnp.ones((2, 8))
-    assert np.array_equal(projection.in_parts(x, lambda *_: 1), projection(x))
+    assert np.array_equal(projection.in_parts(x, PLAIN), projection(x))

@@ -35,7 +35,7 @@ def test_heads_in_another_order_would_be_noticed():
     _, model = load_checkpoint(checkpoint_path("llama3_tied"))
     kernel = model.layers[0].attention.qkv.kernel
     group = model.config.group_size
-    swapped = kernel[...].at[:, :, :group].set(jnp.flip(kernel[:, :, :group], axis=2))
+    swapped = kernel[...].at[:, :group].set(jnp.flip(kernel[:, :group], axis=1))
     kernel.set_value(swapped)
     logits = PlainGreedy(model, recorded.prompts, 1).logits()
     assert np.abs(logits[-1, :100] - recorded.longest_logits).max() > 0.1

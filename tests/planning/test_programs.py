@@ -53,7 +53,7 @@ def test_parameters_are_shapes_on_the_target_split_over_its_devices(stand_in):
     leaves = jax.tree.leaves(model)
     assert leaves and all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     assert {leaf.sharding.mesh for leaf in leaves} == {target.mesh}
-    assert model.layers[0].mlp.down.kernel.get_value().sharding.spec == PartitionSpec("tensor", None)
+    assert model.layers[0].mlp.down.kernel.get_value().sharding.spec == PartitionSpec(None, "tensor")
 
 
 @pytest.mark.parametrize(("gpu", "backend"), [(H200, "pallas"), (H100, "pallas"), (B200, "xla")])

@@ -1,0 +1,40 @@
+"""Compiled steps read the weights where they lie."""
+
+import math
+import re
+
+import pytest
+
+from jaxinfer.checkpoint.weight_map import parameters
+from jaxinfer.planning.hlo import ProgramText
+from tests.builders import make_engine, model_config, random_model
+
+STEPS = {
+    "one token": (1, 0),
+    "features first": (8, 0),
+    "a prefill with features first": (0, 40),
+    "features last": (0, 300),
+}
+
+WRITES = ("fusion", "copy", "transpose", "convert", "all-gather")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    config = model_config("LlamaForCausalLM", num_heads=6, num_kv_heads=2, hidden_size=112, intermediate_size=224)
+    return make_engine(random_model(config), max_num_seqs=8, max_num_batched_tokens=512)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_no_step_copies_or_turns_a_weight_around(engine, step):
+    decode_rows, tokens = STEPS[step]
+    shape = engine.buckets.shape_for(
+        decode_rows=decode_rows, prefill_rows=bool(tokens), prefill_tokens=tokens, pages_per_row=1
+    )
+    program = ProgramText(engine.runner.compile_step(shape).as_text())
+    of_kernels = {math.prod(p.shape) for p in parameters(engine.model_config) if p.path.endswith("kernel")}
+    assert len(of_kernels) == 5
+    for instruction in program.scheduled:
+        for sizes in re.findall(r"f32\[([0-9,]+)\]", instruction.shape if instruction.opcode in WRITES else ""):
+            # No activation of these steps has as many elements as a kernel.
+            assert math.prod(map(int, sizes.split(","))) not in of_kernels, instruction
