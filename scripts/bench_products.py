@@ -24,12 +24,14 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from rich.console import Console
 from rich.table import Table
 
 from bench_comparisons import SERVING_ENGINE, SERVING_MODEL, SERVING_REQUESTS, generate, random_requests
 from bench_models import qwen3_config, random_model, write_random_checkpoint
 from jaxinfer import LLM
+from jaxinfer.attention.backend import select_backend
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.engine.runner import LaunchedStep
 from jaxinfer.engine.step_batch import BatchShape, PackedBatch
@@ -140,10 +142,15 @@ def products_of(model: DecoderLM, shapes: list[BatchShape]) -> dict[BatchShape, 
 
 def _products_of_a_step(model: DecoderLM, x: jax.Array, rows: jax.Array) -> jax.Array:
     """x float32 [T, hidden] through every product of the model one after the other, the head for the tokens `rows`."""
+    residual = select_backend().residual(len(x))
+    y = residual.from_tokens(x)
     for layer in model.layers:
-        qkv = layer.attention.qkv(x)
-        x = layer.attention.o(qkv[:, :, : model.config.group_size])
-        x = layer.mlp.down(layer.mlp.gate_up(x)[..., 0])
+        qkv = layer.attention.qkv(y, residual)
+        queries = lax.slice_in_dim(qkv, 0, model.config.group_size, axis=residual.features_axis - 1)
+        y = layer.attention.o(queries, residual)
+        gate = lax.index_in_dim(layer.mlp.gate_up(y, residual), 0, residual.features_axis, keepdims=False)
+        y = layer.mlp.down(gate, residual)
+    x = residual.to_tokens(y)
     # What comes out depends on the head's product, or XLA would leave it out.
     return x.at[0, 0].add(logits_and_greedy(model, x[rows])[1][0].astype(x.dtype))
 

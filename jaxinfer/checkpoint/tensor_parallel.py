@@ -35,9 +35,9 @@ def for_tensor_parallel(config: ModelConfig, size: int) -> ModelConfig:
 def regrouping(parameter: Parameter, num_kv_heads: int) -> tuple[Any, ...]:
     """The index that takes a parameter of the checkpoint to its layout with `num_kv_heads` key/value heads.
 
-    `num_kv_heads` is a multiple of the heads that the parameter has. In the fused projection [..., kv, g + 2, d] every
-    new head gets its share of an old head's queries, and the old head's k and v; in the output projection
-    [kv, g, d, h] it gets the same share. Other parameters stay as they are.
+    `num_kv_heads` is a multiple of the heads that the parameter has. In the fused projection [kv, g + 2, d, h], or its
+    bias, every new head gets its share of an old head's queries, and the old head's k and v; in the output projection
+    [h, kv, g, d] it gets the same share. Other parameters stay as they are.
     """
     if "kv" not in parameter.axes:
         return (...,)
