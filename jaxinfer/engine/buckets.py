@@ -34,8 +34,8 @@ class Buckets:
     """Shapes for steps of up to `max_num_seqs` rows and `max_num_batched_tokens` tokens.
 
     Steps of decodes alone have a power of two of rows, decode loops one of a few more numbers. Mixed steps have one of
-    a few numbers of rows, some of them for prefill chunks, and one of a few numbers of prefill tokens; the largest of
-    these leaves room for the decode rows, so that a step computes no more tokens than the limit with its padding.
+    a few numbers of rows, some of them for prefill chunks, and one of a few numbers of prefill tokens. The largest of
+    these is what the decode rows leave of the limit, padding included, but no less than the one below it.
     """
 
     max_num_seqs: int

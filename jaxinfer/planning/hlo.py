@@ -58,11 +58,15 @@ class Instruction:
     arguments: str  # operands and attributes, as written
     is_root: bool
 
+    @property
+    def results(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(dtype, shape) of each array that it results in."""
+        arrays = _ARRAY.findall(re.sub(r"/\*.*?\*/", "", self.shape))
+        return [(dtype, tuple(int(size) for size in extent.split(",") if size)) for dtype, extent in arrays]
+
     def results_like(self, pool: Pool) -> list[int]:
         """Which of its results (0, if it is no tuple) hold an array of the pool."""
-        arrays = _ARRAY.findall(re.sub(r"/\*.*?\*/", "", self.shape))
-        shapes = [(dtype, tuple(int(size) for size in extent.split(",") if size)) for dtype, extent in arrays]
-        return [index for index, (dtype, shape) in enumerate(shapes) if pool.is_held_by(dtype, shape)]
+        return [index for index, (dtype, shape) in enumerate(self.results) if pool.is_held_by(dtype, shape)]
 
     @property
     def operands(self) -> list[str]:

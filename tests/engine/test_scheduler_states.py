@@ -104,7 +104,7 @@ class SchedulerLife(RuleBasedStateMachine):
         left = limits.max_num_batched_tokens - sum(counts)
         as_decode = prefills == 0 or tokens <= limits.prefill_room(decodes + 1, prefills)
         as_chunk = tokens + 2 <= limits.prefill_room(decodes, prefills + 1)
-        for request in scheduler.running if not output.preempted_req_ids else ():
+        for request in scheduler.running:
             if request.request_id in runnable - scheduled:
                 wanted = min(left, request.num_known_tokens - request.num_computed_tokens)
                 assert wanted == 0 or not (as_decode if wanted == 1 else as_chunk), "a running request was passed over"
