@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from jaxinfer.attention.attend import Attend
 from jaxinfer.attention.residual import PLAIN, Residual
@@ -43,7 +44,8 @@ class DecoderLM(nnx.Module):
             residual: how activations lie and how the results of layers join the residual stream; with
                 `features_first`, tokens are [T].
         """
-        cos, sin = rope_cos_sin(self.config.rope, self.config.head_dim, positions, lengths)
+        # Behind a barrier: XLA would compute them in every layer again, for every head.
+        cos, sin = lax.optimization_barrier(rope_cos_sin(self.config.rope, self.config.head_dim, positions, lengths))
         x, y = residual.from_tokens(self.embed(token_ids)), None
         for index, layer in enumerate(self.layers):
             x, y = layer(index, x, y, cos, sin, attend, residual)
