@@ -25,26 +25,25 @@ def engine():
     return make_engine(random_model(config), max_num_seqs=8, max_num_batched_tokens=512)
 
 
-def compiled(engine, step):
-    decode_rows, tokens = STEPS[step]
+@pytest.fixture(scope="module", params=STEPS)
+def program(engine, request):
+    decode_rows, tokens = STEPS[request.param]
     shape = engine.buckets.shape_for(
         decode_rows=decode_rows, prefill_rows=bool(tokens), prefill_tokens=tokens, pages_per_row=1
     )
     return ProgramText(engine.runner.compile_step(shape).as_text())
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_no_step_copies_or_turns_a_weight_around(engine, step):
+def test_no_step_copies_or_turns_a_weight_around(engine, program):
     of_kernels = {math.prod(p.shape) for p in parameters(engine.model_config) if p.path.endswith("kernel")}
     assert len(of_kernels) == 5
-    for instruction in compiled(engine, step).scheduled:
+    for instruction in program.scheduled:
         if instruction.opcode in WRITES:
             # No activation of these steps has as many elements as a kernel.
             assert not of_kernels & {math.prod(shape) for _, shape in instruction.results}, instruction
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_the_rotary_angles_are_computed_once_for_all_layers(engine, step):
+def test_the_rotary_angles_are_computed_once_for_all_layers(engine, program):
     assert engine.model_config.num_layers > 1
-    instructions = itertools.chain.from_iterable(compiled(engine, step).computations.values())
+    instructions = itertools.chain.from_iterable(program.computations.values())
     assert sum(instruction.opcode in ("cosine", "sine") for instruction in instructions) == 2
