@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxinfer.attention.backend import ATTENTION_BACKENDS
 from jaxinfer.cache.eviction import EVICTION_POLICIES
 from jaxinfer.checkpoint.dtypes import parse_dtype
-from jaxinfer.engine.request_queue import SCHEDULING_POLICIES
+from jaxinfer.limits import SCHEDULING_POLICIES
 from jaxinfer.models.config import ModelConfig
 
 

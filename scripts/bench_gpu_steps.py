@@ -16,9 +16,9 @@ from bench_gpu_timing import time_launches
 from bench_gpu_weights import prompt_ids
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.engine.runner import StepRunner
-from jaxinfer.engine.step_batch import BatchShape, PackedBatch
-from jaxinfer.engine.warm_up import idle_batch
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
+from jaxinfer.programs.runner import StepRunner
+from jaxinfer.programs.warm_up import idle_batch
 
 # A decode step may write as many slots behind the context; a multiple of the page size.
 _ROOM = 2 * LOOP_STEPS

@@ -31,9 +31,9 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
-from jaxinfer.engine.runner import LaunchedStep
-from jaxinfer.engine.step_batch import PackedBatch
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.programs.batch_layout import PackedBatch
+from jaxinfer.programs.runner import LaunchedStep
 from jaxinfer.sampling_params import SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent

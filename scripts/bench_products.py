@@ -33,10 +33,10 @@ from bench_models import qwen3_config, random_model, write_random_checkpoint
 from jaxinfer import LLM
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.bench.environment import describe_environment
-from jaxinfer.engine.runner import LaunchedStep
-from jaxinfer.engine.step_batch import BatchShape, PackedBatch
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.planning.arithmetic import product_operations
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
+from jaxinfer.programs.runner import LaunchedStep
 from jaxinfer.sampling.adjustments import Adjustments
 from jaxinfer.sampling.next_tokens import logits_and_greedy
 

@@ -54,7 +54,7 @@ def mapped_memory() -> Iterator[None]:
     A program keeps hundreds of maps, a process may have 65,530, and XLA crashes where it gets none.
     """
     yield
-    from jaxinfer.engine.mapped_memory import num_maps
+    from jaxinfer.programs.mapped_memory import num_maps
 
     if num_maps() > MOST_MAPS:
         import jax

@@ -27,8 +27,7 @@ FORBIDDEN = {
     "an author that is a program": re.compile(r"cl[a]ude|anthr[o]pic|ch[a]tgpt|cop[i]lot", re.IGNORECASE),
 }
 
-# A module may import its own floor and those below it. What a user asks and gets back is for every floor; the
-# engine's settings are the engine's.
+# A module may import its own floor and those below it. What a user asks and gets back is for every floor.
 FLOORS = {
     "kernels_pallas": 0,
     "jaxinfer.sampling_params": 0,
@@ -40,12 +39,13 @@ FLOORS = {
     "jaxinfer.sampling": 2,
     "jaxinfer.models": 2,
     "jaxinfer.checkpoint": 3,
-    "jaxinfer.speculative": 3,
-    "jaxinfer.branching": 3,
-    "jaxinfer.diffusion": 3,
-    "jaxinfer.config": 4,
-    "jaxinfer.engine": 4,
-    "jaxinfer": 5,
+    "jaxinfer.config": 3,
+    "jaxinfer.programs": 3,
+    "jaxinfer.speculative": 4,
+    "jaxinfer.branching": 4,
+    "jaxinfer.diffusion": 4,
+    "jaxinfer.engine": 5,
+    "jaxinfer": 6,
 }
 
 

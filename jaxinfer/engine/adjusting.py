@@ -14,18 +14,6 @@ from jaxinfer.outputs import Logprob
 from jaxinfer.sampling.adjustments import Adjustments
 from jaxinfer.sampling.logprobs import TokenLogprobs
 
-# So many take no longer than one: below a hundredth of a step even on a CPU.
-_FEWEST_ENTRIES = 4096
-
-
-def entry_buckets(num_seqs: int, vocab_size: int) -> list[int]:
-    """The numbers of entries that launches come in, up to every word for every row: a program belongs to each."""
-    most = num_seqs * vocab_size
-    buckets = [min(_FEWEST_ENTRIES, most)]
-    while buckets[-1] < most:
-        buckets.append(min(buckets[-1] * 64, most))
-    return buckets
-
 
 def adjustments_of(output: SchedulerOutput, built: BuiltBatch, buckets: Sequence[int]) -> Adjustments | None:
     """The entries of all rows of a launch, in one of the `buckets` of entries; None where no row adjusts logits or

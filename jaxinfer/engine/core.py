@@ -16,16 +16,16 @@ from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.adjusting import adjustments_of, entry_buckets, prompt_targets, take_logprobs, take_prompt_logprobs
-from jaxinfer.engine.buckets import Buckets
+from jaxinfer.engine.adjusting import adjustments_of, prompt_targets, take_logprobs, take_prompt_logprobs
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
 from jaxinfer.engine.request import Request, RequestStatus
-from jaxinfer.engine.runner import LaunchedStep, StepRunner
 from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
-from jaxinfer.engine.warm_up import warm_up
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.buckets import Buckets, entry_buckets
+from jaxinfer.programs.runner import LaunchedStep, StepRunner
+from jaxinfer.programs.warm_up import warm_up
 from jaxinfer.sampling.logprobs import TokenLogprobs
 
 logger = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.scheduler import SchedulerOutput
-from jaxinfer.engine.step_batch import PackedBatch
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
+from jaxinfer.programs.batch_layout import PackedBatch
+from jaxinfer.programs.buckets import Buckets
 
 
 @dataclass(frozen=True)

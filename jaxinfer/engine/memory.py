@@ -14,10 +14,10 @@ from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.buckets import Buckets
-from jaxinfer.engine.runner import StepRunner
-from jaxinfer.engine.step_batch import BatchShape
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.runner import StepRunner
 
 # On a CPU the pool shares memory with everything else: enough for a laptop's work, and a parameter away from more.
 DEFAULT_CPU_KV_BYTES = 512 * 2**20

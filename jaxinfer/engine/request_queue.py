@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from jaxinfer.engine.request import Request
-
-SCHEDULING_POLICIES = ("fcfs", "priority")
+from jaxinfer.limits import SCHEDULING_POLICIES
 
 
 class RequestQueue(Protocol):

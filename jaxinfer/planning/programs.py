@@ -17,14 +17,14 @@ from jaxinfer.checkpoint.load import module_around
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.memory import largest_step, workspace_of
-from jaxinfer.engine.runner import StepRunner
-from jaxinfer.engine.step_batch import BatchShape
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.planning.compile_target import CompileTarget
 from jaxinfer.planning.hlo import Pool, ProgramText
+from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.runner import StepRunner
 
 PREFILL, DECODE, DECODE_LOOP = "prefill", "decode", "decode_loop"
 _FEW_LAYERS = 2

@@ -9,11 +9,11 @@ from flax import nnx
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
-from jaxinfer.engine.step import forward
-from jaxinfer.engine.step_batch import BatchShape, PackedBatch, unpack
 from jaxinfer.models.registry import build_model
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import H200
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
+from jaxinfer.programs.step import forward
 from tests.builders import model_config
 
 PAGE_SIZE, NUM_PAGES, LAYERS = 16, 4096, 2

@@ -9,10 +9,10 @@ import pytest
 
 from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.checkpoint.directory import read_config
-from jaxinfer.engine.commit_tail import commit_tail
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import H200
+from jaxinfer.programs.commit_tail import commit_tail
 
 CONFIGS = Path(__file__).parent.parent / "fixtures" / "configs"
 BF16 = jnp.dtype(jnp.bfloat16)

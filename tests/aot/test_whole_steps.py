@@ -18,13 +18,13 @@ from jaxinfer.checkpoint.directory import read_config
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.cli import main
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.step_batch import BatchShape
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning import programs
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import B200, H100, H200
 from jaxinfer.planning.hlo import ProgramText
 from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, compile_program
+from jaxinfer.programs.batch_layout import BatchShape
 
 CONFIGS = Path(__file__).resolve().parent.parent / "fixtures" / "configs"
 # Where depth adds nothing but time, four layers; one model as deep as it is.

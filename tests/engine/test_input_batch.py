@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from jaxinfer.engine.buckets import Buckets
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.scheduler import SchedulerOutput
+from jaxinfer.programs.buckets import Buckets
 from tests.builders import make_request
 from tests.engine.fake_device import VOCAB, Simulation
 

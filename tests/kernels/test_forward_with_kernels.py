@@ -12,8 +12,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.residual import Residual
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.engine.step import forward
-from jaxinfer.engine.step_batch import BatchShape, PackedBatch, unpack
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
+from jaxinfer.programs.step import forward
 from kernels_pallas.add_and_norm.api import add_and_norm
 from kernels_pallas.branch_attention.api import branch_attention
 from kernels_pallas.rotate_and_write.api import rotate_and_write

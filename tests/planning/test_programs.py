@@ -10,13 +10,13 @@ from jax.sharding import PartitionSpec
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.step import forward
-from jaxinfer.engine.step_batch import BatchShape, PackedBatch, unpack
 from jaxinfer.models.registry import build_model
 from jaxinfer.planning import compile_target as targets
 from jaxinfer.planning.compile_target import NoCompilerError, compile_target, description
 from jaxinfer.planning.devices import B200, GPUS, H100, H200
 from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, abstract_model, compile_plan, program_shapes
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
+from jaxinfer.programs.step import forward
 from kernels_pallas.branch_attention import api
 from tests.builders import model_config
 

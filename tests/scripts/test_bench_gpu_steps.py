@@ -13,9 +13,9 @@ from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.dense import causal_attend
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.checkpoint.weight_map import placements
-from jaxinfer.engine.runner import StepRunner
-from jaxinfer.engine.step_batch import BatchShape
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.runner import StepRunner
 
 VALUES = model_values("Qwen3-0.6B", smoke=True)
 VOCAB = VALUES["vocab_size"]

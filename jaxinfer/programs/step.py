@@ -12,8 +12,8 @@ from jax import lax
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.engine.step_batch import StepBatch
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.sampling.next_tokens import logits_and_greedy, next_tokens
 from jaxinfer.sampling.sampler import sample
 

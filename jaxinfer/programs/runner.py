@@ -17,10 +17,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.tensor_parallel import over_devices
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.engine.commit_tail import commit_tail
-from jaxinfer.engine.step import StepOutput, decode_loop, step
-from jaxinfer.engine.step_batch import BatchShape, PackedBatch, StepBatch, unpack
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, StepBatch, unpack
+from jaxinfer.programs.commit_tail import commit_tail
+from jaxinfer.programs.step import StepOutput, decode_loop, step
 from jaxinfer.sampling.adjustments import Adjustments, adjust
 from jaxinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 from jaxinfer.sampling.sampler import SamplingBatch, sample

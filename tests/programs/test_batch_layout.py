@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxinfer.engine.step_batch import BatchShape, PackedBatch, StepBatch, unpack
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, StepBatch, unpack
 from jaxinfer.sampling.sampler import SamplingBatch
 
 SHAPES = [

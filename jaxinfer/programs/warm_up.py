@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from tqdm import tqdm
 
-from jaxinfer.engine.adjusting import entry_buckets
-from jaxinfer.engine.buckets import Buckets
-from jaxinfer.engine.mapped_memory import room_for_programs
-from jaxinfer.engine.runner import StepRunner, padded_tokens
-from jaxinfer.engine.step_batch import BatchShape, PackedBatch
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
+from jaxinfer.programs.buckets import Buckets, entry_buckets
+from jaxinfer.programs.mapped_memory import room_for_programs
+from jaxinfer.programs.runner import StepRunner, padded_tokens
 from jaxinfer.sampling.adjustments import Adjustments
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxinfer.engine.buckets import Buckets
+from jaxinfer.programs.buckets import Buckets
 
 DEFAULT = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "max_model_len": 4096, "page_size": 16}
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.engine.commit_tail import commit_tail, lane_slots, tail_moves
-from jaxinfer.engine.runner import StepRunner
+from jaxinfer.programs.commit_tail import commit_tail, lane_slots, tail_moves
+from jaxinfer.programs.runner import StepRunner
 from tests.builders import model_config, random_model
 
 LAYERS, HEADS, DIM = 3, 2, 4

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from jaxinfer.engine import mapped_memory
+from jaxinfer.programs import mapped_memory
 from tests.builders import make_engine, model_config, random_model
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its maps")

@@ -10,13 +10,13 @@ import pytest
 
 from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.heads import ProjectedHeads
-from jaxinfer.engine.commit_tail import tail_moves
-from jaxinfer.engine.step_batch import BatchShape
 from jaxinfer.models.rope import RopeConfig
+from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.commit_tail import tail_moves
 from kernels_pallas.rotate_and_write import reference
 from tests.attention.lanes import Query
 from tests.builders import FAMILIES, model_config, random_model
-from tests.engine.lane_steps import GrowingLane, LaneSteps
+from tests.programs.lane_steps import GrowingLane, LaneSteps
 
 LANE_TOKENS, POOL_TOKENS = 384, 1536
 DECODE_ROWS, WIDTH, PREFILL_TOKENS = 4, 12, 32

@@ -11,10 +11,10 @@ import numpy as np
 
 from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.engine.runner import StepRunner
-from jaxinfer.engine.step_batch import BatchShape, PackedBatch
-from jaxinfer.engine.warm_up import idle_batch
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
+from jaxinfer.programs.runner import StepRunner
+from jaxinfer.programs.warm_up import idle_batch
 from tests.attention.lanes import Lane, Query, tail_words, with_tail
 from tests.oracle import next_token_logits
 
