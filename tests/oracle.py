@@ -1,4 +1,4 @@
-"""The truth: greedy decoding in float32 without cache, batch or speculation. Every fast path is compared with this."""
+"""The truth: decoding in float32 without cache, batch or speculation. Every fast path is compared with this."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from flax import nnx
 
 from jaxinfer.attention.dense import causal_attend
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.sampling.noise import gumbel
+from tests.sampling.reference import Filters, probabilities_of
 
 PADDED_LENGTH = 64  # sequences are padded to multiples of this: causal attention never looks at the padding
 
@@ -43,4 +45,17 @@ def greedy_tokens(model: DecoderLM, prompt: Sequence[int], num_tokens: int) -> l
     ids = list(prompt)
     for _ in range(num_tokens):
         ids.append(int(next_token_logits(model, ids, len(prompt)).argmax()))
+    return ids[len(prompt) :]
+
+
+def sampled_tokens(
+    model: DecoderLM, prompt: Sequence[int], num_tokens: int, filters: Filters, request_key: tuple[int, int]
+) -> list[int]:
+    """`num_tokens` tokens sampled after `prompt`: each the argmax of perturbed logits over what the filters keep."""
+    ids = list(prompt)
+    for _ in range(num_tokens):
+        logits = next_token_logits(model, ids, len(prompt))
+        noise = gumbel(jnp.asarray(request_key, jnp.uint32), jnp.int32(len(ids)), jnp.arange(len(logits)))
+        scores = logits + np.float32(filters.temperature) * np.asarray(noise)
+        ids.append(int(np.where(probabilities_of(logits, filters) > 0, scores, -np.inf).argmax()))
     return ids[len(prompt) :]

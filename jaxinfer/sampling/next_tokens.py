@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.sampling.greatest import first_of_greatest
 from jaxinfer.sampling.sampler import SamplingBatch, sample
 
 # Up to so many rows a CPU is faster with the table as the left operand, which it reads as it lies: 8 against 12 ms for
 # 32 rows of 32,000 words. With more rows, the maximum over the first axis takes back what the product gains.
 TABLE_FIRST_ROWS = 64
-# A power of two: vocabularies are multiples of such.
-WORDS_PER_BLOCK = 64
 
 
 def logits_and_greedy(model: DecoderLM, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -47,28 +44,3 @@ def next_tokens(model: DecoderLM, hidden: jax.Array, sampling: SamplingBatch) ->
 
     # Where all rows are greedy, nothing reads the logits by rows, and XLA leaves their transpose out.
     return lax.cond(jnp.any(sampling.temperature > 0), any_row, lambda: logits_and_greedy(model, hidden)[1])
-
-
-def first_of_greatest(logits: jax.Array) -> jax.Array:
-    """int32 [Q]: in each column of logits [vocab, Q] the index of the greatest, the first of several.
-
-    That is `argmax` along the first axis, in one pass over the logits that a CPU makes with vectors: the greatest of
-    each block of words, the first block that has the column's greatest, and its place in there. A column with NaN
-    gives 0.
-    """
-    vocab, columns = logits.shape
-    size = math.gcd(vocab, WORDS_PER_BLOCK)
-    blocks = logits.reshape(vocab // size, size, columns)
-    tops = jnp.max(blocks, axis=1)
-    # XLA would write the maximum as many times as there are blocks, to compare with.
-    top = lax.optimization_barrier(jnp.max(tops, axis=0))
-    block = _first(tops >= top, axis=0)
-    words = jnp.take_along_axis(blocks, block[None, None], axis=0)[0]
-    return block * size + _first(words >= top, axis=0)
-
-
-def _first(found: jax.Array, axis: int) -> jax.Array:
-    """The first index along `axis` at which `found` holds; 0 where it holds nowhere."""
-    extent = found.shape[axis]
-    first = jnp.min(jnp.where(found, lax.broadcasted_iota(jnp.int32, found.shape, axis), extent), axis=axis)
-    return jnp.where(first < extent, first, 0)

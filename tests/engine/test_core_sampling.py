@@ -5,7 +5,7 @@ import pytest
 
 from jaxinfer.engine.request import RequestStatus
 from tests.builders import make_request, model_config, random_model, random_prompts, run_requests
-from tests.oracle import greedy_tokens, next_token_logits
+from tests.oracle import greedy_tokens, next_token_logits, sampled_tokens
 from tests.sampling.checker import check_draws
 from tests.sampling.reference import Filters, probabilities_of
 
@@ -89,6 +89,18 @@ def test_seeded_tokens_are_not_greedy(idle_engine, alone):
     prompts = [request.prompt_token_ids for request in sampled()]
     greedy = run_requests(idle_engine(), [make_request(str(i), p, max_tokens=15) for i, p in enumerate(prompts)])
     assert all(mine != other for mine, other in zip(alone, greedy, strict=True))
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [Filters(1.5), Filters(1.5, top_p=0.95), Filters(0.8, top_k=30, min_p=0.02), Filters(1.2, top_k=80, top_p=0.9)],
+    ids=str,
+)
+def test_seeded_tokens_are_those_of_the_plain_loop(filters, model, idle_engine):
+    params = {name: getattr(filters, name) for name in Filters.__dataclass_fields__}
+    requests = [make_request(str(i), PROMPT[i:], max_tokens=12, seed=40 + i, **params) for i in range(4)]
+    expected = [sampled_tokens(model, r.prompt_token_ids, 12, filters, r.request_key) for r in requests]
+    assert run_requests(idle_engine(), requests) == expected
 
 
 def test_a_seed_gives_the_same_tokens_alone_and_beside_neighbours(idle_engine, alone):

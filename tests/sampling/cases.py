@@ -50,7 +50,7 @@ SMALL = {
     "top_p_min_p": Filters(top_p=0.85, min_p=0.12),
     "all": Filters(temperature=1.3, top_k=5, top_p=0.83, min_p=0.1),
 }
-# Vocabularies beyond the 64 candidates and the blocks of 512: kept sets below, at and beyond the candidates.
+# Vocabularies beyond the 64 candidates: kept sets below, at and beyond the candidates.
 LARGE = {
     "everything": Filters(),
     "hot": Filters(temperature=1.5),

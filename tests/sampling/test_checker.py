@@ -5,29 +5,41 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
+from jaxinfer.sampling.noise import random_bits as device_bits
 from jaxinfer.sampling.sampler import SamplingBatch
-from jaxinfer.sampling.sampler import uniforms as device_uniforms
 from tests.sampling import reference
 from tests.sampling.cases import LOGITS, SMALL
 from tests.sampling.checker import WrongDistributionError, check_sampler
 from tests.sampling.reference import STEPS, Filters, Step, keep, most_likely_first, probabilities_of
 
 VOCAB = 50
-uniforms = jax.jit(device_uniforms)
+random_bits = jax.jit(device_bits)
+
+
+def gumbel_of(uniform: np.ndarray) -> np.ndarray:
+    return -np.log(-np.log(uniform))
 
 
 def make_sampler(
-    steps: Sequence[Step] = STEPS, warp: Callable[[np.ndarray], np.ndarray] = lambda u: u, shift: int = 0
+    steps: Sequence[Step] = STEPS,
+    noise: Callable[[np.ndarray], np.ndarray] = gumbel_of,
+    position: Callable[[np.ndarray], np.ndarray] = lambda position: position,
+    token: Callable[[np.ndarray], np.ndarray] = lambda token: token,
 ) -> Callable[[jax.Array, SamplingBatch], np.ndarray]:
-    """A sampler in numpy: filters, then an inverted CDF. `warp` spoils the uniforms, `shift` the choice."""
+    """A sampler in numpy: filters, then the argmax of perturbed log probabilities.
+
+    `noise` makes it of uniform numbers [rows, VOCAB]; `position` and `token` spoil what the generator counts by.
+    """
 
     def sampler(logits: jax.Array, batch: SamplingBatch) -> np.ndarray:
         row = Filters(*(np.asarray(x)[0].item() for x in (batch.temperature, batch.top_k, batch.top_p, batch.min_p)))
-        cdf = np.cumsum(probabilities_of(np.asarray(logits)[0], row, steps))
-        u = warp(np.asarray(uniforms(batch.request_key, batch.sample_position), np.float64))
-        choice = np.searchsorted(cdf, u * cdf[-1], side="right") + shift
-        return np.minimum(choice, VOCAB - 1)
+        probabilities = probabilities_of(np.asarray(logits)[0], row, steps)
+        at = position(np.asarray(batch.sample_position)[:, None]), token(np.arange(VOCAB))
+        bits = np.asarray(random_bits(batch.request_key[:, None], *at), np.float64)
+        with np.errstate(divide="ignore"):
+            return np.argmax(np.log(probabilities) + noise((bits + 0.5) / 2**32), axis=-1)
 
     return sampler
 
@@ -72,11 +84,16 @@ WRONG = {
     "no_top_k": make_sampler((T, P, M)),
     "no_top_p": make_sampler((T, K, M)),
     "no_min_p": make_sampler((T, K, P)),
-    "the_next_token_of_the_cdf": make_sampler(shift=1),
-    "one_uniform_for_all_rows": make_sampler(warp=lambda u: np.full_like(u, u[0])),
-    "uniforms_that_lean_to_zero": make_sampler(warp=lambda u: u**1.1),
-    "uniforms_that_stop_short_of_one": make_sampler(warp=lambda u: 0.97 * u),
-    "uniforms_of_few_bits": make_sampler(warp=lambda u: np.floor(u * 64) / 64),
+    "half_of_the_noise": make_sampler(noise=lambda u: 0.5 * gumbel_of(u)),
+    "noise_of_the_wrong_tail": make_sampler(noise=lambda u: -gumbel_of(u)),
+    "normal_noise": make_sampler(noise=lambda u: 1.28 * ndtri(u)),
+    "exponential_noise_once": make_sampler(noise=lambda u: -np.log(u)),
+    "noise_whose_tail_is_thin": make_sampler(noise=lambda u: gumbel_of(1 - (1 - u) ** 0.9)),
+    "noise_that_stops_short": make_sampler(noise=lambda u: gumbel_of(0.97 * u)),
+    "noise_of_few_bits": make_sampler(noise=lambda u: gumbel_of((np.floor(u * 64) + 0.5) / 64)),
+    "one_noise_for_all_rows": make_sampler(position=lambda position: 0 * position),
+    "one_noise_for_all_tokens": make_sampler(token=lambda token: 0 * token),
+    "one_noise_for_pairs_of_tokens": make_sampler(token=lambda token: token // 2),
 }
 
 

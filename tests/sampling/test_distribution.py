@@ -36,7 +36,7 @@ def test_draws_from_a_vocabulary_beyond_the_candidates(name, kind):
         ("all", "tied"),
     ],
 )
-def test_draws_from_a_vocabulary_of_several_blocks(name, kind):
+def test_draws_from_a_vocabulary_of_2000_words(name, kind):
     check_sampler(sampler, LOGITS[kind](2000), LARGE[name], draws=LARGE_DRAWS)
 
 
@@ -46,7 +46,7 @@ def test_the_kept_sets_of_the_cases_end_below_at_and_beyond_the_candidates():
     assert min(sizes) < 20
 
 
-@pytest.mark.parametrize("token", [0, 511, 512, 699])
+@pytest.mark.parametrize("token", [0, 63, 64, 699])
 def test_a_token_that_has_all_the_mass_is_always_drawn(token):
     logits = np.full((LARGE_DRAWS, 700), -np.inf, np.float32)
     logits[:, token] = 1.5

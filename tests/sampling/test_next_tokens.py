@@ -5,13 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.sampling.next_tokens import (
-    TABLE_FIRST_ROWS,
-    WORDS_PER_BLOCK,
-    first_of_greatest,
-    logits_and_greedy,
-    next_tokens,
-)
+from jaxinfer.sampling.next_tokens import TABLE_FIRST_ROWS, logits_and_greedy, next_tokens
 from jaxinfer.sampling.sampler import sample
 from tests.builders import model_config, random_model
 from tests.sampling.reference import Filters, sampling_batch
@@ -40,18 +34,3 @@ def test_next_tokens_are_those_that_sample_takes_from_the_logits(kinds):
     tokens = jax.jit(lambda hidden: next_tokens(model, hidden, sampling))(hidden)
     logits, _ = jax.jit(lambda hidden: logits_and_greedy(model, hidden))(hidden)
     assert np.array_equal(tokens, sample(logits, sampling))
-
-
-# Whole blocks of words, one block, small blocks and blocks of one word.
-@pytest.mark.parametrize("vocab", [10 * WORDS_PER_BLOCK, WORDS_PER_BLOCK, 500, 509])
-def test_of_equal_logits_the_first_is_taken(vocab):
-    logits = np.random.default_rng(0).integers(-3, 3, (vocab, 40)).astype(np.float32)
-    logits[:, 5] = -np.inf
-    assert np.array_equal(first_of_greatest(logits), np.argmax(logits, axis=0))
-
-
-def test_a_column_with_nan_gives_a_token_of_the_vocabulary():
-    logits = np.zeros((8, 3), np.float32)
-    logits[4, 1] = np.nan
-    logits[6, 2] = 1.0
-    assert first_of_greatest(logits).tolist() == [0, 0, 6]

@@ -1,0 +1,84 @@
+"""Which tokens a row may be sampled from: what top-k, top-p and min-p keep, without sorting the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# A weight in [0, 1] as a float's bits, which are ordered as the floats are, has 30 of them; 3 are found in a pass.
+_WEIGHT_BITS = 30
+_DIGIT_BITS = 2
+
+type Measure = Callable[[jax.Array], jax.Array]
+
+
+def kept_of_candidates(
+    weights: jax.Array, mass: jax.Array, *, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array, vocab: int
+) -> tuple[jax.Array, jax.Array]:
+    """What is kept of each row's heaviest tokens, and whether they provably hold all that top-k and top-p keep.
+
+    Args:
+        weights: float32 [Q, N] of the N heaviest tokens, in descending order; the first weighs 1.
+        mass: float32 [Q], the sum of all the row's weights.
+        top_k: int32 [Q], `vocab` is off.
+        top_p, min_p: float32 [Q].
+
+    Returns:
+        bool [Q, N] and bool [Q].
+    """
+    count = weights.shape[-1]
+    rank = jnp.arange(count)
+    in_top_k = rank < top_k[:, None]
+    held = jnp.where(in_top_k, weights, 0.0)
+    total = jnp.sum(held, axis=-1)
+    wanted = top_p * jnp.where(top_k <= count, total, mass)
+    before = jnp.cumsum(held, axis=-1) - held
+    nucleus = (before < wanted[:, None]) | (rank == 0)
+    # Top-k ends within the candidates; or it is off (the mass it keeps would be unknown) and the nucleus is full.
+    covered = (top_k <= count) | ((top_k >= vocab) & (total >= wanted)) | (count == vocab)
+    return in_top_k & nucleus & (weights >= min_p[:, None]), covered
+
+
+def kept_of_all(weights: jax.Array, *, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+    """bool [Q, V]: what top-k and then top-p keep of weights float32 [Q, V] in [0, 1]; ties go to the lower token id.
+
+    Args:
+        top_k: int32 [Q], V is off.
+        top_p: float32 [Q], 1 is off.
+    """
+    cuts, all_of_them = top_k < weights.shape[-1], jnp.ones(weights.shape, bool)
+    in_top_k = lax.cond(
+        jnp.any(cuts), lambda: _heaviest(weights, jnp.ones_like, top_k.astype(jnp.float32)), lambda: all_of_them
+    )
+    held = jnp.where(in_top_k | ~cuts[:, None], weights, 0.0)
+    wanted = jnp.where(top_p < 1.0, top_p * jnp.sum(held, axis=-1), jnp.inf)
+    nucleus = lax.cond(
+        jnp.any(top_p < 1.0), lambda: _heaviest(held, lambda weights: weights, wanted), lambda: all_of_them
+    )
+    return (held > 0) & nucleus
+
+
+def _heaviest(weights: jax.Array, measure: Measure, wanted: jax.Array) -> jax.Array:
+    """bool [Q, V]: the heaviest tokens until `measure` of them, summed, reaches `wanted` [Q]; all, if it never does.
+
+    The threshold is the greatest weight w for which the tokens of weight >= w reach `wanted`. Of its bits, the digits
+    of a number in base 8, one is found in each pass over the vocabulary, from the first on. Tokens of exactly that
+    weight are kept in the order of their ids until the sum is reached.
+    """
+    bits, amount = lax.bitcast_convert_type(weights, jnp.int32), measure(weights)
+    threshold = jnp.zeros(wanted.shape, jnp.int32)
+    digits = jnp.arange(1, 1 << _DIGIT_BITS, dtype=jnp.int32)
+    # Written out: a loop would have the host asked for its end (see `host_waits`).
+    for shift in range(_WEIGHT_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
+        bounds = threshold[:, None] + (digits << shift)
+        sums = jnp.sum(jnp.where(bits[:, None] >= bounds[..., None], amount[:, None], 0.0), axis=-1)
+        digit = jnp.sum(sums >= wanted[:, None], axis=-1, dtype=jnp.int32)
+        threshold = threshold + (digit << shift)
+    above = bits > threshold[:, None]
+    missing = wanted - jnp.sum(jnp.where(above, amount, 0.0), axis=-1)
+    ties = jnp.where(bits == threshold[:, None], amount, 0.0)
+    earlier = jnp.cumsum(ties, axis=-1) - ties
+    return above | ((bits == threshold[:, None]) & (earlier < missing[:, None]))
