@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench_gpu_arithmetic import with_floor
-from bench_gpu_budget import NO_GPU, Outcome, run_parts, tail
-from bench_gpu_plan import Part, parts
-from bench_gpu_report import line_of, markdown
+from gpu_bench.arithmetic import with_floor
+from gpu_bench.budget import NO_GPU, Outcome, run_parts, tail
+from gpu_bench.plan import Part, parts
+from gpu_bench.report import line_of, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).resolve().parent
@@ -33,7 +33,7 @@ _SPARE_S = 10.0
 def main() -> int:
     args = parse_arguments()
     if args.draw is not None:
-        from bench_gpu_charts import draw_charts
+        from gpu_bench.charts import draw_charts
 
         for file in draw_charts(json.loads(args.draw.read_text(encoding="utf-8")), args.draw.with_suffix(".png")):
             print(file)
@@ -44,11 +44,12 @@ def main() -> int:
         record = Record(args.output, {"minutes": args.minutes, "smoke": args.smoke, "parts": args.only})
 
         def command(part: Part, seconds: float) -> list[str]:
-            python = args.torch_python if part.program == "bench_gpu_torch.py" else sys.executable
+            python = args.torch_python if part.program == "gpu_bench.torch_part" else sys.executable
             smoke = ["--smoke"] if args.smoke else []
             return [
                 str(python),
-                str(SCRIPTS / part.program),
+                "-m",
+                part.program,
                 part.name,
                 "--work",
                 work,
@@ -57,7 +58,7 @@ def main() -> int:
                 *smoke,
             ]
 
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(ROOT), str(SCRIPTS), os.environ.get("PYTHONPATH")]))
         for part, outcome in run_parts(
             chosen, command, seconds=60 * args.minutes - _SPARE_S, log=log,
             environment={**os.environ, "PYTHONPATH": path}, on_row=record.add,

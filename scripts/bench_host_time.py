@@ -25,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench_models import qwen3_config, random_model
+from cpu_bench.random_models import qwen3_config, random_model
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.core import EngineCore

@@ -28,8 +28,8 @@ from jax import lax
 from rich.console import Console
 from rich.table import Table
 
-from bench_comparisons import SERVING_ENGINE, SERVING_MODEL, SERVING_REQUESTS, generate, random_requests
-from bench_models import qwen3_config, random_model, write_random_checkpoint
+from cpu_bench.comparisons import SERVING_ENGINE, SERVING_MODEL, SERVING_REQUESTS, generate, random_requests
+from cpu_bench.random_models import qwen3_config, random_model, write_random_checkpoint
 from jaxinfer import LLM
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.bench.environment import describe_environment

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKER = Path(__file__).with_name("bench_torch_worker.py")
+WORKER = ROOT / "scripts" / "cpu_bench" / "torch_worker.py"
 SEED = 0
 
 
@@ -65,8 +65,8 @@ def main() -> int:
     import jax
 
     jax.config.update("jax_num_cpu_devices", args.threads)
-    from bench_comparisons import compare_decode, compare_serving
-    from bench_vs_report import draw_chart, print_tables
+    from cpu_bench.comparison_report import draw_chart, print_tables
+    from cpu_bench.comparisons import compare_decode, compare_serving
     from jaxinfer.bench.environment import describe_environment
 
     worker = TorchWorker(args.parity_python, args.threads)

@@ -8,13 +8,11 @@ parity environment (`make venv-parity`) besides this one. Ends with status 1 if 
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = ROOT / "scripts" / "transformers_reference.py"
-DEFAULT_PYTHON = ROOT / ".venv-parity" / "bin" / "python"
+from hf_parity.comparison import DEFAULT_PYTHON, ask_transformers, compare
+from jaxinfer import LLM, SamplingParams
+
+ROOT = Path(__file__).resolve().parent.parent
 
 _SIZES = {"vocab_size": 2048, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
           "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 512}  # fmt: skip
@@ -43,71 +42,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What transformers computed: logits [T, V] of each prompt, greedy tokens and their margins [prompts, steps]."""
-
-    logits: list[np.ndarray]
-    greedy: list[list[int]]
-    margins: np.ndarray
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One prompt's continuation, ours and theirs.
-
-    Attributes:
-        equal: tokens before the first difference.
-        margin: between transformers' best and second logit where they part; its smallest one if they never do.
-    """
-
-    prompt_length: int
-    length: int
-    equal: int
-    margin: float
-
-    def verdict(self, near_tie: float) -> str:
-        """ "equal", "near tie" (rounding decides such a token in any implementation) or "DIFFERENT"."""
-        if self.equal == self.length:
-            return "equal"
-        return "near tie" if self.margin < near_tie else "DIFFERENT"
-
-
-def ask_transformers(
-    python: Path, directory: Path, prompts: Sequence[Sequence[int]], new_tokens: int, make: dict[str, Any] | None = None
-) -> Reference:
-    """Run `scripts/transformers_reference.py` in the parity environment.
-
-    Raises:
-        RuntimeError: it failed; with what it printed.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        job = {"directory": str(directory), "make": make, "prompts": [list(prompt) for prompt in prompts],
-               "new_tokens": new_tokens, "output": f"{folder}/result.npz"}  # fmt: skip
-        file = Path(folder, "job.json")
-        file.write_text(json.dumps(job))
-        done = subprocess.run([python, REFERENCE, file], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{REFERENCE.name} failed in {python}:\n{done.stderr}")
-        with np.load(job["output"]) as result:
-            logits = [result[f"logits_{number}"] for number in range(len(prompts))]
-            return Reference(logits, result["greedy"].tolist(), result["margins"])
-
-
-def compare(prompts: Sequence[Sequence[int]], ours: Sequence[Sequence[int]], theirs: Reference) -> list[Comparison]:
-    """Prompt by prompt, up to the first different token."""
-    found = []
-    for prompt, mine, other, margins in zip(prompts, ours, theirs.greedy, theirs.margins, strict=True):
-        equal = next((i for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b), len(other))
-        margin = margins[equal] if equal < len(other) else margins.min()
-        found.append(Comparison(len(prompt), len(other), equal, float(margin)))
-    return found
-
-
 def run_engine(directory: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
     """Greedy tokens of all prompts from one batch, in chunks of at most 64 tokens a step."""
-    from jaxinfer import LLM, SamplingParams
-
     longest = max(map(len, prompts)) + new_tokens
     llm = LLM(
         directory, skip_tokenizer_init=True, dtype="float32", max_num_seqs=len(prompts), max_num_batched_tokens=64,

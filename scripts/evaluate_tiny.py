@@ -4,88 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import random
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+from training.evaluation import evaluate, perplexity
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import optax  # noqa: E402
-from jax.sharding import Mesh  # noqa: E402
-
-from jaxinfer import LLM, SamplingParams  # noqa: E402
-from jaxinfer.attention.dense import causal_attend  # noqa: E402
-from jaxinfer.checkpoint.load import load_checkpoint  # noqa: E402
-from tiny_corpus import KINDS, MIXTURE, Sample, held_out_cases  # noqa: E402
-from tiny_packing import Document, pack_rows  # noqa: E402
-from tiny_scores import CHECKS, Score, score  # noqa: E402
-from tiny_tokenizer import encode_document, load_tokenizer  # noqa: E402
-
 CHECKPOINT = ROOT / "checkpoints" / "tiny"
-MAX_TOKENS = 320
-# The facts of the small world have only so many held-out wordings.
-FEWER_CASES = {"world": 50}
-
-
-def evaluate(checkpoint: Path, cases: int) -> tuple[list[Score], dict[str, list[dict[str, Any]]]]:
-    """Scores of every kind, and per kind the first three cases with the answers that the model gave."""
-    llm = LLM(checkpoint, max_num_seqs=64)
-    greedy = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-    scores: list[Score] = []
-    shown: dict[str, list[dict[str, Any]]] = {}
-    for kind in dict.fromkeys(kind for kind, *_ in CHECKS):
-        samples = held_out_cases(kind, min(cases, FEWER_CASES.get(kind, cases)))
-        outputs = llm.chat([sample.prompt for sample in samples], greedy, use_tqdm=False)
-        answers = [output.outputs[0].text for output in outputs]
-        found = score(kind, samples, answers)
-        for each in found:
-            print(f"{each.kind:21s} {each.check:48s} {each.right:4d}/{each.cases} {each.share:7.1%}", flush=True)
-        scores += found
-        shown[kind] = [_shown(sample, answer) for sample, answer in list(zip(samples, answers, strict=True))[:3]]
-    return scores, shown
-
-
-def _shown(sample: Sample, answer: str) -> dict[str, Any]:
-    return {"prompt": sample.prompt[-1]["content"], "answer": answer, "expected": sample.answer}
-
-
-def perplexity(checkpoint: Path, cases: int) -> tuple[float, float]:
-    """Held-out perplexity per token: over all tokens but each document's first, and over the answers' tokens alone.
-
-    `cases` documents per kind, weighted as the training mixture weighs them.
-    """
-    config, model = load_checkpoint(checkpoint, dtype="float32", mesh=Mesh(np.array(jax.devices()[:1]), ("tensor",)))
-    tokenizer = load_tokenizer(checkpoint)
-
-    @jax.jit
-    def losses(ids: jax.Array, positions: jax.Array, documents: jax.Array) -> jax.Array:
-        logits = model.logits(model(ids, positions, causal_attend(documents)))
-        return optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], ids[:, 1:])
-
-    totals = {"all": [0.0, 0.0], "answers": [0.0, 0.0]}
-    for kind, share in MIXTURE.items():
-        rng = random.Random(f"perplexity:{kind}")
-        for sample in (KINDS[kind](rng, True) for _ in range(cases)):
-            document = Document(*encode_document(tokenizer, sample))
-            length = 128 * math.ceil(len(document.ids) / 128)
-            if length > config.max_position_embeddings:
-                continue
-            rows = pack_rows([[document]], length, 1.0)
-            found = losses(jnp.asarray(rows.ids), jnp.asarray(rows.positions), jnp.asarray(rows.documents))[0]
-            inside = jnp.asarray(rows.documents[0, 1:] > 0)
-            written = pack_rows([[document]], length, 0.0).weights[0, 1:] > 0
-            for name, wanted in (("all", inside), ("answers", jnp.asarray(written))):
-                totals[name][0] += share * float(jnp.sum(found * wanted))
-                totals[name][1] += share * float(jnp.sum(wanted))
-    everything, answers = (math.exp(total / count) for total, count in totals.values())
-    return everything, answers
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ import torch  # pyright: ignore[reportMissingImports]
 from transformers import LlamaConfig, PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from transformers_reference import be_quiet, make_checkpoint, run_prompt
+from hf_parity.reference import be_quiet, make_checkpoint, run_prompt
 
 PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 63, 100)
 NEW_TOKENS = 32

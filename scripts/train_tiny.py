@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 # A step allocates and returns a gigabyte; in pages of 4 kB the kernel's part of that is a fifth of the time. glibc
 # reads this when a process starts, so the script begins once more with it. Results are the same, bit for bit.
@@ -25,13 +24,22 @@ import numpy as np  # noqa: E402
 
 from jaxinfer.checkpoint.convert import convert_checkpoint  # noqa: E402
 from jaxinfer.checkpoint.export import export_hf  # noqa: E402
-from tiny_corpus import held_out_cases, stream  # noqa: E402
-from tiny_exact import make_watch  # noqa: E402
-from tiny_initial import CONTEXT, Params, initial_parameters, model_config  # noqa: E402
-from tiny_packing import Document, Packer, documents_of, pack_rows  # noqa: E402
-from tiny_report import RunFacts, draw_curve, write_card  # noqa: E402
-from tiny_tokenizer import END_OF_TURN, PAD, encode_document, plain_texts, save_tokenizer, token_ids, train_tokenizer  # noqa: E402
-from tiny_training import History, TrainingConfig, module_of, train  # noqa: E402
+from training.corpus import held_out_cases, stream  # noqa: E402
+from training.evaluation import evaluate, perplexity  # noqa: E402
+from training.initialization import CONTEXT, Params, initial_parameters, model_config  # noqa: E402
+from training.loop import History, TrainingConfig, module_of, train  # noqa: E402
+from training.model_card import RunFacts, draw_curve, write_card  # noqa: E402
+from training.packing import Document, Packer, documents_of, pack_rows  # noqa: E402
+from training.tokenizer import (  # noqa: E402
+    END_OF_TURN,
+    PAD,
+    encode_document,
+    plain_texts,
+    save_tokenizer,
+    token_ids,
+    train_tokenizer,
+)
+from training.watch import make_watch  # noqa: E402
 
 TOKENIZER_SAMPLES = 20_000
 WATCH_CASES = 40
@@ -108,8 +116,6 @@ def main() -> int:
 
 def finish(output: Path, work: Path, cases: int) -> None:
     """Score the checkpoint, draw the loss curve and write the model card."""
-    from evaluate_tiny import evaluate, perplexity
-
     history = json.loads((work / "history.json").read_text(encoding="utf-8"))
     scores, shown = evaluate(output, cases)
     everything, answers = perplexity(output, min(cases, 50))

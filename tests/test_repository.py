@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,8 @@ def floor_of(module: str) -> int:
 
 
 def imported_modules(path: Path) -> set[str]:
-    """Modules of this project that a file imports; `from package import name` counts as `package.name` if a file."""
+    """Modules of the packages that a file imports anywhere, within functions and for types alone too; `from package
+    import name` counts as `package.name` if a file."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -144,6 +146,26 @@ def test_imports_point_down_the_floors_only():
         if floor_of(imported) > floor_of(module_name(path))
     ]
     assert not rising
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    packages = ("jaxinfer", "kernels_pallas")
+    modules = [path for path in PYTHON_FILES if path.relative_to(ROOT).parts[0] in packages]
+    circle = []
+    try:
+        TopologicalSorter({module_name(path): imported_modules(path) for path in modules}).prepare()
+    except CycleError as error:
+        circle = error.args[1]
+    assert modules and not circle
+
+
+def test_a_file_at_the_top_of_scripts_is_run_and_never_imported_by_another():
+    top = sorted((ROOT / "scripts").glob("*.py"))
+    sources = {relative(path): path.read_text() for path in PYTHON_FILES if ROOT / "scripts" in path.parents}
+    imports = "|".join(path.stem for path in top)
+    importing = re.compile(rf"^ *(from|import) (scripts\.)?({imports})\b", flags=re.MULTILINE)
+    assert [path for path in top if 'if __name__ == "__main__":' not in path.read_text()] == []
+    assert [name for name, source in sources.items() if importing.search(source)] == []
 
 
 def test_importing_the_package_or_its_command_line_loads_no_heavy_module():

@@ -9,11 +9,10 @@ from typing import Any
 from rich.table import Table
 
 from jaxinfer.bench.driver import run_workload
+from jaxinfer.bench.engine_limits import engine_arguments, engine_settings
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.bench.measurement import Measurement, Summary
-from jaxinfer.bench.options import engine_arguments
 from jaxinfer.bench.report import MILLISECONDS, measurement_table, milliseconds, show
-from jaxinfer.bench.throughput import engine_settings
 from jaxinfer.bench.workload import LengthRange, random_workload
 from jaxinfer.llm import LLM
 from jaxinfer.sampling_params import SamplingParams

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from jaxinfer.bench.engine_limits import add_engine_limits
+
 BENCH_EXAMPLES = """\
 examples:
   jaxinfer bench throughput
@@ -24,16 +26,13 @@ examples:
   jaxinfer bench latency
   jaxinfer bench latency --model path/to/checkpoint --batch-size 1 --input-len 32 --output-len 128 --num-iters 10
 """
-_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_tokens", "tensor_parallel_size")
 
 
 def add_benchmarks(bench: argparse.ArgumentParser, parents: list[argparse.ArgumentParser]) -> None:
     """Give the verb `bench` its benchmarks; `parents` hold the options of model and errors."""
     benchmarks = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     limits = argparse.ArgumentParser(add_help=False)
-    group = limits.add_argument_group("engine (default: as LLM(...))")
-    for name in _LIMITS:
-        group.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
+    add_engine_limits(limits)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--temperature", type=float, default=0.6, metavar="X", help="default: %(default)s; 0 is greedy")
     common.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths, tokens, arrivals and sampling")
@@ -67,12 +66,6 @@ def add_benchmarks(bench: argparse.ArgumentParser, parents: list[argparse.Argume
     for name, default in (("--batch-size", 8), ("--input-len", 32), ("--output-len", 128), ("--num-iters", 10)):
         work.add_argument(name, type=int, default=default, metavar="N", help="default: %(default)s")
     latency.set_defaults(run=_latency)
-
-
-def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments of `LLM` as far as options give them."""
-    names = ("dtype", "max_model_len", *_LIMITS)
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 def _length_range(text: str) -> Any:

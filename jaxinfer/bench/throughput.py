@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.bench.driver import run_workload
+from jaxinfer.bench.engine_limits import engine_arguments, engine_settings
 from jaxinfer.bench.environment import describe_environment
-from jaxinfer.bench.options import engine_arguments
 from jaxinfer.bench.report import measurement_table, show
 from jaxinfer.bench.workload import (
     LengthRange,
@@ -53,13 +53,6 @@ def run_throughput(args: argparse.Namespace) -> None:
         "results": measured.as_json(),
     }
     show(measurement_table(measured, title=f"throughput of {settings['model']}"), result, args.json)
-
-
-def engine_settings(llm: LLM) -> dict[str, Any]:
-    """The engine's limits that a measurement depends on."""
-    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "kv_cache_tokens")
-    config = llm.core.config
-    return {name: getattr(config, name) for name in names} | {"dtype": str(llm.core.runner.cache.k[0].dtype)}
 
 
 def _random_items(llm: LLM, args: argparse.Namespace) -> tuple[list[WorkItem], dict[str, Any]]:

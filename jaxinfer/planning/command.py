@@ -15,14 +15,13 @@ from jaxinfer.config import EngineConfig, check_model_len, check_positive_intege
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.compile_target import compile_target, cuda_plugin
 from jaxinfer.planning.devices import find_gpu
-from jaxinfer.planning.options import EXIT_DOES_NOT_FIT
 from jaxinfer.planning.plan import Compiled, Request, compiled_figures, jax_memory_share, make_plan
 from jaxinfer.planning.programs import compile_plan
 from jaxinfer.planning.report import HOW_TO_COMPILE, as_json, plan_table, verdict
 
 
-def run_plan(args: argparse.Namespace) -> int:
-    """Plan and report as the options say; the exit status is 0 if it fits.
+def run_plan(args: argparse.Namespace) -> bool:
+    """Plan and report as the options say; whether it fits.
 
     Raises:
         ValueError, FileNotFoundError: an option or the model's configuration is not usable, and why.
@@ -44,7 +43,7 @@ def run_plan(args: argparse.Namespace) -> int:
         if remark:
             console.print(remark, highlight=False, markup=False)
         console.print(verdict(plan, request), style="green" if plan.fits else "red", highlight=False, markup=False)
-    return 0 if plan.fits else EXIT_DOES_NOT_FIT
+    return plan.fits
 
 
 def request_of(args: argparse.Namespace) -> Request:

@@ -46,4 +46,4 @@ def _plan(args: argparse.Namespace) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from jaxinfer.planning.command import run_plan
 
-    return run_plan(args)
+    return 0 if run_plan(args) else EXIT_DOES_NOT_FIT

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import pytest
 
+from gpu_bench.attention import attention_program, build_step
+from gpu_bench.plan import PAGE_SIZE, attention_heads, parts
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import H200
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from bench_gpu_attention import attention_program, build_step  # noqa: E402
-from bench_gpu_plan import PAGE_SIZE, attention_heads, parts  # noqa: E402
 
 CASES = {case["case"]: case for part in parts(smoke=False) for case in part.cases}
 LAYERS = 3

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hf_parity.comparison import DEFAULT_PYTHON, Reference, ask_transformers, compare
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.checkpoint import convert_checkpoint, export_hf, load_checkpoint
-from scripts.compare_with_transformers import DEFAULT_PYTHON, Reference, ask_transformers, compare
 from tests.plain_greedy import PlainGreedy
 
 PYTHON = Path(os.environ.get("PARITY_PYTHON", DEFAULT_PYTHON))

@@ -1,0 +1,147 @@
+"""Decode and prefill through the engine's own jitted steps, on batches made by hand, over a pool of random contents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gpu_bench.arithmetic import decode_bytes, prefill_flops
+from gpu_bench.model import formula_model
+from gpu_bench.plan import LONG_PAGES, LOOP_STEPS, PAGE_SIZE, SHORT_PAGES, Case, logits_file, model_values
+from gpu_bench.timing import time_launches
+from gpu_bench.weights import prompt_ids
+from jaxinfer.attention.backend import select_backend
+from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
+from jaxinfer.programs.runner import StepRunner
+from jaxinfer.programs.warm_up import idle_batch
+
+# A decode step may write as many slots behind the context; a multiple of the page size.
+_ROOM = 2 * LOOP_STEPS
+
+
+class Steps:
+    """A model and its runner, for the cases of one part; a case of another model or backend replaces them."""
+
+    def __init__(self, cases: tuple[Case, ...], *, smoke: bool, work: Path) -> None:
+        self.cases, self.smoke, self.work = cases, smoke, work
+        self.key: tuple[str, str] | None = None
+        self.runner: StepRunner | None = None
+        self.values: dict[str, Any] = {}
+        self.backend = ""
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        """One row."""
+        runner = self._runner(case["model"], case["backend"])
+        figures = self._prefill(runner, case) if "tokens" in case else self._decode(runner, case)
+        return figures | {"attention": self.backend}
+
+    def _decode(self, runner: StepRunner, case: Case) -> dict[str, Any]:
+        batch, context, loop = case["batch"], case["context"], case["launch"] == "loop"
+        steps = LOOP_STEPS if loop else 1
+        packed = decode_batch(batch, context, pages_for(context), runner.cache, num_steps=steps)
+        if loop:
+            timing = time_launches(lambda: runner.decode_loop(packed).token_ids)
+        else:
+            timing = time_launches(lambda: runner.step(packed).token_ids)
+        row = timing.row(per_launch=steps)
+        return row | {
+            "bytes": decode_bytes(self.values, batch=batch, context=context, steps=steps),
+            "tokens_per_second": 1e3 * batch / row["ms"],
+        }
+
+    def _prefill(self, runner: StepRunner, case: Case) -> dict[str, Any]:
+        tokens = case["tokens"]
+        pages = pages_for(tokens)
+        shape = BatchShape(decode_rows=0, prefill_rows=1, prefill_tokens=tokens, pages_per_row=pages)
+        vocab = self.values["vocab_size"]
+        packed = prefill_batch(shape, prompt_ids(tokens, vocab), runner.cache)
+        timing = time_launches(lambda: runner.step(packed).token_ids)
+        row = timing.row() | {"flops": prefill_flops(self.values, tokens, rows=shape.num_logits)}
+        if case["prompt"]:
+            output = runner.step(prefill_batch(shape, prompt_ids(case["prompt"], vocab), runner.cache)).output
+            assert output is not None
+            np.save(logits_file(self.work, case["model"]), np.asarray(output.logits[0]))
+        return row | {"tokens_per_second": 1e3 * tokens / row["ms"]}
+
+    def _runner(self, model: str, backend: str) -> StepRunner:
+        if self.runner is None or self.key != (model, backend):
+            self.runner = None  # its memory goes first
+            self.values = model_values(model, smoke=self.smoke)
+            module = formula_model(self.values)
+            chosen = select_backend(backend)
+            cases = [case for case in self.cases if case["model"] == model]
+            pages = max(case.get("batch", 1) * pages_of_row(case) for case in cases)
+            cache = random_cache(module.config, num_pages=pages)
+            self.runner = StepRunner(module, cache, chosen, num_seats=256, max_decode_steps=LOOP_STEPS)
+            self.key, self.backend = (model, backend), chosen.name
+        return self.runner
+
+
+def pages_of_row(case: Case) -> int:
+    """Pages that one row of a case uses."""
+    return -(-(case["tokens"] if "tokens" in case else case["context"] + _ROOM) // PAGE_SIZE)
+
+
+def pages_for(tokens: int) -> int:
+    """The bucket of pages of a lane of `tokens` tokens and some to come."""
+    return next(pages for pages in (SHORT_PAGES, LONG_PAGES) if tokens + _ROOM <= pages * PAGE_SIZE)
+
+
+def lane_pages(cache: KVCache, rows: int, tokens: int) -> np.ndarray:
+    """int [rows, N]: pages of their own for rows of so many tokens, in an order that is random but always the same."""
+    used = -(-tokens // cache.page_size)
+    if rows * used > cache.num_pages:
+        raise ValueError(f"{rows} rows of {used} pages do not fit a pool of {cache.num_pages}")
+    return np.random.default_rng(5).permutation(cache.num_pages)[: rows * used].reshape(rows, used)
+
+
+def random_cache(config: Any, *, num_pages: int) -> KVCache:
+    """A pool full of random numbers in bfloat16: zeros would be multiplied faster."""
+    zeros = KVCache.allocate(config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=jnp.dtype(jnp.bfloat16))
+    fill = jax.jit(lambda pages, key: jax.random.normal(key, pages.shape, pages.dtype), donate_argnums=0)
+    keys = iter(jax.random.split(jax.random.key(3), 2 * len(zeros.k)))
+    return KVCache(k=tuple(fill(p, next(keys)) for p in zeros.k), v=tuple(fill(p, next(keys)) for p in zeros.v))
+
+
+def decode_batch(batch: int, context: int, pages_per_row: int, cache: KVCache, *, num_steps: int = 1) -> PackedBatch:
+    """Greedy decode rows that have `context` cached tokens each, in pages of their own, in random order."""
+    page_size, num_slots = cache.page_size, cache.num_pages * cache.page_size
+    packed = idle_batch(BatchShape(batch, 0, 0, pages_per_row), num_slots=num_slots, num_seats=256)
+    table = lane_pages(cache, batch, context + num_steps)
+    used = table.shape[1]
+    rows = np.arange(batch)
+    packed["page_table"][:, :used] = table
+    packed["token_ids"][:] = 1 + rows
+    packed["positions"][:] = packed["limit"][:] = context
+    for name in ("kv_len", "trunk_len", "tail_start", "lengths", "sample_position"):
+        packed[name][:] = context + 1
+    packed["slot_mapping"][:] = table[:, context // page_size] * page_size + context % page_size
+    packed["row"][:] = packed["logits_index"][:] = packed["seat"][:] = rows
+    packed["num_steps"][...] = num_steps
+    return packed
+
+
+def prefill_batch(shape: BatchShape, ids: np.ndarray, cache: KVCache) -> PackedBatch:
+    """A prompt from its first token, as the first prefill row; every other row and token is padding."""
+    page_size, num_slots = cache.page_size, cache.num_pages * cache.page_size
+    packed = idle_batch(shape, num_slots=num_slots, num_seats=256)
+    row, first, count = shape.decode_rows, shape.decode_rows * shape.decode_width, len(ids)
+    table = lane_pages(cache, 1, count)[0]
+    tokens, at = slice(first, first + count), np.arange(count)
+    packed["page_table"][row, : len(table)] = table
+    packed["token_ids"][tokens] = ids
+    packed["positions"][tokens] = packed["limit"][tokens] = at
+    packed["lengths"][tokens] = packed["sample_position"][row] = count
+    packed["slot_mapping"][tokens] = table[at // page_size] * page_size + at % page_size
+    packed["row"][tokens] = row
+    for name in ("kv_len", "trunk_len", "tail_start"):
+        packed[name][row] = count
+    packed["query_start_loc"][row + 1 :] = first + count
+    packed["logits_index"][row] = first + count - 1
+    packed["seat"][row] = 0
+    return packed

@@ -1,0 +1,182 @@
+"""The corpus of the embedded checkpoint: a seeded stream of samples, training or held out."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from training.chat import conversation, direct, object_question, small_talk, turns, world_question
+from training.plans import (
+    ASK_GUIDE,
+    ASK_PLAN,
+    ASK_PLAN_COUNTED,
+    PLAN_SYSTEM,
+    Skeleton,
+    Task,
+    ask_for,
+    draw_skeleton,
+    draw_task,
+)
+from training.reading import Exercise, reading, reading_series, repetition
+from training.records import arithmetic, from_record, to_record
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One document: a conversation, or plain text where `messages` is empty. Plan kinds carry what the checks need."""
+
+    kind: str
+    messages: tuple[dict[str, str], ...]
+    text: str = ""
+    task: Task | None = None
+    skeleton: Skeleton | None = None
+    point: int = -1
+
+    @property
+    def prompt(self) -> Messages:
+        """The conversation up to the last answer."""
+        return list(self.messages[:-1])
+
+    @property
+    def answer(self) -> str:
+        return self.messages[-1]["content"]
+
+
+def _turn(user: str, assistant: str, system: str = "") -> tuple[dict[str, str], ...]:
+    head = ({"role": "system", "content": system},) if system else ()
+    return (*head, {"role": "user", "content": user}, {"role": "assistant", "content": assistant})
+
+
+def _ask_plan(rng: random.Random, task: Task, size: int) -> str:
+    return ask_for(rng, task, rng.choice((ASK_PLAN, ASK_PLAN_COUNTED)), size)
+
+
+def plan(rng: random.Random, held_out: bool) -> Sample:
+    task = draw_task(rng, held_out)
+    skeleton = draw_skeleton(rng, task)
+    ask = _ask_plan(rng, task, len(skeleton.points))
+    return Sample("plan", _turn(ask, skeleton.plan(), PLAN_SYSTEM), "", task, skeleton)
+
+
+def expansion(rng: random.Random, held_out: bool) -> Sample:
+    task = draw_task(rng, held_out)
+    skeleton = draw_skeleton(rng, task)
+    index = rng.randrange(len(skeleton.points))
+    messages = _turn(skeleton.expansion_prompt(index), skeleton.expansion(index, rng))
+    return Sample("expansion", messages, "", task, skeleton, index)
+
+
+def expansion_after_plan(rng: random.Random, held_out: bool) -> Sample:
+    """The point is asked for in the conversation that made the plan."""
+    task = draw_task(rng, held_out)
+    skeleton = draw_skeleton(rng, task)
+    index = rng.randrange(len(skeleton.points))
+    first = _turn(_ask_plan(rng, task, len(skeleton.points)), skeleton.plan(), PLAN_SYSTEM)
+    messages = first + _turn(skeleton.ask_point(index), skeleton.expansion(index, rng))
+    return Sample("expansion_after_plan", messages, "", task, skeleton, index)
+
+
+def guide(rng: random.Random, held_out: bool) -> Sample:
+    task = draw_task(rng, held_out)
+    skeleton = draw_skeleton(rng, task, rng.choice((3, 3, 4, 5)))
+    ask = ask_for(rng, task, ASK_GUIDE, len(skeleton.points))
+    return Sample("guide", _turn(ask, skeleton.guide(rng)), "", task, skeleton)
+
+
+def article(rng: random.Random, held_out: bool) -> Sample:
+    """Plain text without roles, so that raw prompts such as "How to repair a bicycle" work too."""
+    task = draw_task(rng, held_out)
+    skeleton = draw_skeleton(rng, task, rng.choice((3, 4)))
+    for_reader = f", for {task.reader}" if task.reader else ""
+    return Sample("article", (), f"How to {task.phrase}{for_reader}\n{skeleton.guide(rng)}", task, skeleton)
+
+
+def dialogue(rng: random.Random, held_out: bool) -> Sample:
+    return Sample("dialogue", tuple(conversation(rng, held_out, rng.randint(2, 4))))
+
+
+def long_dialogue(rng: random.Random, held_out: bool) -> Sample:
+    return Sample("long_dialogue", tuple(conversation(rng, held_out, rng.randint(6, 14))))
+
+
+def direct_answer(rng: random.Random, held_out: bool) -> Sample:
+    return Sample("direct", tuple(direct(rng, held_out)))
+
+
+def many_questions(rng: random.Random, held_out: bool) -> Sample:
+    return Sample("reading_series", tuple(turns(reading_series(rng, held_out))))
+
+
+def _single(kind: str, make: Callable[[random.Random, bool], Exercise]) -> Callable[[random.Random, bool], Sample]:
+    return lambda rng, held_out: Sample(kind, tuple(turns([make(rng, held_out)])))
+
+
+KINDS: dict[str, Callable[[random.Random, bool], Sample]] = {
+    "plan": plan,
+    "expansion": expansion,
+    "expansion_after_plan": expansion_after_plan,
+    "guide": guide,
+    "article": article,
+    "direct": direct_answer,
+    "dialogue": dialogue,
+    "long_dialogue": long_dialogue,
+    "world": _single("world", world_question),
+    "small_talk": _single("small_talk", small_talk),
+    "object": _single("object", object_question),
+    "reading": _single("reading", reading),
+    "reading_series": many_questions,
+    "repetition": _single("repetition", repetition),
+    "to_json": _single("to_json", to_record),
+    "from_json": _single("from_json", from_record),
+    "arithmetic": _single("arithmetic", arithmetic),
+}
+
+# Samples of each kind in every hundred or so. Kinds that copy from the prompt get the most: they are learned last.
+MIXTURE: dict[str, float] = {
+    "plan": 14,
+    "expansion": 14,
+    "expansion_after_plan": 6,
+    "guide": 4,
+    "article": 2.5,
+    "direct": 5,
+    "dialogue": 3,
+    "long_dialogue": 0.4,
+    "world": 3,
+    "small_talk": 1.5,
+    "object": 8,
+    "reading": 9,
+    "reading_series": 14,
+    "repetition": 6,
+    "to_json": 5,
+    "from_json": 4,
+    "arithmetic": 4,
+}
+
+
+def stream(seed: int, held_out: bool = False) -> Iterator[Sample]:
+    """Endless samples of all kinds in the proportions of `MIXTURE`; the same seed gives the same samples."""
+    rng = random.Random(f"stream:{seed}:{held_out}")
+    kinds, weights = list(MIXTURE), list(MIXTURE.values())
+    while True:
+        yield KINDS[rng.choices(kinds, weights)[0]](rng, held_out)
+
+
+def held_out_cases(kind: str, count: int, seed: int = 0) -> list[Sample]:
+    """`count` held-out samples of one kind with different prompts, always the same for one seed.
+
+    Raises ValueError for an unknown kind, and where the kind has too few different prompts.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind {kind!r} is unknown, allowed are {', '.join(KINDS)}")
+    rng = random.Random(f"cases:{kind}:{seed}")
+    found: dict[str, Sample] = {}
+    for _ in range(50 * count):
+        sample = KINDS[kind](rng, True)
+        found.setdefault(json.dumps(sample.prompt), sample)
+        if len(found) == count:
+            return list(found.values())
+    raise ValueError(f"kind {kind!r} has only {len(found)} different held-out prompts, {count} were asked for")
