@@ -15,9 +15,10 @@ from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.config import EngineConfig
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
-from jaxinfer.programs.runner import StepRunner
+from jaxinfer.programs.program import TARGET
+from jaxinfer.programs.runner import Runner, initial_state
+from jaxinfer.programs.step import Step
 
 # On a CPU the pool shares memory with everything else: enough for a laptop's work, and a parameter away from more.
 DEFAULT_CPU_KV_BYTES = 512 * 2**20
@@ -114,20 +115,16 @@ def largest_workspace(model: DecoderLM, engine: EngineConfig, *, dtype: jnp.dtyp
         RuntimeError: the compiler does not tell.
     """
     buckets = Buckets.from_config(engine)
-    shape = largest_step(buckets)
+    step = Step(tuple(buckets.all_shapes()))
+    shape = step.largest
     # Temporaries do not depend on the pool's size: the table's rows of pages are enough for the compiler.
     cache = KVCache.shapes(
         model.config, num_pages=shape.pages_per_row * shape.num_rows, page_size=engine.page_size, dtype=dtype,
         sharding=sharding_of_pages(mesh),
     )  # fmt: skip
     backend = select_backend(engine.attention_backend)
-    runner = StepRunner(model, cache, backend, num_seats=buckets.max_num_seqs, mesh=mesh)
-    return workspace_of(runner.compile_step(shape))
-
-
-def largest_step(buckets: Buckets) -> BatchShape:
-    """The shape of the step with the most tokens and rows."""
-    return max(buckets.all_shapes(), key=lambda shape: (shape.num_tokens, shape.num_logits))
+    runner = Runner({TARGET: model}, initial_state(cache, buckets.max_num_seqs, mesh), backend, mesh=mesh)
+    return workspace_of(runner.compile(step, shape))
 
 
 def workspace_of(program: jax.stages.Compiled) -> int:

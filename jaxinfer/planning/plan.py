@@ -64,6 +64,7 @@ class Compiled:
     temp_bytes: int
     kv_alias_bytes: int
     kv_copies: int
+    host_waits: int
     decode_kernels_per_layer: float
     programs: Sequence[Any]
 
@@ -76,6 +77,7 @@ class Plan:
         weights_bytes, kv_bytes: of all parameters; of `max_num_seqs` sequences of `max_model_len` tokens.
         kv_alias_bytes: KV that every compiled program updates where it lies; less than kv_bytes if one does not.
         kv_copies: times that a compiled program writes an array of the pool anew, all programs together.
+        host_waits: places in all programs where the GPU must ask the host how to go on; 0 is what is wanted.
         temp_bytes: temporaries and results of the largest program.
         fits: weights, KV and temporaries stay within `limit_bytes`; without compiling, weights and KV alone.
         largest_kv_tokens: the most KV slots, in whole pages, that stay within it.
@@ -98,6 +100,7 @@ class Plan:
     fits: bool
     largest_kv_tokens: int
     decode_kernels_per_layer: float | None
+    host_waits: int | None
     decode_floor_ms: float
     prefill_floor_ms: float
     limit_bytes: int
@@ -132,6 +135,7 @@ def make_plan(request: Request, compiled: Compiled | None = None) -> Plan:
         fits=budget.fits,
         largest_kv_tokens=largest_tokens,
         decode_kernels_per_layer=None if compiled is None else compiled.decode_kernels_per_layer,
+        host_waits=None if compiled is None else compiled.host_waits,
         decode_floor_ms=_decode_floor_ms(request, engine.max_num_seqs, engine.max_num_seqs * engine.max_model_len),
         prefill_floor_ms=_prefill_floor_ms(request),
         limit_bytes=request.limit_bytes,
@@ -145,8 +149,9 @@ def compiled_figures(programs: Sequence[Any], kernels_per_layer: float) -> Compi
     """What `compile_plan` found, taken together: the worst of all programs."""
     return Compiled(
         temp_bytes=max(program.temp_bytes for program in programs),
-        kv_alias_bytes=min(program.kv_alias_bytes for program in programs),
+        kv_alias_bytes=min(program.kv_alias_bytes for program in programs if program.kv_alias_bytes is not None),
         kv_copies=sum(program.kv_copies for program in programs),
+        host_waits=sum(program.host_waits for program in programs),
         decode_kernels_per_layer=kernels_per_layer,
         programs=programs,
     )

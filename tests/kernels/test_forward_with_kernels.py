@@ -13,7 +13,7 @@ from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.residual import Residual
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
-from jaxinfer.programs.step import forward
+from jaxinfer.programs.forward import forward
 from kernels_pallas.add_and_norm.api import add_and_norm
 from kernels_pallas.branch_attention.api import branch_attention
 from kernels_pallas.rotate_and_write.api import rotate_and_write

@@ -12,11 +12,11 @@ from jaxinfer.planning.options import EXIT_DOES_NOT_FIT
 
 FIGURES = (
     "weights_bytes", "kv_bytes", "kv_bytes_per_token", "kv_alias_bytes", "kv_copies", "temp_bytes", "fits",
-    "largest_kv_tokens", "decode_kernels_per_layer", "decode_floor_ms", "prefill_floor_ms",
+    "largest_kv_tokens", "decode_kernels_per_layer", "host_waits", "decode_floor_ms", "prefill_floor_ms",
 )  # fmt: skip
 MORE = ("limit_bytes", "largest_max_num_seqs", "largest_max_model_len", "decode_floor_one_sequence_ms")
 ROOT = Path(__file__).resolve().parent.parent.parent
-COMPILED = ("kv_alias_bytes", "kv_copies", "temp_bytes", "decode_kernels_per_layer")
+COMPILED = ("kv_alias_bytes", "kv_copies", "temp_bytes", "decode_kernels_per_layer", "host_waits")
 ASKED = ("--device", "h200", "--max-num-seqs", "64", "--max-model-len", "4096")
 
 
@@ -110,7 +110,13 @@ def test_compiled_figures_complete_table_and_json(stand_in, monkeypatch, capsys)
     plan = json.loads(printed.out)
     assert plan["kv_alias_bytes"] == plan["kv_bytes"] and plan["decode_kernels_per_layer"] > 0
     assert plan["temp_bytes"] == max(program["temp_bytes"] for program in plan["programs"]) > 0
-    assert [program["name"] for program in plan["programs"]] == ["prefill", "decode", "decode_loop"]
+    assert [program["name"] for program in plan["programs"]] == [
+        "prefill",
+        "decode",
+        "adjusted_sampling",
+        "prompt_logprobs",
+        "decode_loop",
+    ]
     assert printed.err.count("compiling for NVIDIA B200: ") == 4
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())

@@ -28,7 +28,7 @@ def ask(configs):
 
 
 def compiled(temp_bytes: int) -> Compiled:
-    return Compiled(temp_bytes, kv_alias_bytes=1, kv_copies=0, decode_kernels_per_layer=15.0, programs=[])
+    return Compiled(temp_bytes, kv_alias_bytes=1, kv_copies=0, host_waits=0, decode_kernels_per_layer=15.0, programs=[])
 
 
 def test_the_pool_holds_every_sequence_at_full_length_in_whole_pages(ask):
