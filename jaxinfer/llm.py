@@ -20,6 +20,7 @@ from jaxinfer.compile_cache import enable_compile_cache
 from jaxinfer.config import EngineConfig, check_model_len, check_positive_integer, resolve_dtype
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.memory import plan_memory
+from jaxinfer.engine.memory_share import set_jax_share
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
@@ -49,8 +50,10 @@ class LLM:
         max_num_batched_tokens: most tokens computed in one step, prompts' and outputs' together.
         page_size: tokens per KV page, a power of two.
         kv_cache_tokens: size of the KV pool; None: from the device's memory.
-        gpu_memory_utilization: share of the GPU memory that JAX manages which weights, KV pool and workspace may take.
-            JAX manages 75% of a card, or what the environment variable XLA_CLIENT_MEM_FRACTION says.
+        gpu_memory_utilization: share of a GPU's memory that the engine takes for weights, KV pool and workspace; 3% of
+            that stay free, CUDA's context comes on top, and more than 0.97 is taken as 0.97. JAX takes this share when
+            it starts, which the first LLM sees to. Where JAX runs with less already (a warning says so), or the
+            environment variable XLA_CLIENT_MEM_FRACTION gives it less, that is what the engine takes.
         enable_prefix_caching: keep what was computed, and start requests behind the longest beginning that is kept.
         scheduling_policy: "fcfs" or "priority".
         tensor_parallel_size: devices that share every layer.
@@ -81,6 +84,7 @@ class LLM:
         seed: int = 0,
     ) -> None:
         enable_compile_cache()
+        set_jax_share(gpu_memory_utilization)  # before anything below starts JAX
         resolved = resolve_dtype(dtype)
         mesh = _make_mesh(tensor_parallel_size)
         for name, value in (

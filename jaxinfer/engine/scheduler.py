@@ -9,118 +9,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
+from jaxinfer.engine.launch_plan import LaunchPlan
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.request_queue import make_request_queue
+from jaxinfer.engine.scheduler_output import (
+    CachedRequestData,
+    Landing,
+    NewRequestData,
+    SchedulerLimits,
+    SchedulerOutput,
+)
 from jaxinfer.engine.strategy import Rounds, RowKind
-from jaxinfer.sampling_params import SamplingParams
 
-
-@dataclass(frozen=True)
-class SchedulerLimits:
-    """What a step may hold: tokens in all, rows, and how many tokens of prompt chunks beside so many decode rows in so
-    many prefill rows, 0 if there is no such step; and the policy."""
-
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    prefill_room: Callable[[int, int], int]
-    scheduling_policy: str = "fcfs"
-
-
-@dataclass(frozen=True)
-class NewRequestData:
-    """A request that is scheduled for the first time."""
-
-    req_id: str
-    prompt_token_ids: list[int]
-    sampling_params: SamplingParams
-    page_ids: list[int]
-    num_computed_tokens: int
-
-
-@dataclass(frozen=True)
-class CachedRequestData:
-    """Requests that were scheduled before: their state is known, only what changed is said. Lists run in parallel."""
-
-    req_ids: list[str] = field(default_factory=list)
-    resumed_req_ids: set[str] = field(default_factory=set)  # recomputed after preemption: page_ids is the whole list
-    new_page_ids: list[list[int]] = field(default_factory=list)
-    num_computed_tokens: list[int] = field(default_factory=list)
-    num_output_tokens: list[int] = field(default_factory=list)
-
-    @classmethod
-    def make_empty(cls) -> CachedRequestData:
-        return cls()
-
-
-@dataclass(frozen=True)
-class SchedulerOutput:
-    """One launch's decisions. The lists up to `new_pages` run in parallel; what is said of them in other words for
-    observers is made when it is asked for, because a launch with hundreds of rows has no time to spare."""
-
-    requests: list[Request]
-    kinds: list[RowKind]
-    num_tokens: list[int]  # to compute in its first round
-    num_computed: list[int]  # computed before this launch; of a row in its seat, the most that may be
-    num_known: list[int]  # known before this launch, the most that may be in flight included
-    most_tokens: list[int]  # that may land: 0 for a prompt chunk that leaves some for later
-    least_tokens: list[int]  # that land, unless the sequence ends
-    epochs: list[int]  # of the requests, at this launch
-    new_pages: list[list[int]]  # that the requests got for this launch
-    num_rounds: int  # of the strategy's program; 0: a plain step
-    first_scheduled: set[str]
-    resumed: set[str]
-    finished_req_ids: set[str]
-    preempted_req_ids: set[str]
-    total_num_scheduled_tokens: int
-
-    @property
-    def samples(self) -> list[bool]:
-        """Whether tokens may land for the row."""
-        return [most > 0 for most in self.most_tokens]
-
-    @property
-    def num_scheduled_tokens(self) -> dict[str, int]:
-        return {r.request_id: n for r, n in zip(self.requests, self.num_tokens, strict=True)}
-
-    @property
-    def scheduled_new_reqs(self) -> list[NewRequestData]:
-        return [
-            NewRequestData(r.request_id, r.prompt_token_ids, r.sampling_params, pages, computed)
-            for r, pages, computed in zip(self.requests, self.new_pages, self.num_computed, strict=True)
-            if r.request_id in self.first_scheduled
-        ]
-
-    @property
-    def scheduled_cached_reqs(self) -> CachedRequestData:
-        rows = [
-            (r.request_id, pages, computed, known - r.num_prompt_tokens)
-            for r, pages, computed, known in zip(
-                self.requests, self.new_pages, self.num_computed, self.num_known, strict=True
-            )
-            if r.request_id not in self.first_scheduled
-        ]
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
-        return CachedRequestData(columns[0], self.resumed, columns[1], columns[2], columns[3])
-
-
-class Landing(NamedTuple):
-    """Tokens that came back for a request, at least one: `request.token_ids[first:last]`, from entry `index` of their
-    launch."""
-
-    request: Request
-    index: int
-    first: int
-    last: int
-
+__all__ = ["CachedRequestData", "Landing", "NewRequestData", "Scheduler", "SchedulerLimits", "SchedulerOutput"]
 
 _NO_PAGES: list[int] = []  # shared: most rows of most launches get none
-
-
 _PLAIN = Rounds()
 
 
@@ -159,7 +65,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Choose tokens for the next step and take the pages they need."""
-        plan = _Plan(self.limits)
+        plan = LaunchPlan(self.limits)
         self._schedule_running(plan)
         # Only now, because until here a request could still lose its place in the launch that fills its pages.
         for request, kind, count in zip(plan.requests, plan.kinds, plan.counts, strict=True):
@@ -188,7 +94,7 @@ class Scheduler:
             total_num_scheduled_tokens=self.limits.max_num_batched_tokens - plan.budget,
         )
 
-    def _commit(self, plan: _Plan, num_rounds: int) -> tuple[list[int], list[int]]:
+    def _commit(self, plan: LaunchPlan, num_rounds: int) -> tuple[list[int], list[int]]:
         """Account for the launch; the most and the least tokens that it lands for each row."""
         most_all, least_all = [], []
         each = self.rounds if num_rounds else _PLAIN
@@ -208,7 +114,7 @@ class Scheduler:
             least_all.append(least)
         return most_all, least_all
 
-    def _rounds_of(self, plan: _Plan) -> int:
+    def _rounds_of(self, plan: LaunchPlan) -> int:
         """How many rounds one launch may run, if all rows are in their seats; 0: they go on by a plain step.
 
         More than one if nobody needs the host in between. Requests that wait could not be admitted to this launch, so
@@ -247,7 +153,7 @@ class Scheduler:
             limit //= 2
         return 0
 
-    def _schedule_running(self, plan: _Plan) -> None:
+    def _schedule_running(self, plan: LaunchPlan) -> None:
         page_size, running = self.kv.page_size, RequestStatus.RUNNING
         for request in list(self.running):  # preemption changes the list
             if plan.budget == 0:
@@ -264,7 +170,7 @@ class Scheduler:
             elif (new_pages := self._take_pages(request, needed, plan)) is not None:
                 plan.add(request, count, known, new_pages)
 
-    def _take_pages(self, request: Request, num_tokens: int, plan: _Plan) -> list[int] | None:
+    def _take_pages(self, request: Request, num_tokens: int, plan: LaunchPlan) -> list[int] | None:
         """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""
         while (pages := self.kv.grow(request, num_tokens)) is None:
             victim = self._victim()
@@ -278,7 +184,7 @@ class Scheduler:
             return max(self.running, key=lambda request: (request.priority, request.arrival))
         return self.running[-1]
 
-    def _preempt(self, victim: Request, plan: _Plan) -> None:
+    def _preempt(self, victim: Request, plan: LaunchPlan) -> None:
         self.running.remove(victim)
         plan.remove(victim)
         self.kv.release(victim)
@@ -291,7 +197,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.prepend_request(victim)
 
-    def _schedule_waiting(self, plan: _Plan) -> None:
+    def _schedule_waiting(self, plan: LaunchPlan) -> None:
         while len(self.waiting) and plan.budget > 0 and len(self.running) < self.limits.max_num_seqs:
             if self.kv.num_available == 0:
                 break  # whatever is cached of it, a request needs a page to itself
@@ -374,61 +280,3 @@ class Scheduler:
         self.kv.check_integrity(self.running)
         for request in self.waiting:
             assert not request.pages, "a waiting request holds pages"
-
-
-class _Plan:
-    """A launch in the making; lists run in parallel."""
-
-    def __init__(self, limits: SchedulerLimits) -> None:
-        self.budget = limits.max_num_batched_tokens
-        self.prefill_room = limits.prefill_room
-        self.decode_rows = self.prefill_rows = self.prefill_tokens = 0
-        self.requests: list[Request] = []
-        self.kinds: list[RowKind] = []
-        self.counts: list[int] = []
-        self.computed: list[int] = []
-        self.known: list[int] = []
-        self.new_pages: list[list[int]] = []
-        self.first_scheduled: set[str] = set()
-        self.resumed: set[str] = set()
-        self.preempted: list[Request] = []
-
-    def tokens_for(self, request: Request, known: int) -> int:
-        """How many of its `known` tokens the request may compute in this step."""
-        if request.in_seat:
-            if request.num_tokens_left <= 0 or self.budget == 0:
-                return 0  # its last token is in flight
-            fits = not self.prefill_tokens or self.prefill_tokens <= self.prefill_room(
-                self.decode_rows + 1, self.prefill_rows
-            )
-            return int(fits)
-        room = self.prefill_room(self.decode_rows, self.prefill_rows + 1) - self.prefill_tokens
-        return max(0, min(known - request.num_computed_tokens, self.budget, room))
-
-    def add(self, request: Request, count: int, known: int, new_pages: list[int]) -> None:
-        kind = RowKind.DECODE if request.in_seat else RowKind.PROMPT_CHUNK
-        self.requests.append(request)
-        self.kinds.append(kind)
-        self.counts.append(count)
-        self.computed.append(known - 1 if request.in_seat else request.num_computed_tokens)
-        self.known.append(known)
-        self.new_pages.append(new_pages)
-        self._count(kind, count, 1)
-
-    def remove(self, victim: Request) -> None:
-        """A preempted request leaves the plan, if it was in it already, and its tokens return to the budget."""
-        self.preempted.append(victim)
-        if victim in self.requests:
-            index = self.requests.index(victim)
-            self._count(self.kinds[index], self.counts[index], -1)
-            for column in (self.requests, self.kinds, self.counts, self.computed, self.known, self.new_pages):
-                del column[index]
-
-    def _count(self, kind: RowKind, tokens: int, rows: int) -> None:
-        """Take a row of so many tokens in (rows=1) or out (rows=-1)."""
-        self.budget -= rows * tokens
-        if kind is RowKind.PROMPT_CHUNK:
-            self.prefill_rows += rows
-            self.prefill_tokens += rows * tokens
-        else:
-            self.decode_rows += rows

@@ -134,7 +134,7 @@ class PoisonedPages(PageAllocator):
     def free(self, pages: Iterable[int]) -> None:
         pages = list(pages)
         super().free(pages)
-        self._device.poison(pages)
+        self._device.poison([page for page in pages if not self.num_holders(page)])
 
     def free_cached(self, pages: Iterable[int]) -> None:
         pages = list(pages)
