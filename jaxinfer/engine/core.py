@@ -28,7 +28,7 @@ from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.adjusted_sampling import SamplingShape
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
-from jaxinfer.programs.program import KV, TARGET
+from jaxinfer.programs.program import KV, TARGET, everywhere_on
 from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.programs.step import StepOutput
 from jaxinfer.programs.warm_up import warm_up
@@ -103,7 +103,7 @@ class EngineCore:
         )
         self.runner = Runner(
             {TARGET: model, **self.strategy.models},
-            {**initial_state(cache, config.max_num_seqs, mesh), **self.strategy.state},
+            {**initial_state(cache, config.max_num_seqs, everywhere_on(mesh)), **self.strategy.state},
             select_backend(config.attention_backend),
             programs=[*self.programs.all, *self.strategy.programs],
             mesh=mesh,

@@ -17,7 +17,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.memory_share import check_utilization, engine_limit, reserve_of
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.buckets import Buckets
-from jaxinfer.programs.program import TARGET
+from jaxinfer.programs.program import TARGET, everywhere_on
 from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.programs.step import Step
 
@@ -127,7 +127,9 @@ def largest_workspace(model: DecoderLM, engine: EngineConfig, *, dtype: jnp.dtyp
         sharding=sharding_of_pages(mesh),
     )  # fmt: skip
     backend = select_backend(engine.attention_backend)
-    runner = Runner({TARGET: model}, initial_state(cache, buckets.max_num_seqs, mesh), backend, mesh=mesh)
+    runner = Runner(
+        {TARGET: model}, initial_state(cache, buckets.max_num_seqs, everywhere_on(mesh)), backend, mesh=mesh
+    )
     return workspace_of(runner.compile(step, shape))
 
 

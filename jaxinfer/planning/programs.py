@@ -62,7 +62,7 @@ class AbstractEngine:
         with target.lowering():
             self.runner = Runner(
                 {TARGET: abstract_model(config, target, dtype=dtype)},
-                initial_state(kv, engine.max_num_seqs, mesh),
+                initial_state(kv, engine.max_num_seqs, target.sharding),
                 select_backend(engine.attention_backend),
                 programs=engine_programs(config, engine),
                 mesh=mesh,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 from jaxinfer.programs.batch_layout import Samples
-from jaxinfer.programs.program import SEATS, Device, Place, everywhere_on, sharding_of_logits
+from jaxinfer.programs.program import SEATS, Device, Place
 from jaxinfer.programs.seats import write_seats
 from jaxinfer.sampling.adjustments import Adjustments, adjust
 from jaxinfer.sampling.logprobs import TokenLogprobs, token_logprobs
@@ -53,11 +53,11 @@ class AdjustedSampling:
         return f"sampling of {shape.num_logits} rows with {shape.num_entries} adjustments"
 
     def idle(self, shape: SamplingShape, place: Place) -> tuple[Any, ...]:
-        count, vocab, everywhere = shape.num_logits, place.model.config.vocab_size, everywhere_on(place.mesh)
-        logits = jax.ShapeDtypeStruct((count, vocab), jnp.float32, sharding=sharding_of_logits(place.mesh, vocab))
+        count, vocab = shape.num_logits, place.model.config.vocab_size
+        logits = jax.ShapeDtypeStruct((count, vocab), jnp.float32, sharding=place.split_by_word)
 
         def of(dtype: Any, *extent: int) -> Any:
-            return jax.ShapeDtypeStruct((count, *extent), dtype, sharding=everywhere)
+            return jax.ShapeDtypeStruct((count, *extent), dtype, sharding=place.whole)
 
         i, f = jnp.int32, jnp.float32
         sampling = SamplingBatch(of(f), of(i), of(f), of(f), of(jnp.uint32, 2), of(i))

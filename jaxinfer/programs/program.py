@@ -76,12 +76,14 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """What inputs depend on besides their shape: the sizes of the state, and on which devices it lies."""
+    """What inputs depend on besides their shape: the sizes of the state, and where on devices lies what a program left
+    there, whole on each or split by words. None: on the default device."""
 
     num_slots: int
     num_seats: int
     model: DecoderLM
-    mesh: Mesh | None
+    whole: jax.sharding.Sharding | None
+    split_by_word: jax.sharding.Sharding | None
 
 
 def everywhere_on(mesh: Mesh | None) -> NamedSharding | None:

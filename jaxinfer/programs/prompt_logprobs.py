@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxinfer.programs.program import TARGET, Device, Place, everywhere_on
+from jaxinfer.programs.program import TARGET, Device, Place
 from jaxinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 
 # Logits are made of this many positions at a time: [positions, vocabulary] in float32 is what it costs.
@@ -35,7 +35,7 @@ class PromptLogprobs:
     def idle(self, shape: int, place: Place) -> tuple[Any, ...]:
         embedding = place.model.embed.embedding.get_value()
         extent = (shape, place.model.config.hidden_size)
-        hidden = jax.ShapeDtypeStruct(extent, embedding.dtype, sharding=everywhere_on(place.mesh))
+        hidden = jax.ShapeDtypeStruct(extent, embedding.dtype, sharding=place.whole)
         return hidden, np.zeros(shape, np.int32)
 
     def run(

@@ -15,7 +15,17 @@ from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.tensor_parallel import over_devices
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.program import KV, SEATS, TARGET, Device, OnCompile, Place, Program, everywhere_on
+from jaxinfer.programs.program import (
+    KV,
+    SEATS,
+    TARGET,
+    Device,
+    OnCompile,
+    Place,
+    Program,
+    everywhere_on,
+    sharding_of_logits,
+)
 from jaxinfer.programs.seats import Seats
 
 
@@ -57,8 +67,12 @@ class Runner:
     @property
     def place(self) -> Place:
         """What the inputs of programs depend on besides shapes."""
-        kv, seats = self.state[KV], self.state[SEATS]
-        return Place(kv.num_pages * kv.page_size, seats.token.shape[0], self.models[TARGET], self.mesh)
+        kv, token, target = self.state[KV], self.state[SEATS].token, self.models[TARGET]
+        whole = everywhere_on(self.mesh)
+        split = sharding_of_logits(self.mesh, target.config.vocab_size)
+        if isinstance(token, jax.ShapeDtypeStruct) and self.mesh is None:
+            whole = split = token.sharding
+        return Place(kv.num_pages * kv.page_size, token.shape[0], target, whole, split)
 
     def launch(self, program: Program, shape: Any, *inputs: Any) -> Any:
         """Run a program; its results, which may not be there yet."""
@@ -102,7 +116,11 @@ class Runner:
         return run
 
 
-def initial_state(kv: KVCache, num_seats: int, mesh: Mesh | None = None) -> dict[str, Any]:
-    """The state of a plain engine: its pool, and empty seats; of shapes alone where the pool is."""
+def initial_state(kv: KVCache, num_seats: int, whole: jax.sharding.Sharding | None = None) -> dict[str, Any]:
+    """The state of a plain engine: its pool, and empty seats; of shapes alone where the pool is.
+
+    Args:
+        whole: where seats lie, see `everywhere_on`; None: on the default device.
+    """
     make = Seats.shapes if kv.is_abstract else Seats.allocate
-    return {KV: kv, SEATS: make(num_seats, everywhere_on(mesh))}
+    return {KV: kv, SEATS: make(num_seats, whole)}
