@@ -26,7 +26,7 @@ from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
 from jaxinfer.input_processor import InputProcessor
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.progress import GenerationProgress
+from jaxinfer.progress import CompileNotice, CompileWatcher, GenerationProgress
 from jaxinfer.prompts import as_prompt_list, is_conversation
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.tokenizer import Tokenizer
@@ -183,7 +183,7 @@ class LLM:
         items = as_prompt_list(prompts)
         items = [self._inputs.render(p, i, {}) if is_conversation(p) else p for i, p in enumerate(items)]
         requests = self._inputs.requests(items, sampling_params, stream=True)
-        return self._steps(requests, stream=True)
+        return self._steps(requests, CompileNotice(), stream=True)
 
     def add_request(
         self,
@@ -281,12 +281,12 @@ class LLM:
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
         with GenerationProgress(len(requests), enabled=use_tqdm) as progress:
-            for output in self._steps(requests, stream=False):
+            for output in self._steps(requests, progress, stream=False):
                 done[output.request_id] = output
                 progress.update(output)
         return [done[request.request_id] for request in requests]
 
-    def _steps(self, requests: list[Request], *, stream: bool) -> Iterator[RequestOutput]:
+    def _steps(self, requests: list[Request], watcher: CompileWatcher, *, stream: bool) -> Iterator[RequestOutput]:
         """Run until these requests are finished; whoever leaves early takes the unfinished ones along.
 
         Steps serve all requests of the engine: outputs of other callers' requests go to their inboxes.
@@ -296,6 +296,8 @@ class LLM:
             self._processor.follow(request, inbox, stream=stream)
             self.core.add_request(request)
         unfinished = {request.request_id for request in requests}
+        listeners = self.core.compile_listeners
+        listeners.append(watcher.compiling)
         try:
             while unfinished:
                 while inbox:
@@ -304,8 +306,12 @@ class LLM:
                         unfinished.discard(output.request_id)
                     yield output
                 if unfinished:
-                    self._processor.process(self.core.step())
+                    landings = self.core.step()
+                    watcher.compiled()
+                    self._processor.process(landings)
         finally:
+            watcher.compiled()
+            listeners.remove(watcher.compiling)
             for request_id in unfinished:
                 self.abort(request_id)
 

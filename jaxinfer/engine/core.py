@@ -110,6 +110,7 @@ class EngineCore:
             on_compile=self._count_compile,
         )
         self.warm = False
+        self.compile_listeners: list[Callable[[str], None]] = []  # are told what is compiled, in words, before it is
         self._in_flight: deque[_Launch] = deque()
         self._progress_log = ProgressLog()
         self._arrivals = 0
@@ -305,6 +306,8 @@ class EngineCore:
 
     def _count_compile(self, program: str) -> None:
         self.metrics.num_compiles_total += 1
+        for tell in self.compile_listeners:
+            tell(program)
         if not self.warm:
             logger.debug("compiling: %s", program)
             return
