@@ -26,6 +26,11 @@ class DecoderLM(nnx.Module):
             None if config.tie_word_embeddings else OutputHead(config.vocab_size, config.hidden_size, dtype, rngs)
         )
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of parameters and activations."""
+        return self.embed.embedding.dtype
+
     def __call__(
         self,
         token_ids: jax.Array,

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.attention.backend import AttentionBackend
-from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch
+from jaxinfer.programs.forward import forward
 from jaxinfer.sampling.next_tokens import logits_and_greedy, next_tokens
 from jaxinfer.sampling.sampler import sample
 
@@ -26,26 +26,6 @@ class StepOutput:
     token_ids: jax.Array  # int32 [Q], sampled
     logits: jax.Array  # float32 [Q, V]
     hidden: jax.Array  # [T, hidden], after the final norm
-
-
-def forward(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend) -> tuple[KVCache, jax.Array]:
-    """Write the batch's K and V into the cache; hidden states [T, hidden] of its tokens."""
-    keys, values = list(cache.k), list(cache.v)
-    scale = model.config.head_dim**-0.5
-    tokens = batch.token_ids.shape[0]
-    more = (0, max(0, backend.min_tokens - tokens))
-    # Padding tokens have no row: attention does not hear of them.
-    slots = jnp.pad(batch.slot_mapping, more, constant_values=cache.num_pages * cache.page_size)
-
-    def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
-        q, keys[layer], values[layer] = backend.rotate_and_write(heads, keys[layer], values[layer], slots)
-        out = backend.attention(q[:tokens], keys[layer], values[layer], batch, scale=scale)
-        return jnp.pad(out, (more, (0, 0), (0, 0)))
-
-    padded = (jnp.pad(x, more) for x in (batch.token_ids, batch.positions, batch.lengths))
-    token_ids, positions, lengths = padded
-    hidden = model(token_ids, positions, attend, lengths, backend.residual(token_ids.shape[0]))
-    return KVCache(k=tuple(keys), v=tuple(values)), hidden[:tokens]
 
 
 def step(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend) -> tuple[KVCache, StepOutput]:

@@ -13,7 +13,7 @@ from jaxinfer.models.registry import build_model
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import H200
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
-from jaxinfer.programs.step import forward
+from jaxinfer.programs.forward import forward
 from tests.builders import model_config
 
 PAGE_SIZE, NUM_PAGES, LAYERS = 16, 4096, 2

@@ -16,7 +16,7 @@ from jaxinfer.planning.compile_target import NoCompilerError, compile_target, de
 from jaxinfer.planning.devices import B200, GPUS, H100, H200
 from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, abstract_model, compile_plan, program_shapes
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
-from jaxinfer.programs.step import forward
+from jaxinfer.programs.forward import forward
 from kernels_pallas.branch_attention import api
 from tests.builders import model_config
 

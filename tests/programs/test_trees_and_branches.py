@@ -276,13 +276,14 @@ def test_all_steps_are_one_program_and_all_commits_another():
 def test_the_kernel_answers_as_plain_xla_does_for_trees_and_branches_and_after_a_commit():
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    from kernels_pallas.branch_attention.api import branch_attention
+    from kernels_pallas.branch_attention.api import branch_attention, plan_branch_attention
 
     def refuse(*_, **__):
         raise AssertionError("the reference was asked instead of the kernel")
 
-    interpreted = partial(branch_attention, reference=refuse, interpret=plgpu.InterpretGPUParams())
-    backends = [select_backend("xla"), AttentionBackend("pallas", interpreted, reference.rotate_and_write)]
+    plan = partial(plan_branch_attention, reference=refuse, interpret=plgpu.InterpretGPUParams())
+    kernel = AttentionBackend("pallas", plan, branch_attention, reference.rotate_and_write)
+    backends = [select_backend("xla"), kernel]
     config = model_config("LlamaForCausalLM", num_heads=2, head_dim=64, num_layers=1)
     model = random_model(config, dtype=jnp.bfloat16)
     shape = BatchShape(2, 1, 16, pages_per_row=4, decode_width=4, tail_words=1)
