@@ -90,14 +90,14 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     def parts(rows: int, inner: int, columns: int) -> int:
         return 1 if why_not_here() is not None else choose_parts(rows, inner, columns, num_cores())
 
-    # Each jitted by itself, they are traced and lowered once for all layers of a step. `partial` makes functions that
-    # are traced for this backend alone: tracing is when it is told why a kernel does not run.
+    # A layer has two of them: jitted by itself, the kernel is traced and lowered once. `partial` makes a function that
+    # is traced for this backend alone: tracing is when it is told why a kernel does not run.
     residual = Residual(jax.jit(partial(add_and_norm), static_argnums=3), parts)
     return AttentionBackend(
         "pallas",
         plan_branch_attention,
-        jax.jit(partial(branch_attention), static_argnames="scale"),
-        jax.jit(partial(kernel.rotate_and_write)),
+        branch_attention,
+        kernel.rotate_and_write,
         lambda tokens: residual,
         min_tokens=2,
     )

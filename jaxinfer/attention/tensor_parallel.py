@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -60,6 +60,7 @@ def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBacke
         # Shardy (in jaxlib 0.11.2) crashes on an input without elements inside a loop: the bits of no tails.
         return run(q, k_pages, v_pages, [x for x in leaves if x.size])
 
+    @cache  # layers are traced once for each `Residual`
     def residual(tokens: int) -> Residual:
         own = backend.residual(tokens)
 

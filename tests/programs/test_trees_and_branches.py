@@ -1,6 +1,6 @@
 """Trees, branches and diffusion blocks in one step: every token answers as in a plain sequence of what it sees."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.attention.attend import LayerKV
 from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.models.rope import RopeConfig
@@ -183,17 +184,25 @@ def masked_logits(steps: LaneSteps, lane: GrowingLane, sees: dict[int, frozenset
     return np.asarray(_masked_forward(steps)(token_ids, visible))[:count]
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MaskedAttend:
+    """Every token attends to those that its row of `visible`, bool [T, T], says."""
+
+    visible: jax.Array
+
+    def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
+        q, k, v = reference.rotate(heads)
+        k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+        scores = jnp.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+        return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, axis=-1, where=self.visible), v), kv
+
+
 @cache
 def _masked_forward(steps: LaneSteps):
     def forward(token_ids: jax.Array, visible: jax.Array) -> jax.Array:
-        def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
-            q, k, v = reference.rotate(heads)
-            k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
-            scores = jnp.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
-            return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, axis=-1, where=visible), v)
-
         model = steps.model
-        return model.logits(model(token_ids, jnp.arange(len(token_ids)), attend))
+        return model.logits(model(token_ids, jnp.arange(len(token_ids)), MaskedAttend(visible)))
 
     return jax.jit(forward)
 
