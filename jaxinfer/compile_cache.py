@@ -17,3 +17,8 @@ def enable_compile_cache() -> None:
     # An engine's programs are few and all wanted again: none is too quick to compile or too small to keep.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def keeps_compiled_programs() -> bool:
+    """Whether what is compiled now is there for the next process."""
+    return bool(jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir)

@@ -20,12 +20,13 @@ from jaxinfer.compile_cache import enable_compile_cache
 from jaxinfer.config import EngineConfig, check_model_len, check_positive_integer, resolve_dtype
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.memory import plan_memory
+from jaxinfer.engine.memory_share import set_jax_share
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
 from jaxinfer.input_processor import InputProcessor
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.progress import GenerationProgress
+from jaxinfer.progress import CompileNotice, CompileWatcher, GenerationProgress
 from jaxinfer.prompts import as_prompt_list, is_conversation
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.tokenizer import Tokenizer
@@ -49,8 +50,10 @@ class LLM:
         max_num_batched_tokens: most tokens computed in one step, prompts' and outputs' together.
         page_size: tokens per KV page, a power of two.
         kv_cache_tokens: size of the KV pool; None: from the device's memory.
-        gpu_memory_utilization: share of the GPU memory that JAX manages which weights, KV pool and workspace may take.
-            JAX manages 75% of a card, or what the environment variable XLA_CLIENT_MEM_FRACTION says.
+        gpu_memory_utilization: share of a GPU's memory that the engine takes for weights, KV pool and workspace; 3% of
+            that stay free, CUDA's context comes on top, and more than 0.97 is taken as 0.97. JAX takes this share when
+            it starts, which the first LLM sees to. Where JAX runs with less already (a warning says so), or the
+            environment variable XLA_CLIENT_MEM_FRACTION gives it less, that is what the engine takes.
         enable_prefix_caching: keep what was computed, and start requests behind the longest beginning that is kept.
         scheduling_policy: "fcfs" or "priority".
         tensor_parallel_size: devices that share every layer.
@@ -81,6 +84,7 @@ class LLM:
         seed: int = 0,
     ) -> None:
         enable_compile_cache()
+        set_jax_share(gpu_memory_utilization)  # before anything below starts JAX
         resolved = resolve_dtype(dtype)
         mesh = _make_mesh(tensor_parallel_size)
         for name, value in (
@@ -179,7 +183,7 @@ class LLM:
         items = as_prompt_list(prompts)
         items = [self._inputs.render(p, i, {}) if is_conversation(p) else p for i, p in enumerate(items)]
         requests = self._inputs.requests(items, sampling_params, stream=True)
-        return self._steps(requests, stream=True)
+        return self._steps(requests, CompileNotice(), stream=True)
 
     def add_request(
         self,
@@ -277,12 +281,12 @@ class LLM:
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
         with GenerationProgress(len(requests), enabled=use_tqdm) as progress:
-            for output in self._steps(requests, stream=False):
+            for output in self._steps(requests, progress, stream=False):
                 done[output.request_id] = output
                 progress.update(output)
         return [done[request.request_id] for request in requests]
 
-    def _steps(self, requests: list[Request], *, stream: bool) -> Iterator[RequestOutput]:
+    def _steps(self, requests: list[Request], watcher: CompileWatcher, *, stream: bool) -> Iterator[RequestOutput]:
         """Run until these requests are finished; whoever leaves early takes the unfinished ones along.
 
         Steps serve all requests of the engine: outputs of other callers' requests go to their inboxes.
@@ -292,6 +296,8 @@ class LLM:
             self._processor.follow(request, inbox, stream=stream)
             self.core.add_request(request)
         unfinished = {request.request_id for request in requests}
+        listeners = self.core.compile_listeners
+        listeners.append(watcher.compiling)
         try:
             while unfinished:
                 while inbox:
@@ -300,8 +306,12 @@ class LLM:
                         unfinished.discard(output.request_id)
                     yield output
                 if unfinished:
-                    self._processor.process(self.core.step())
+                    landings = self.core.step()
+                    watcher.compiled()
+                    self._processor.process(landings)
         finally:
+            watcher.compiled()
+            listeners.remove(watcher.compiling)
             for request_id in unfinished:
                 self.abort(request_id)
 

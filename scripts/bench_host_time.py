@@ -32,8 +32,9 @@ from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.programs.batch_layout import PackedBatch
-from jaxinfer.programs.runner import LaunchedStep
+from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.program import Program
+from jaxinfer.programs.step import Step, StepOutput
 from jaxinfer.sampling_params import SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,14 +66,14 @@ class Stopwatch:
 
 
 class _NoDevice:
-    """In a runner's place: every step is done at once, and every token is 1."""
+    """In a runner's place: every launch is done at once, and every token is 1."""
 
-    def step(self, packed: PackedBatch, adjustments: None = None) -> LaunchedStep:
-        return LaunchedStep(np.ones((1, packed.shape.num_logits), np.int32))  # pyright: ignore[reportArgumentType]
+    def __init__(self, max_decode_steps: int) -> None:
+        self.loop = np.ones((max_decode_steps, 1), np.int32)
 
-    def decode_loop(self, packed: PackedBatch) -> LaunchedStep:
-        steps = int(packed["num_steps"])
-        return LaunchedStep(np.ones((steps, packed.shape.num_logits), np.int32))  # pyright: ignore[reportArgumentType]
+    def launch(self, program: Program, shape: BatchShape, buffer: np.ndarray) -> Any:
+        tokens = np.ones(shape.num_logits, np.int32)
+        return StepOutput(tokens, None, None, None) if isinstance(program, Step) else tokens * self.loop  # pyright: ignore[reportArgumentType]
 
 
 class Bench:
@@ -93,13 +94,12 @@ class Bench:
         self.processor = OutputProcessor(self.core, None)
         self.inbox: deque[RequestOutput] = deque()
         if not with_device:
-            self.core.runner = _NoDevice()  # pyright: ignore[reportAttributeAccessIssue]
+            self.core.runner = _NoDevice(max_decode_steps)  # pyright: ignore[reportAttributeAccessIssue]
         self.watch = Stopwatch()
         self.watch.watch(self.core.scheduler, "schedule", "scheduler")
         for method in ("remove", "build"):
             self.watch.watch(self.core.input_batch, method, "batch building")
-        for method in ("step", "decode_loop"):
-            self.watch.watch(self.core.runner, method, "launch")
+        self.watch.watch(self.core.runner, "launch", "launch")
         self.watch.watch(self.processor, "process", "outputs")
 
     def step(self) -> dict[str, float]:

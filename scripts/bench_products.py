@@ -35,9 +35,8 @@ from jaxinfer.attention.backend import select_backend
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.planning.arithmetic import product_operations
-from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
-from jaxinfer.programs.runner import LaunchedStep
-from jaxinfer.sampling.adjustments import Adjustments
+from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.program import Program
 from jaxinfer.sampling.next_tokens import logits_and_greedy
 
 STEPS_A_LAUNCH = 4  # of products, so that a launch costs as little of a step as in a decode loop
@@ -103,22 +102,21 @@ def measure(
 def record_steps(llm: LLM, run: Callable[[], object]) -> Counter[BatchShape]:
     """How many steps of each shape `run` takes."""
     steps: Counter[BatchShape] = Counter()
-    runner = llm.core.runner
-    step, decode_loop = runner.step, runner.decode_loop
+    core = llm.core
+    launch, most = core.runner.launch, core.programs.decode_loop.max_steps
 
-    def recorded_step(packed: PackedBatch, adjustments: Adjustments | None = None) -> LaunchedStep:
-        steps[packed.shape] += 1
-        return step(packed, adjustments)
+    def recorded(program: Program, shape: Any, *inputs: Any) -> Any:
+        if program is core.programs.step:
+            steps[shape] += 1
+        elif program is core.programs.decode_loop:
+            steps[shape] += most
+        return launch(program, shape, *inputs)
 
-    def recorded_loop(packed: PackedBatch) -> LaunchedStep:
-        steps[packed.shape] += int(packed["num_steps"])
-        return decode_loop(packed)
-
-    runner.step, runner.decode_loop = recorded_step, recorded_loop
+    core.runner.launch = recorded
     try:
         run()
     finally:
-        del runner.step, runner.decode_loop
+        del core.runner.launch
     return steps
 
 

@@ -27,7 +27,10 @@ from jaxinfer.checkpoint.load import module_around
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.programs.batch_layout import BatchShape
-from jaxinfer.programs.runner import StepRunner
+from jaxinfer.programs.decode_loop import DecodeLoop
+from jaxinfer.programs.program import TARGET
+from jaxinfer.programs.runner import Runner, initial_state
+from jaxinfer.programs.step import Step
 
 SMALL = ModelConfig(
     "Qwen3ForCausalLM", vocab_size=4096, hidden_size=256, intermediate_size=768, num_layers=1, num_heads=4,
@@ -78,17 +81,14 @@ def compile_all(config: ModelConfig, seconds: dict[str, float] | None = None) ->
     shapes = {parameter.path: jax.ShapeDtypeStruct(parameter.shape, dtype) for parameter in parameters(config)}
     cache = KVCache.shapes(config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=dtype)
     model = module_around(config, shapes)
-    runner = StepRunner(model, cache, select_backend(), num_seats=SEATS, max_decode_steps=LOOP_STEPS)
-    programs = {
-        "decode step": lambda: runner.compile_step(DECODES),
-        "mixed step": lambda: runner.compile_step(MIXED),
-        "decode loop": lambda: runner.compile_decode_loop(DECODES),
-    }
+    runner = Runner({TARGET: model}, initial_state(cache, SEATS), select_backend())
+    step, loop = Step(), DecodeLoop(LOOP_STEPS)
+    programs = {"decode step": (step, DECODES), "mixed step": (step, MIXED), "decode loop": (loop, DECODES)}
     spent = {}
-    for name, compile_one in programs.items():
+    for name, (program, shape) in programs.items():
         if seconds is not None:
             seconds.clear()
-        compile_one()
+        runner.compile(program, shape)
         spent[name] = dict(seconds or {})
     return spent
 

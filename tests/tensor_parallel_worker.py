@@ -22,10 +22,10 @@ def main() -> None:
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     outputs = llm.generate(prompts, params, use_tqdm=False)
     shape = llm.core.buckets.shape_for(decode_rows=4, prefill_rows=0, prefill_tokens=0, pages_per_row=1)
-    text = llm.core.runner.compile_step(shape).as_text()
+    text = llm.core.runner.compile(llm.core.programs.step, shape).as_text()
     # Each exchange between devices, by its kind and the shape of what it makes.
     exchanges = re.findall(r" = [a-z0-9]+\[([0-9,]*)\]\S* ((?:all|reduce-scatter|collective)[a-z-]*)\(", text)
-    shards = llm.core.runner.cache.k[0].sharding.num_devices
+    shards = llm.core.kv.k[0].sharding.num_devices
     tokens = [output.outputs[0].token_ids for output in outputs]
     print(json.dumps({"tokens": tokens, "devices": shards, "exchanges": Counter(map(" ".join, exchanges))}))
 

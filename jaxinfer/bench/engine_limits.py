@@ -28,4 +28,4 @@ def engine_settings(llm: LLM) -> dict[str, Any]:
     """The engine's limits that a measurement depends on."""
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "kv_cache_tokens")
     config = llm.core.config
-    return {name: getattr(config, name) for name in names} | {"dtype": str(llm.core.runner.cache.k[0].dtype)}
+    return {name: getattr(config, name) for name in names} | {"dtype": str(llm.core.kv.k[0].dtype)}

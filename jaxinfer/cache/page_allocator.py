@@ -17,8 +17,9 @@ class OutOfPagesError(RuntimeError):
 class PageAllocator:
     """Hands out page ids 0..num_pages-1; a page is free, held or cached: free + held + cached = total.
 
-    A held page belongs to one request. A cached one belongs to the prefix cache, however many requests read it.
-    Methods may be called from any thread.
+    A held page has one holder or, among lanes that share it, several, and is free again when the last of them frees it.
+    Who its holders are is theirs to know: here they are a number. A cached page belongs to the prefix cache, however
+    many requests read it: those hold a lock there, and nothing here. Methods may be called from any thread.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -29,6 +30,7 @@ class PageAllocator:
         # as there are any. A CPU reads those a tenth faster than pages from anywhere.
         self._free = list(range(num_pages))
         self._state = bytearray((_FREE,)) * num_pages
+        self._shared: dict[int, int] = {}  # the number of holders of pages that have several
         self._num_cached = 0
         self._lock = threading.Lock()
 
@@ -42,10 +44,22 @@ class PageAllocator:
 
     @property
     def num_held(self) -> int:
+        """Pages that are held, however many hold each."""
         return self.num_pages - len(self._free) - self._num_cached
 
+    def num_holders(self, page: int) -> int:
+        """How often a page is held: 0 if it is free or cached.
+
+        Raises:
+            ValueError: it is out of range.
+        """
+        with self._lock:
+            if not 0 <= page < self.num_pages:
+                raise self._out_of_range(page)
+            return self._shared.get(page, 1) if self._state[page] == _HELD else 0
+
     def allocate(self, count: int) -> list[int]:
-        """`count` page ids that nobody else holds, in ascending order.
+        """`count` page ids that nobody else holds, in ascending order; the caller is the one holder of each.
 
         Raises:
             OutOfPagesError: fewer than `count` pages are free; nothing is taken then.
@@ -60,14 +74,31 @@ class PageAllocator:
                 self._state[page] = _HELD
             return pages
 
+    def share(self, pages: Sequence[int]) -> None:
+        """One more holder for each held page: all of them, or none when it raises.
+
+        A page that stands several times in `pages` gets as many.
+
+        Raises:
+            ValueError: a page is out of range or not held.
+        """
+        with self._lock:
+            for page in pages:
+                self._check(page, _HELD, "shared")
+            for page in pages:
+                self._shared[page] = self._shared.get(page, 1) + 1
+
     def free(self, pages: Iterable[int]) -> None:
-        """Take held pages back.
+        """Take pages back from one holder of each; those that nobody holds then are free.
 
         Raises:
             ValueError: a page is out of range, free already, or cached.
         """
         with self._lock:
             for page in pages:
+                if page in self._shared:
+                    self._drop_holder(page)
+                    continue
                 self._check(page, _HELD, "freed")
                 self._state[page] = _FREE
                 heappush(self._free, page)
@@ -75,13 +106,18 @@ class PageAllocator:
     def cache(self, pages: Sequence[int]) -> None:
         """Hand held pages over to the prefix cache: all of them, or none when it raises.
 
+        The cache gives a page away when nobody locks it. A holder beside the one that hands it over would know nothing
+        of that, and so a page can be cached by its only holder alone.
+
         Raises:
-            ValueError: a page is out of range, not held, or stands twice in `pages`.
+            ValueError: a page is out of range, not held, has several holders, or stands twice in `pages`.
         """
         with self._lock:
             for done, page in enumerate(pages):
                 try:
                     self._check(page, _HELD, "cached")
+                    if page in self._shared:
+                        raise ValueError(f"page {page} must have 1 holder to be cached, it has {self._shared[page]}")
                 except ValueError:
                     for earlier in pages[:done]:
                         self._state[earlier] = _HELD
@@ -102,9 +138,18 @@ class PageAllocator:
                 heappush(self._free, page)
                 self._num_cached -= 1
 
+    def _drop_holder(self, page: int) -> None:
+        """Of a page that has several."""
+        self._shared[page] -= 1
+        if self._shared[page] == 1:
+            del self._shared[page]
+
+    def _out_of_range(self, page: int) -> ValueError:
+        return ValueError(f"page {page} is not in a pool of {self.num_pages}")
+
     def _check(self, page: int, state: int, verb: str) -> None:
         if not 0 <= page < self.num_pages:
-            raise ValueError(f"page {page} is not in a pool of {self.num_pages}")
+            raise self._out_of_range(page)
         found = self._state[page]
         if found == state:
             return
@@ -118,3 +163,5 @@ class PageAllocator:
         assert all(self._state[page] == _FREE for page in self._free), "a page in the free list is held or cached"
         assert len(set(self._free)) == len(self._free), "a page stands twice in the free list"
         assert self._num_cached == self._state.count(_CACHED), "miscounted cached pages"
+        assert all(self._state[page] == _HELD for page in self._shared), "a page that is not held has holders"
+        assert all(count > 1 for count in self._shared.values()), "a page of one holder stands among those of several"

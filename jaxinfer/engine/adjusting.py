@@ -11,13 +11,14 @@ from jaxinfer.engine.input_batch import BuiltBatch
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.scheduler import Landing, SchedulerOutput
 from jaxinfer.outputs import Logprob
+from jaxinfer.programs.adjusted_sampling import AdjustedSampling
 from jaxinfer.sampling.adjustments import Adjustments
 from jaxinfer.sampling.logprobs import TokenLogprobs
 
 
-def adjustments_of(output: SchedulerOutput, built: BuiltBatch, buckets: Sequence[int]) -> Adjustments | None:
-    """The entries of all rows of a launch, in one of the `buckets` of entries; None where no row adjusts logits or
-    wants log probabilities."""
+def adjustments_of(output: SchedulerOutput, built: BuiltBatch, program: AdjustedSampling) -> Adjustments | None:
+    """The entries of all rows of a launch, as many as the smallest shape of `program` that holds them; None where no
+    row adjusts logits or wants log probabilities."""
     if not any([request.may_adjust for request in output.requests]):
         return None
     concerned = [
@@ -36,7 +37,9 @@ def adjustments_of(output: SchedulerOutput, built: BuiltBatch, buckets: Sequence
         return None
     entries = [(row, request.adjustment_entries(outputs)) for request, row, outputs in concerned]
     total = sum(len(of_row) for _, of_row in entries)
-    adjustments = Adjustments.empty(built.packed.shape.num_logits, next(n for n in buckets if n >= total))
+    num_logits = built.packed.shape.num_logits
+    num_entries = min(n for rows, n in program.shapes if rows == num_logits and n >= total)
+    adjustments = Adjustments.empty(num_logits, num_entries)
     start = 0
     for row, of_row in entries:
         end = start + len(of_row)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from jaxinfer.attention.backend import select_backend
@@ -22,9 +23,14 @@ from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
+from jaxinfer.engine.strategy import PlainDecoding, Strategy
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.buckets import Buckets, entry_buckets
-from jaxinfer.programs.runner import LaunchedStep, StepRunner
+from jaxinfer.programs.adjusted_sampling import SamplingShape
+from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.engine_programs import EnginePrograms
+from jaxinfer.programs.program import KV, TARGET, everywhere_on
+from jaxinfer.programs.runner import Runner, initial_state
+from jaxinfer.programs.step import StepOutput
 from jaxinfer.programs.warm_up import warm_up
 from jaxinfer.sampling.logprobs import TokenLogprobs
 
@@ -41,8 +47,9 @@ class _Launch:
 
     output: SchedulerOutput
     built: BuiltBatch
-    step: LaunchedStep
-    prompt_logprobs: TokenLogprobs | None
+    token_ids: jax.Array  # int32 [N, Q], those of a row in order; -1: none
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
 
 
 class EngineCore:
@@ -52,11 +59,25 @@ class EngineCore:
     next sampling depends on their latest token through the host (penalties, bad words) make it wait for each result.
     """
 
-    def __init__(self, model: DecoderLM, config: EngineConfig, *, dtype, mesh=None) -> None:
+    def __init__(
+        self,
+        model: DecoderLM,
+        config: EngineConfig,
+        *,
+        dtype,
+        mesh=None,
+        make_strategy: Callable[[EnginePrograms, Buckets], Strategy] = lambda programs, buckets: PlainDecoding(
+            programs.decode_loop, buckets
+        ),
+    ) -> None:
         self.config = config
         self.model_config = model.config
         self.metrics = EngineMetrics()
         self.buckets = Buckets.from_config(config)
+        self.programs = EnginePrograms.of(
+            self.buckets, vocab_size=model.config.vocab_size, max_decode_steps=config.max_decode_steps
+        )
+        self.strategy = make_strategy(self.programs, self.buckets)
         cache = KVCache.allocate(
             model.config, num_pages=config.num_pages, page_size=config.page_size, dtype=dtype,
             sharding=sharding_of_pages(mesh),
@@ -73,25 +94,31 @@ class EngineCore:
                 max_num_seqs=config.max_num_seqs,
                 prefill_room=self.buckets.prefill_room,
                 scheduling_policy=config.scheduling_policy,
-                max_decode_steps=config.max_decode_steps,
             ),
             KVCacheManager(allocator, config.page_size, self.prefix_cache),
+            self.strategy.rounds,
         )
-        self.input_batch = InputBatch(self.buckets, page_size=config.page_size, num_pages=config.num_pages)
-        self.runner = StepRunner(
-            model,
-            cache,
+        self.input_batch = InputBatch(
+            self.buckets, self.strategy, page_size=config.page_size, num_pages=config.num_pages
+        )
+        self.runner = Runner(
+            {TARGET: model, **self.strategy.models},
+            {**initial_state(cache, config.max_num_seqs, everywhere_on(mesh)), **self.strategy.state},
             select_backend(config.attention_backend),
-            num_seats=config.max_num_seqs,
-            max_decode_steps=config.max_decode_steps,
+            programs=[*self.programs.all, *self.strategy.programs],
             mesh=mesh,
             on_compile=self._count_compile,
         )
         self.warm = False
-        self._entry_buckets = entry_buckets(config.max_num_seqs, model.config.vocab_size)
+        self.compile_listeners: list[Callable[[str], None]] = []  # are told what is compiled, in words, before it is
         self._in_flight: deque[_Launch] = deque()
         self._progress_log = ProgressLog()
         self._arrivals = 0
+
+    @property
+    def kv(self) -> KVCache:
+        """The pool, as the latest launch leaves it."""
+        return self.runner.state[KV]
 
     def warm_up(self, *, progress: bool = True) -> int:
         """Compile every program that requests can need; from then on a compile is counted, logged and, with
@@ -100,7 +127,7 @@ class EngineCore:
         Returns:
             The number of programs.
         """
-        count = warm_up(self.runner, self.buckets, vocab_size=self.model_config.vocab_size, progress=progress)
+        count = warm_up(self.runner, progress=progress)
         self.warm = True
         return count
 
@@ -152,21 +179,34 @@ class EngineCore:
         if not output.requests:
             return False
         built = self.input_batch.build(output)
-        prompt_logprobs = None
-        if output.num_steps > 1:
-            step = self.runner.decode_loop(built.packed)
-        else:
-            step = self.runner.step(built.packed, adjustments_of(output, built, self._entry_buckets))
-            targets = prompt_targets(output, built)
-            if targets is not None and step.output is not None:
-                prompt_logprobs = self.runner.prompt_logprobs(step.output, targets)
-        self._in_flight.append(_Launch(output, built, step, prompt_logprobs))
+        launched = self._launch_rounds(output, built) if output.num_rounds else self._launch_step(output, built)
+        self._in_flight.append(launched)
         metrics = self.metrics
         metrics.num_launches_total += 1
         metrics.scheduled_tokens_total += output.total_num_scheduled_tokens
         if metrics.num_compiles_total == compiles:  # a compile is not the host's everyday work
             metrics.host_seconds_total += time.perf_counter() - begin
         return True
+
+    def _launch_rounds(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
+        tokens = self.runner.launch(self.strategy.program, built.packed.shape, built.packed.buffer)
+        return _Launch(output, built, tokens)
+
+    def _launch_step(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
+        """A step, and what its rows need besides: adjusted sampling and log probabilities."""
+        programs, launch = self.programs, self.runner.launch
+        result: StepOutput = launch(programs.step, built.packed.shape, built.packed.buffer)
+        tokens, logprobs, prompt_logprobs = result.token_ids, None, None
+        adjustments = adjustments_of(output, built, programs.adjusted_sampling)
+        if adjustments is not None:
+            shape = SamplingShape(built.packed.shape.num_logits, adjustments.row.shape[0])
+            tokens, logprobs = launch(programs.adjusted_sampling, shape, result.logits, result.samples, adjustments)
+        targets = prompt_targets(output, built)
+        if targets is not None:
+            positions = result.hidden.shape[0]
+            targets = np.pad(targets, (0, positions - len(targets)))
+            prompt_logprobs = launch(programs.prompt_logprobs, positions, result.hidden, targets)
+        return _Launch(output, built, tokens[None], logprobs, prompt_logprobs)
 
     def _land_all(self) -> list[Landing]:
         landings = []
@@ -177,15 +217,18 @@ class EngineCore:
     def _land(self) -> list[Landing]:
         """Read the oldest launch's results and account for them."""
         launch = self._in_flight.popleft()
-        tokens = np.asarray(launch.step.token_ids)  # waits for the device
+        tokens = np.asarray(launch.token_ids)[:, launch.built.logits_rows]  # waits for the device
         begin = time.perf_counter()
-        steps = int((tokens >= 0).any(axis=1).sum()) if launch.output.num_steps > 1 else 1
-        by_request = tokens[:steps, launch.built.logits_rows].T.tolist()
+        landed = tokens >= 0
+        steps = max(1, int(landed.any(axis=1).sum()))
+        by_request = tokens.T.tolist()
+        if not landed.all():
+            by_request = [[token for token in row if token >= 0] for row in by_request]
         if launch.prompt_logprobs is not None:
             take_prompt_logprobs(launch.output, launch.built, launch.prompt_logprobs)
         landings = self.scheduler.update_from_output(launch.output, by_request)
-        if launch.step.logprobs is not None:
-            take_logprobs(landings, launch.built, launch.step.logprobs)
+        if launch.logprobs is not None:
+            take_logprobs(landings, launch.built, launch.logprobs)
         metrics = self.metrics
         metrics.num_steps_total += steps
         metrics.scheduled_rows_total += steps * len(launch.output.requests)
@@ -263,6 +306,8 @@ class EngineCore:
 
     def _count_compile(self, program: str) -> None:
         self.metrics.num_compiles_total += 1
+        for tell in self.compile_listeners:
+            tell(program)
         if not self.warm:
             logger.debug("compiling: %s", program)
             return

@@ -9,8 +9,9 @@ import numpy as np
 
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.scheduler import SchedulerOutput
+from jaxinfer.engine.strategy import RowKind, Strategy
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
-from jaxinfer.programs.batch_layout import PackedBatch
+from jaxinfer.programs.batch_layout import PackedBatch, idle_batch
 from jaxinfer.programs.buckets import Buckets
 
 
@@ -26,9 +27,10 @@ class BuiltBatch:
 class InputBatch:
     """Keeps what does not change from step to step (page tables, sampling parameters) in arrays, one seat a request."""
 
-    def __init__(self, buckets: Buckets, *, page_size: int, num_pages: int) -> None:
+    def __init__(self, buckets: Buckets, strategy: Strategy, *, page_size: int, num_pages: int) -> None:
         seats = buckets.max_num_seqs
         self.buckets = buckets
+        self.strategy = strategy
         self.page_size = page_size
         self.num_slots = page_size * num_pages
         self.free_seats = list(range(seats - 1, -1, -1))
@@ -36,14 +38,13 @@ class InputBatch:
         self.page_table = np.zeros((seats, buckets.pages_per_row[-1]), np.int32)
         self.num_pages = np.zeros(seats, np.int32)
         self.prompt_len = np.zeros(seats, np.int32)
+        self.max_len = np.zeros(seats, np.int32)
         self.temperature = np.zeros(seats, np.float32)
         self.top_k = np.zeros(seats, np.int32)
         self.top_p = np.ones(seats, np.float32)
         self.min_p = np.zeros(seats, np.float32)
         self.request_key = np.zeros((seats, 2), np.uint32)
         self.ending_token_ids = np.full((seats, MAX_ENDING_TOKEN_IDS), -1, np.int32)
-        # Which of its tokens, counted from the prompt's first, a seat will hold on the device; -1: none of it.
-        self.on_device = np.full(seats, -1, np.int32)
 
     def build(self, output: SchedulerOutput) -> BuiltBatch:
         """The arrays of one step; also takes over arrivals and new pages."""
@@ -56,111 +57,76 @@ class InputBatch:
             if new_pages:
                 self._add_pages(requests[index].seat, requests[index].pages)
         seats = np.asarray([request.seat for request in requests], np.int32)
-        computed = np.asarray(output.num_computed, np.int32)
-        kv_len = computed + counts
 
-        is_decode = counts == 1
-        decodes = np.flatnonzero(is_decode)
-        prefills = np.flatnonzero(~is_decode)
+        is_seated = np.asarray([kind is not RowKind.PROMPT_CHUNK for kind in output.kinds], bool)
+        seated, chunks = np.flatnonzero(is_seated), np.flatnonzero(~is_seated)
         pages = int(self.num_pages[seats].max())
-        if output.num_steps > 1:
-            shape = self.buckets.loop_for(decode_rows=len(decodes), pages_per_row=pages)
+        if output.num_rounds:
+            shape = self.strategy.shape_for(rows=len(seated), pages_per_row=pages)
         else:
             shape = self.buckets.shape_for(
-                decode_rows=len(decodes),
-                prefill_rows=len(prefills),
-                prefill_tokens=int(counts[prefills].sum()),
+                decode_rows=len(seated),
+                prefill_rows=len(chunks),
+                prefill_tokens=int(counts[chunks].sum()),
                 pages_per_row=pages,
             )
         rows = np.zeros(len(requests), np.int32)
-        rows[decodes] = np.arange(len(decodes))
-        rows[prefills] = shape.decode_rows + np.arange(len(prefills))
+        rows[seated] = np.arange(len(seated))
+        rows[chunks] = shape.decode_rows + np.arange(len(chunks))
         # Logits are as many as there can be requests, and no padding is between those of decodes and of prefills.
-        logits_rows = np.where(is_decode, rows, rows - (shape.decode_rows - len(decodes)))
-        packed = PackedBatch(shape)
-        self._fill_rows(packed, rows, seats, kv_len)
-        self._fill_tokens(packed, requests, rows, seats, computed, counts, decodes, prefills)
-        self._fill_sampling(packed, logits_rows, seats, kv_len)
+        logits_rows = np.where(is_seated, rows, rows - (shape.decode_rows - len(seated)))
+        packed = idle_batch(shape, num_slots=self.num_slots, num_seats=len(self.page_table))
+        packed["num_steps"][...] = max(output.num_rounds, 1)
+        packed["page_table"][rows] = self.page_table[seats, : shape.pages_per_row]
+        packed["capacity"][rows] = self.num_pages[seats] * self.page_size
+        packed["row_seat"][: len(seated)] = seats[seated]
+        packed["lengths"][: len(seated)] = self.prompt_len[seats[seated]]
+        if len(chunks):
+            self._fill_chunks(packed, output, rows, seats, chunks)
+        lands = np.asarray(output.most_tokens) > 0
+        packed["seat"][logits_rows[lands]] = seats[lands]
         packed["logits_index"][logits_rows] = packed["query_start_loc"][rows + 1] - 1
-        samples = np.asarray(output.samples)
-        packed["seat"][:] = len(self.page_table)
-        packed["seat"][logits_rows[samples]] = seats[samples]
-        packed["num_steps"][...] = output.num_steps
-        self.on_device[seats[samples]] = kv_len[samples] + output.num_steps - 1
+        packed["sample_position"][logits_rows[chunks]] = packed["kv_len"][rows[chunks]]
+        for name in ("temperature", "top_k", "top_p", "min_p", "request_key", "ending_token_ids", "max_len"):
+            packed[name][logits_rows] = getattr(self, name)[seats]
         return BuiltBatch(packed, rows, logits_rows)
 
-    def _fill_rows(self, packed: PackedBatch, rows: np.ndarray, seats: np.ndarray, kv_len: np.ndarray) -> None:
-        pages = packed.shape.pages_per_row
-        packed["page_table"][rows] = self.page_table[seats, :pages]
-        packed["page_branch"][:] = -1
-        for name in ("kv_len", "trunk_len", "tail_start"):  # everything is trunk, and there is no tail
-            packed[name][rows] = kv_len
-
-    def _fill_sampling(self, packed: PackedBatch, rows: np.ndarray, seats: np.ndarray, kv_len: np.ndarray) -> None:
-        packed["temperature"][rows] = self.temperature[seats]
-        packed["top_k"][rows] = self.top_k[seats]
-        packed["top_p"][:] = 1.0
-        packed["top_p"][rows] = self.top_p[seats]
-        packed["min_p"][rows] = self.min_p[seats]
-        packed["request_key"][rows] = self.request_key[seats]
-        packed["sample_position"][rows] = kv_len
-        packed["ending_token_ids"][:] = -1
-        packed["ending_token_ids"][rows] = self.ending_token_ids[seats]
-
-    def _fill_tokens(
-        self,
-        packed: PackedBatch,
-        requests: Sequence[Request],
-        rows: np.ndarray,
-        seats: np.ndarray,
-        computed: np.ndarray,
-        counts: np.ndarray,
-        decodes: np.ndarray,
-        prefills: np.ndarray,
+    def _fill_chunks(
+        self, packed: PackedBatch, output: SchedulerOutput, rows: np.ndarray, seats: np.ndarray, chunks: np.ndarray
     ) -> None:
+        """The tokens of prompt chunks, packed one after the other behind the decode rows."""
         shape = packed.shape
-        total = int(counts[prefills].sum())
-        # Indices into T of the scheduled tokens: decode rows first, then the packed prefill chunks.
-        where = np.concatenate([np.arange(len(decodes)), shape.decode_rows + np.arange(total)]).astype(np.int32)
-        order = np.concatenate([decodes, prefills])
-        repeat = counts[order]
-        first = np.cumsum(repeat) - repeat
-        offset = np.arange(len(where), dtype=np.int32) - np.repeat(first, repeat).astype(np.int32)
-        positions = np.repeat(computed[order], repeat) + offset
-        seat = np.repeat(seats[order], repeat)
-
-        # The latest sampled token is on the device, at its request's seat, whether it has landed or not.
-        tokens = -1 - seats[decodes]
-        for i in np.flatnonzero(self.on_device[seats[decodes]] != computed[decodes]).tolist():
-            tokens[i] = requests[decodes[i]].token_ids[computed[decodes[i]]]
-        packed["token_ids"][: len(decodes)] = tokens
-        if total:
-            chunks = [requests[i].token_ids[computed[i] : computed[i] + counts[i]] for i in prefills.tolist()]
-            packed["token_ids"][shape.decode_rows : shape.decode_rows + total] = np.concatenate(chunks)
-        packed["positions"][where] = positions
+        counts = np.asarray(output.num_tokens, np.int32)[chunks]
+        computed = np.asarray(output.num_computed, np.int32)[chunks]
+        total = int(counts.sum())
+        first = np.cumsum(counts) - counts
+        where = slice(shape.decode_rows, shape.decode_rows + total)
+        positions = np.arange(total, dtype=np.int32) + np.repeat(computed - first, counts).astype(np.int32)
+        seat = np.repeat(seats[chunks], counts)
+        packed["token_ids"][where] = np.concatenate(
+            [
+                output.requests[i].token_ids[start : start + count]
+                for i, start, count in zip(chunks.tolist(), computed.tolist(), counts.tolist(), strict=True)
+            ]
+        )
+        packed["positions"][where] = packed["limit"][where] = positions
         packed["lengths"][where] = np.maximum(positions + 1, self.prompt_len[seat])
-        packed["slot_mapping"][:] = self.num_slots + np.arange(shape.num_tokens)
         packed["slot_mapping"][where] = (
             self.page_table[seat, positions // self.page_size] * self.page_size + positions % self.page_size
         )
-        packed["row"][where] = np.repeat(rows[order], repeat)
-        packed["limit"][:] = -1
-        packed["limit"][where] = positions
-        packed["branch"][:] = -1
-
+        packed["row"][where] = np.repeat(rows[chunks], counts)
+        for name in ("kv_len", "trunk_len", "tail_start"):  # everything is trunk, and there is no tail
+            packed[name][rows[chunks]] = computed + counts
         starts = packed["query_start_loc"]
-        starts[: shape.decode_rows] = np.arange(shape.decode_rows)
-        ends = shape.decode_rows + np.cumsum(counts[prefills])
-        starts[shape.decode_rows] = shape.decode_rows
-        starts[shape.decode_rows + 1 : shape.decode_rows + 1 + len(prefills)] = ends
-        starts[shape.decode_rows + 1 + len(prefills) :] = shape.decode_rows + total
+        starts[shape.decode_rows + 1 : shape.decode_rows + 1 + len(chunks)] = shape.decode_rows + first + counts
+        starts[shape.decode_rows + 1 + len(chunks) :] = shape.decode_rows + total
 
     def _enter(self, request: Request) -> int:
         seat = request.seat = self.free_seats.pop()
         self.seat_of[request.request_id] = seat
-        self.on_device[seat] = -1
         self.num_pages[seat] = 0
         self.prompt_len[seat] = request.num_prompt_tokens
+        self.max_len[seat] = request.max_total_tokens
         params = request.sampling_params
         self.temperature[seat] = params.temperature
         self.top_k[seat] = max(params.top_k, 0)

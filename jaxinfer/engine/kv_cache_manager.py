@@ -113,6 +113,7 @@ class KVCacheManager:
             assert not self.missing_pages(request, request.num_computed_tokens), "computed tokens without pages"
             held += request.pages[request.num_published_tokens // self.page_size :]
         assert len(set(held)) == len(held), "a page is held twice"
+        assert all(self.allocator.num_holders(page) == 1 for page in held), "a page has a holder that is not running"
         assert len(held) == self.allocator.num_held, f"{self.allocator.num_held} pages held, requests know {len(held)}"
         if self.cache is not None:
             self.cache.check_integrity()

@@ -1,4 +1,4 @@
-"""Where the device's memory goes: weights, KV pool, workspace of the largest step; and what fits."""
+"""Where the device's memory goes: weights, KV pool, workspace of the largest step, a reserve; and what fits."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.config import EngineConfig
+from jaxinfer.engine.memory_share import check_utilization, engine_limit, reserve_of
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
-from jaxinfer.programs.runner import StepRunner
+from jaxinfer.programs.program import TARGET, everywhere_on
+from jaxinfer.programs.runner import Runner, initial_state
+from jaxinfer.programs.step import Step
 
 # On a CPU the pool shares memory with everything else: enough for a laptop's work, and a parameter away from more.
 DEFAULT_CPU_KV_BYTES = 512 * 2**20
@@ -32,6 +34,7 @@ class MemoryBudget:
     workspace_bytes: int  # temporaries and results of the largest step; 0 where memory is not the engine's to plan
     kv_bytes_per_token: int
     kv_tokens: int
+    reserve_bytes: int = 0  # kept free for what is not counted
 
     @property
     def kv_bytes(self) -> int:
@@ -39,8 +42,9 @@ class MemoryBudget:
 
     @property
     def largest_kv_tokens(self) -> int:
-        """The most tokens that a KV pool can hold beside weights and workspace."""
-        return max(0, self.limit_bytes - self.weights_bytes - self.workspace_bytes) // self.kv_bytes_per_token
+        """The most tokens that a KV pool can hold beside all else."""
+        taken = self.weights_bytes + self.workspace_bytes + self.reserve_bytes
+        return max(0, self.limit_bytes - taken) // self.kv_bytes_per_token
 
     @property
     def fits(self) -> bool:
@@ -52,6 +56,7 @@ class MemoryBudget:
             ("limit", _size(self.limit_bytes)),
             ("weights", _size(self.weights_bytes)),
             ("workspace", _size(self.workspace_bytes)),
+            ("reserve", _size(self.reserve_bytes)),
             ("KV pool", f"{_size(self.kv_bytes)} = {self.kv_tokens} tokens of {self.kv_bytes_per_token} bytes"),
             ("largest KV pool", f"{self.largest_kv_tokens} tokens"),
         ]
@@ -70,15 +75,14 @@ def plan_memory(
 ) -> MemoryBudget:
     """The budget of an engine, its KV pool as asked for or, with None, as large as is sensible.
 
-    On a GPU the largest step is compiled to learn its workspace, and the pool fills what is left of
-    `gpu_memory_utilization`; on a CPU it takes at most DEFAULT_CPU_KV_BYTES. It never exceeds what all requests at full
-    length need, and holds at least one request.
+    On a GPU the largest step is compiled to learn its workspace, and the pool fills what is left of the share
+    `gpu_memory_utilization` of the card, or of JAX's share if that is less; on a CPU it takes at most
+    DEFAULT_CPU_KV_BYTES. It never exceeds what all requests at full length need, and holds at least one request.
 
     Raises:
         ValueError: what is asked for does not fit; names the largest pool that does.
     """
-    if not 0 < gpu_memory_utilization <= 1:
-        raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
+    check_utilization(gpu_memory_utilization)
     config = model.config
     num_devices = 1 if mesh is None else mesh.size
     device = jax.local_devices()[0]
@@ -88,21 +92,22 @@ def plan_memory(
     page_size = engine.page_size
     one = -(-engine.max_model_len // page_size) * page_size
     if on_gpu:
-        limit = int(device.memory_stats()["bytes_limit"] * gpu_memory_utilization)
+        limit = engine_limit(device.memory_stats()["bytes_limit"], gpu_memory_utilization)
+        reserve = reserve_of(limit)
         workspace = largest_workspace(model, engine, dtype=dtype, mesh=mesh)
     else:
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        workspace = 0
-    room = MemoryBudget(limit, weights, workspace, per_token, 0).largest_kv_tokens
+        workspace = reserve = 0
+    room = MemoryBudget(limit, weights, workspace, per_token, 0, reserve).largest_kv_tokens
     if kv_cache_tokens is None:
         wanted = room if on_gpu else DEFAULT_CPU_KV_BYTES // per_token
         kv_cache_tokens = max(one, min(wanted // page_size * page_size, one * engine.max_num_seqs))
-    budget = MemoryBudget(limit, weights, workspace, per_token, kv_cache_tokens)
+    budget = MemoryBudget(limit, weights, workspace, per_token, kv_cache_tokens, reserve)
     if not budget.fits:
         raise ValueError(
-            f"kv_cache_tokens={kv_cache_tokens} takes {_size(budget.kv_bytes)} beside {_size(weights)} of weights and "
-            f"{_size(workspace)} of workspace, more than the {_size(limit)} there are: at most "
-            f"{budget.largest_kv_tokens // page_size * page_size} tokens fit"
+            f"kv_cache_tokens={kv_cache_tokens} takes {_size(budget.kv_bytes)} beside {_size(weights)} of weights, "
+            f"{_size(workspace)} of workspace and {_size(reserve)} of reserve, more than the {_size(limit)} there are: "
+            f"at most {budget.largest_kv_tokens // page_size * page_size} tokens fit"
         )
     return budget
 
@@ -114,20 +119,18 @@ def largest_workspace(model: DecoderLM, engine: EngineConfig, *, dtype: jnp.dtyp
         RuntimeError: the compiler does not tell.
     """
     buckets = Buckets.from_config(engine)
-    shape = largest_step(buckets)
+    step = Step(tuple(buckets.all_shapes()))
+    shape = step.largest
     # Temporaries do not depend on the pool's size: the table's rows of pages are enough for the compiler.
     cache = KVCache.shapes(
         model.config, num_pages=shape.pages_per_row * shape.num_rows, page_size=engine.page_size, dtype=dtype,
         sharding=sharding_of_pages(mesh),
     )  # fmt: skip
     backend = select_backend(engine.attention_backend)
-    runner = StepRunner(model, cache, backend, num_seats=buckets.max_num_seqs, mesh=mesh)
-    return workspace_of(runner.compile_step(shape))
-
-
-def largest_step(buckets: Buckets) -> BatchShape:
-    """The shape of the step with the most tokens and rows."""
-    return max(buckets.all_shapes(), key=lambda shape: (shape.num_tokens, shape.num_logits))
+    runner = Runner(
+        {TARGET: model}, initial_state(cache, buckets.max_num_seqs, everywhere_on(mesh)), backend, mesh=mesh
+    )
+    return workspace_of(runner.compile(step, shape))
 
 
 def workspace_of(program: jax.stages.Compiled) -> int:

@@ -48,7 +48,9 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
-    num_in_flight: int = 0  # tokens that launched steps will sample and that have not landed yet
+    num_in_flight: int = 0  # the most tokens that launches which have not landed yet may bring
+    num_sure_in_flight: int = 0  # the fewest that they bring, unless the sequence ends
+    in_seat: bool = False  # its latest token is in its seat on the device, landed or not: no prompt chunk is left
     epoch: int = 0  # counts preemptions: results launched in an earlier epoch are dropped
     pages: list[int] = field(default_factory=list)
     cache_key: Hashable = None  # namespace of the prefix cache: equal tokens are shared within one only
@@ -112,8 +114,18 @@ class Request:
 
     @property
     def num_known_tokens(self) -> int:
-        """Prompt and output, the tokens in flight included."""
-        return len(self.token_ids) + self.num_in_flight
+        """Prompt and output, and the most that may be in flight: what the device may know."""
+        return min(len(self.token_ids) + self.num_in_flight, self.max_total_tokens)
+
+    @property
+    def num_tokens_left(self) -> int:
+        """The most tokens that a further launch may still have to sample."""
+        return self.max_total_tokens - len(self.token_ids) - self.num_sure_in_flight
+
+    def leave_seat(self) -> None:
+        """What is in flight is dropped when it lands; the device knows nothing of the request any more."""
+        self.num_in_flight = self.num_sure_in_flight = 0
+        self.in_seat = False
 
     @property
     def is_finished(self) -> bool:

@@ -12,10 +12,11 @@ from rich.console import Console
 from jaxinfer.checkpoint.directory import find_config, read_config_file
 from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.config import EngineConfig, check_model_len, check_positive_integer
+from jaxinfer.engine.memory_share import share_in_environment
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.compile_target import compile_target, cuda_plugin
 from jaxinfer.planning.devices import find_gpu
-from jaxinfer.planning.plan import Compiled, Request, compiled_figures, jax_memory_share, make_plan
+from jaxinfer.planning.plan import Compiled, Request, compiled_figures, make_plan
 from jaxinfer.planning.programs import compile_plan
 from jaxinfer.planning.report import HOW_TO_COMPILE, as_json, plan_table, verdict
 
@@ -66,7 +67,7 @@ def request_of(args: argparse.Namespace) -> Request:
         dtype=dtype,
         gpu_memory_utilization=args.gpu_memory_utilization,
         tensor_parallel_size=args.tensor_parallel_size,
-        jax_memory_share=jax_memory_share(),
+        jax_memory_share=share_in_environment(),
     )
 
 

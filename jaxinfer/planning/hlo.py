@@ -112,6 +112,24 @@ class ProgramText:
         """
         return sum(map(_launches, self.scheduled))
 
+    def host_waits(self) -> list[Instruction]:
+        """Instructions at which a GPU's launches wait for the host to read how to go on, and to say so.
+
+        They are loops whose number of turns is not known at compile time, and conditionals that hold a loop, which XLA
+        cannot record into a CUDA graph.
+        """
+        return [
+            i
+            for i in self.scheduled
+            if (i.opcode == "while" and "known_trip_count" not in i.arguments)
+            or (i.opcode == "conditional" and self._holds_a_loop(i))
+        ]
+
+    def _holds_a_loop(self, instruction: Instruction) -> bool:
+        seen: set[str] = set()
+        inner = itertools.chain.from_iterable(self._reachable(name, seen) for name in _called(instruction))
+        return any(i.opcode == "while" for i in inner)
+
     def kv_alias_bytes(self, pool: Pool) -> int:
         """Bytes of the arrays of the pool that are arguments and results in the same memory."""
         aliased = {int(number) for number in _ALIAS.findall(self._header)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +11,10 @@ import jax.numpy as jnp
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.memory import MemoryBudget
+from jaxinfer.engine.memory_share import check_utilization, engine_share, reserve_of
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.arithmetic import decode_bytes, prefill_operations, token_bytes, weights_bytes
 from jaxinfer.planning.devices import GPU
-
-# What JAX takes of a GPU's memory, unless an environment variable says otherwise; the second name is the older one.
-_JAX_MEMORY_SHARE = 0.75
-_JAX_MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 @dataclass(frozen=True)
@@ -35,16 +31,20 @@ class Request:
     dtype: jnp.dtype
     gpu_memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
-    jax_memory_share: float = _JAX_MEMORY_SHARE
+    jax_memory_share: float | None = None  # of the GPU, as the environment says; None: as the engine sets it
 
     def __post_init__(self) -> None:
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        check_utilization(self.gpu_memory_utilization)
+
+    @property
+    def engine_share(self) -> float:
+        """The share of a GPU's memory that the engine may use."""
+        return engine_share(self.gpu_memory_utilization, self.jax_memory_share)
 
     @property
     def limit_bytes(self) -> int:
-        """What the engine may use of one GPU: the share that it asks for of JAX's share of the memory."""
-        return int(self.gpu.memory_bytes * self.jax_memory_share * self.gpu_memory_utilization)
+        """What the engine may use of one GPU."""
+        return int(self.gpu.memory_bytes * self.engine_share)
 
     @property
     def sequence_tokens(self) -> int:
@@ -64,6 +64,7 @@ class Compiled:
     temp_bytes: int
     kv_alias_bytes: int
     kv_copies: int
+    host_waits: int
     decode_kernels_per_layer: float
     programs: Sequence[Any]
 
@@ -76,14 +77,17 @@ class Plan:
         weights_bytes, kv_bytes: of all parameters; of `max_num_seqs` sequences of `max_model_len` tokens.
         kv_alias_bytes: KV that every compiled program updates where it lies; less than kv_bytes if one does not.
         kv_copies: times that a compiled program writes an array of the pool anew, all programs together.
+        host_waits: places in all programs where the GPU must ask the host how to go on; 0 is what is wanted.
         temp_bytes: temporaries and results of the largest program.
-        fits: weights, KV and temporaries stay within `limit_bytes`; without compiling, weights and KV alone.
+        fits: weights, KV, temporaries and the reserve stay within `limit_bytes`; without compiling, all but the
+            temporaries.
         largest_kv_tokens: the most KV slots, in whole pages, that stay within it.
         decode_kernels_per_layer: kernels that a layer adds to a decode step.
         decode_floor_ms: reading the weights and the KV of all sequences at full length; of the embedding table only the
             tokens' rows, unless it is the output head too.
         prefill_floor_ms: the operations of a step full of prompt tokens, or reading the weights if that takes longer.
         limit_bytes: what the engine may use.
+        reserve_bytes: what it keeps free of that for what is not counted.
         largest_max_num_seqs, largest_max_model_len: with all other settings as they are; 0 if not even one fits. More
             sequences than asked for are charged temporaries in proportion, which is more than they take.
         decode_floor_one_sequence_ms: the same floor for one sequence at the beginning of its output.
@@ -98,9 +102,11 @@ class Plan:
     fits: bool
     largest_kv_tokens: int
     decode_kernels_per_layer: float | None
+    host_waits: int | None
     decode_floor_ms: float
     prefill_floor_ms: float
     limit_bytes: int
+    reserve_bytes: int
     largest_max_num_seqs: int
     largest_max_model_len: int
     decode_floor_one_sequence_ms: float
@@ -120,6 +126,7 @@ def make_plan(request: Request, compiled: Compiled | None = None) -> Plan:
         workspace_bytes=0 if compiled is None else compiled.temp_bytes,
         kv_bytes_per_token=per_token,
         kv_tokens=engine.max_num_seqs * request.sequence_tokens,
+        reserve_bytes=reserve_of(request.limit_bytes),
     )
     largest_tokens = budget.largest_kv_tokens // engine.page_size * engine.page_size
     return Plan(
@@ -132,9 +139,11 @@ def make_plan(request: Request, compiled: Compiled | None = None) -> Plan:
         fits=budget.fits,
         largest_kv_tokens=largest_tokens,
         decode_kernels_per_layer=None if compiled is None else compiled.decode_kernels_per_layer,
+        host_waits=None if compiled is None else compiled.host_waits,
         decode_floor_ms=_decode_floor_ms(request, engine.max_num_seqs, engine.max_num_seqs * engine.max_model_len),
         prefill_floor_ms=_prefill_floor_ms(request),
-        limit_bytes=request.limit_bytes,
+        limit_bytes=budget.limit_bytes,
+        reserve_bytes=budget.reserve_bytes,
         largest_max_num_seqs=_largest_max_num_seqs(request, budget),
         largest_max_model_len=_largest_max_model_len(request, largest_tokens),
         decode_floor_one_sequence_ms=_decode_floor_ms(request, 1, 1),
@@ -145,30 +154,12 @@ def compiled_figures(programs: Sequence[Any], kernels_per_layer: float) -> Compi
     """What `compile_plan` found, taken together: the worst of all programs."""
     return Compiled(
         temp_bytes=max(program.temp_bytes for program in programs),
-        kv_alias_bytes=min(program.kv_alias_bytes for program in programs),
+        kv_alias_bytes=min(program.kv_alias_bytes for program in programs if program.kv_alias_bytes is not None),
         kv_copies=sum(program.kv_copies for program in programs),
+        host_waits=sum(program.host_waits for program in programs),
         decode_kernels_per_layer=kernels_per_layer,
         programs=programs,
     )
-
-
-def jax_memory_share() -> float:
-    """The share of a GPU's memory that JAX would take in this environment.
-
-    Raises:
-        ValueError: the environment variable that sets it is no number in (0, 1].
-    """
-    for name in _JAX_MEMORY_VARIABLES:
-        text = os.environ.get(name)
-        if text:
-            try:
-                share = float(text)
-            except ValueError:
-                share = 0.0
-            if not 0 < share <= 1:
-                raise ValueError(f"{name} must be a number in (0, 1], got {text!r}")
-            return share
-    return _JAX_MEMORY_SHARE
 
 
 def _decode_floor_ms(request: Request, rows: int, visible_tokens: int) -> float:
@@ -194,7 +185,7 @@ def _largest_max_num_seqs(request: Request, budget: MemoryBudget) -> int:
     fitting = budget.largest_kv_tokens // sequence
     if fitting > asked:
         # No part of the workspace grows faster than the rows.
-        room = budget.limit_bytes - budget.weights_bytes
+        room = budget.limit_bytes - budget.weights_bytes - budget.reserve_bytes
         each = sequence * budget.kv_bytes_per_token * asked + budget.workspace_bytes
         fitting = max(asked, room * asked // each)
     return min(fitting, request.engine.max_num_batched_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +18,15 @@ from jaxinfer.checkpoint.load import module_around
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.memory import largest_step, workspace_of
+from jaxinfer.engine.memory import workspace_of
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.planning.compile_target import CompileTarget
 from jaxinfer.planning.hlo import Pool, ProgramText
-from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
-from jaxinfer.programs.runner import StepRunner
+from jaxinfer.programs.engine_programs import EnginePrograms
+from jaxinfer.programs.program import KV, TARGET, Program
+from jaxinfer.programs.runner import Runner, initial_state
 
 PREFILL, DECODE, DECODE_LOOP = "prefill", "decode", "decode_loop"
 _FEW_LAYERS = 2
@@ -36,70 +38,68 @@ class CompiledProgram:
     """What is known of one program. Bytes; `kernels` counts what it launches, a loop's body once."""
 
     name: str
-    shape: BatchShape
+    shape: Any
+    description: str
     temp_bytes: int  # temporaries and results, beside weights and KV
-    kv_alias_bytes: int  # KV that it updates where it lies
+    kv_alias_bytes: int | None  # KV that it updates where it lies; None: it does not touch KV
     kv_copies: int  # times that it writes an array of the pool anew
     kernels: int
+    host_waits: int  # places where the GPU must ask the host how to go on
 
 
-def program_shapes(engine: EngineConfig) -> dict[str, BatchShape]:
-    """The programs that a plan looks at: name -> shape.
+class AbstractEngine:
+    """The programs that an engine would have on a GPU, with shapes in the place of weights and KV."""
 
-    `prefill` is the step with the most prompt tokens (decode rows beside them, as the engine's mixed steps have them),
-    `decode` and `decode_loop` have every row at work and page tables for the longest requests.
-    """
-    buckets = Buckets.from_config(engine)
-    decode = buckets.shape_for(
-        decode_rows=engine.max_num_seqs, prefill_rows=0, prefill_tokens=0, pages_per_row=buckets.pages_per_row[-1]
-    )
-    shapes = {PREFILL: largest_step(buckets), DECODE: decode}
-    return shapes if engine.max_decode_steps == 1 else shapes | {DECODE_LOOP: decode}
+    def __init__(self, config: ModelConfig, engine: EngineConfig, target: CompileTarget, *, dtype: jnp.dtype) -> None:
+        devices = target.mesh.size
+        self.target, self.pool = target, pool_array(config, engine, dtype, devices)
+        config = for_tensor_parallel(config, devices)
+        mesh = target.mesh if devices > 1 else None
+        kv = KVCache.shapes(
+            config, num_pages=engine.num_pages, page_size=engine.page_size, dtype=dtype,
+            sharding=sharding_of_pages(target.mesh),
+        )  # fmt: skip
+        with target.lowering():
+            self.runner = Runner(
+                {TARGET: abstract_model(config, target, dtype=dtype)},
+                initial_state(kv, engine.max_num_seqs, target.sharding),
+                select_backend(engine.attention_backend),
+                programs=engine_programs(config, engine),
+                mesh=mesh,
+            )
 
+    @property
+    def planned(self) -> dict[str, tuple[Program, Any]]:
+        """The programs that a plan looks at, each with its largest shape: `prefill` (the step with the most prompt
+        tokens, decode rows beside them), `decode` and `decode_loop` (every row at work, page tables for the longest
+        requests), and those that sample and make log probabilities behind a step."""
+        programs = self.runner.programs
+        return {name: (program, shape) for program in programs for name, shape in program.planned.items()}
 
-def compile_program(
-    name: str, config: ModelConfig, engine: EngineConfig, target: CompileTarget, *, dtype: jnp.dtype
-) -> CompiledProgram:
-    """One of `program_shapes`, compiled as the engine would compile it on that GPU."""
-    shape = program_shapes(engine)[name]
-    program = compile_shape(name, shape, config, engine, target, dtype=dtype)
-    pool = pool_array(config, engine, dtype, target.mesh.size)
-    text = ProgramText(program.as_text() or "")
-    return CompiledProgram(
-        name=name,
-        shape=shape,
-        temp_bytes=workspace_of(program),
-        kv_alias_bytes=text.kv_alias_bytes(pool),
-        kv_copies=len(text.kv_copies(pool)),
-        kernels=text.kernels(),
-    )
-
-
-def compile_shape(
-    name: str,
-    shape: BatchShape,
-    config: ModelConfig,
-    engine: EngineConfig,
-    target: CompileTarget,
-    *,
-    dtype: jnp.dtype,
-) -> jax.stages.Compiled:
-    """A step, or with the name DECODE_LOOP a loop, of any shape; weights and KV exist as shapes only."""
-    config = for_tensor_parallel(config, target.mesh.size)
-    cache = KVCache.shapes(
-        config, num_pages=engine.num_pages, page_size=engine.page_size, dtype=dtype,
-        sharding=sharding_of_pages(target.mesh),
-    )  # fmt: skip
-    with target.lowering():
-        runner = StepRunner(
-            abstract_model(config, target, dtype=dtype),
-            cache,
-            select_backend(engine.attention_backend),
-            num_seats=engine.max_num_seqs,
-            max_decode_steps=engine.max_decode_steps,
-            mesh=target.mesh if target.mesh.size > 1 else None,
+    def compile(self, name: str) -> CompiledProgram:
+        """One of `planned`, compiled as the engine would compile it on that GPU."""
+        program, shape = self.planned[name]
+        with self.target.lowering():
+            compiled = self.runner.compile(program, shape)
+        text = ProgramText(compiled.as_text() or "")
+        return CompiledProgram(
+            name=name,
+            shape=shape,
+            description=program.describe(shape),
+            temp_bytes=workspace_of(compiled),
+            kv_alias_bytes=text.kv_alias_bytes(self.pool) if KV in program.writes else None,
+            kv_copies=len(text.kv_copies(self.pool)),
+            kernels=text.kernels(),
+            host_waits=len(text.host_waits()),
         )
-        return runner.compile_decode_loop(shape) if name == DECODE_LOOP else runner.compile_step(shape)
+
+
+def engine_programs(config: ModelConfig, engine: EngineConfig) -> list[Program]:
+    """The list that the engine itself warms up."""
+    programs = EnginePrograms.of(
+        Buckets.from_config(engine), vocab_size=config.vocab_size, max_decode_steps=engine.max_decode_steps
+    )
+    return programs.all
 
 
 def abstract_model(config: ModelConfig, target: CompileTarget, *, dtype: jnp.dtype) -> DecoderLM:
@@ -137,12 +137,13 @@ def compile_plan(
     Args:
         progress: is told what is compiled next, in words.
     """
+    whole = AbstractEngine(config, engine, target, dtype=dtype)
     programs = []
-    for name, shape in program_shapes(engine).items():
-        progress(f"{name.replace('_', ' ')}: {shape.describe()}")
-        programs.append(compile_program(name, config, engine, target, dtype=dtype))
+    for name, (program, shape) in whole.planned.items():
+        progress(f"{name.replace('_', ' ')}: {program.describe(shape)}")
+        programs.append(whole.compile(name))
     layers = _FEW_LAYERS if config.num_layers > _FEW_LAYERS else config.num_layers + _FEW_LAYERS
     progress(f"decode with {layers} layers, to count the kernels of one")
-    other = compile_program(DECODE, dataclasses.replace(config, num_layers=layers), engine, target, dtype=dtype)
+    other = AbstractEngine(dataclasses.replace(config, num_layers=layers), engine, target, dtype=dtype).compile(DECODE)
     decode = next(program for program in programs if program.name == DECODE)
     return programs, round((decode.kernels - other.kernels) / (config.num_layers - layers), 2)

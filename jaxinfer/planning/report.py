@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from jaxinfer.engine.memory_share import RESERVED, SHARE_VARIABLE
 from jaxinfer.planning.plan import Compiled, Plan, Request
 
 HOW_TO_COMPILE = (
@@ -22,7 +23,10 @@ def verdict(plan: Plan, request: Request) -> str:
     asked = f"{engine.max_num_seqs} sequences of {engine.max_model_len} tokens"
     whose = "each" if request.tensor_parallel_size > 1 else "an"
     limit = _gigabytes(plan.limit_bytes)
-    room = f"{_gigabytes(needed)} of the {limit} that the engine may use of {whose} {request.gpu.device_kind}"
+    room = (
+        f"{_gigabytes(needed)} of the {limit} that the engine may use of {whose} {request.gpu.device_kind} "
+        f"({_gigabytes(plan.reserve_bytes)} are kept free)"
+    )
     if plan.fits:
         return (
             f"fits: {asked} take {room}. Largest settings: {plan.largest_max_num_seqs} such sequences, or "
@@ -54,11 +58,8 @@ def plan_table(plan: Plan, request: Request, compiled: Compiled | None, *, model
     )  # fmt: skip
     if compiled is not None:
         table.add_row("temporaries", _gigabytes(compiled.temp_bytes), "and results of the largest program")
-    table.add_row(
-        "limit", _gigabytes(plan.limit_bytes),
-        f"{_gigabytes(gpu.memory_bytes)} x {request.jax_memory_share:g} (JAX's share, XLA_CLIENT_MEM_FRACTION) x "
-        f"{request.gpu_memory_utilization:g}",
-    )  # fmt: skip
+    table.add_row("reserve", _gigabytes(plan.reserve_bytes), f"{RESERVED:.0%} of the limit, for what is not counted")
+    table.add_row("limit", _gigabytes(plan.limit_bytes), _limit_in_words(request))
     table.add_row("largest KV pool", f"{plan.largest_kv_tokens} tokens", "within the limit")
     table.add_section()
     bandwidth = f"{gpu.bandwidth / 1e12:.2f} TB/s {_source(gpu.measured_bandwidth)}"
@@ -77,10 +78,13 @@ def plan_table(plan: Plan, request: Request, compiled: Compiled | None, *, model
         table.add_row("kernels per layer", f"{compiled.decode_kernels_per_layer:g}", "of a decode step")
         table.add_row("KV updated in place", _gigabytes(compiled.kv_alias_bytes), "by every program")
         table.add_row("copies of KV", f"{compiled.kv_copies}", "in all programs")
+        table.add_row(
+            "waits for the host", f"{compiled.host_waits}", "in all programs, between their first and last kernel"
+        )
         for program in compiled.programs:
             table.add_row(
                 program.name.replace("_", " "), f"{program.kernels} kernels",
-                f"{program.shape.describe()}; {_gigabytes(program.temp_bytes)} of temporaries",
+                f"{program.description}; {_gigabytes(program.temp_bytes)} of temporaries",
             )  # fmt: skip
     return table
 
@@ -103,6 +107,15 @@ def as_json(plan: Plan, request: Request, compiled: Compiled | None, *, model: s
         "device": dataclasses.asdict(request.gpu),
         "programs": None if compiled is None else [dataclasses.asdict(program) for program in compiled.programs],
     }
+
+
+def _limit_in_words(request: Request) -> str:
+    share, asked = request.engine_share, request.gpu_memory_utilization
+    words = f"{share:g} of the card's {_gigabytes(request.gpu.memory_bytes)}"
+    if share == asked:
+        return f"{words} (gpu_memory_utilization)"
+    why = "the most that JAX is given" if request.jax_memory_share is None else f"JAX's share ({SHARE_VARIABLE})"
+    return f"{words}: {why}, less than gpu_memory_utilization={asked:g}"
 
 
 def _gigabytes(count: int) -> str:

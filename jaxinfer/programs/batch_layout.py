@@ -65,11 +65,24 @@ class BatchShape:
             "token_ids": ((t,), i), "positions": ((t,), i), "lengths": ((t,), i), "slot_mapping": ((t,), i),
             "row": ((t,), i), "limit": ((t,), i), "branch": ((t,), i), "tail_bits": ((t, self.tail_words), u),
             "page_table": ((r, p), i), "page_branch": ((r, p), i), "kv_len": ((r,), i), "trunk_len": ((r,), i),
-            "tail_start": ((r,), i), "query_start_loc": ((r + 1,), i), "logits_index": ((q,), i),
+            "tail_start": ((r,), i), "query_start_loc": ((r + 1,), i), "row_seat": ((r,), i), "capacity": ((r,), i),
+            "logits_index": ((q,), i),
             "temperature": ((q,), f), "top_k": ((q,), i), "top_p": ((q,), f), "min_p": ((q,), f),
             "request_key": ((q, 2), u), "sample_position": ((q,), i),
-            "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "num_steps": ((), i),
+            "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "max_len": ((q,), i),
+            "num_steps": ((), i),
         }  # fmt: skip
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Samples:
+    """How each of Q rows of logits is sampled, and what becomes of its token."""
+
+    sampling: SamplingBatch  # [Q]; a sample_position of -1: the row is idle, and no token lands
+    seat: jax.Array  # int32 [Q], where the token is kept for the next step; out of range: nowhere
+    ending_token_ids: jax.Array  # int32 [Q, MAX_ENDING_TOKEN_IDS], tokens that end the sequence; -1: none
+    max_len: jax.Array  # int32 [Q], tokens of the sequence at which it ends
 
 
 @jax.tree_util.register_dataclass
@@ -81,9 +94,9 @@ class StepBatch(AttentionMetadata):
     positions: jax.Array  # int32 [T], depth of the token in its own branch
     lengths: jax.Array  # int32 [T], the sequence's length when the token was first computed (dynamic rotary types)
     logits_index: jax.Array  # int32 [Q], the tokens whose logits are wanted
-    sampling: SamplingBatch  # [Q]
-    seat: jax.Array  # int32 [Q], where the sampled token is kept for the next step; out of range: nowhere
-    ending_token_ids: jax.Array  # int32 [Q, MAX_ENDING_TOKEN_IDS], tokens that end the row in a decode loop; -1: none
+    row_seat: jax.Array  # int32 [R], the seat that says what a decode row of one token is (`read_seats`); -1: none
+    capacity: jax.Array  # int32 [R], lane indices that the row's pages have room for; columns behind them are stale
+    samples: Samples  # [Q]
     num_steps: jax.Array  # int32 [], of a decode loop
 
 
@@ -117,4 +130,21 @@ def unpack(buffer: jax.Array, shape: BatchShape) -> StepBatch:
         values[name] = flat.reshape(extent)
         start += size
     sampling = SamplingBatch(**{f.name: values.pop(f.name) for f in fields(SamplingBatch)})
-    return StepBatch(sampling=sampling, decode_rows=shape.decode_rows, decode_width=shape.decode_width, **values)
+    samples = Samples(sampling, **{f.name: values.pop(f.name) for f in fields(Samples) if f.name != "sampling"})
+    return StepBatch(samples=samples, decode_rows=shape.decode_rows, decode_width=shape.decode_width, **values)
+
+
+def idle_batch(shape: BatchShape, *, num_slots: int, num_seats: int) -> PackedBatch:
+    """A step of padding alone: it writes nothing, sees nothing and is sampled for nobody."""
+    packed = PackedBatch(shape)
+    packed["slot_mapping"][:] = num_slots + np.arange(shape.num_tokens)
+    packed["row"][: shape.decode_rows * shape.decode_width] = np.repeat(
+        np.arange(shape.decode_rows), shape.decode_width
+    )
+    for name in ("limit", "branch", "page_branch", "row_seat", "ending_token_ids"):
+        packed[name][...] = -1
+    packed["query_start_loc"][:] = np.minimum(np.arange(shape.num_rows + 1), shape.decode_rows) * shape.decode_width
+    packed["top_p"][:] = 1.0
+    packed["seat"][:] = num_seats
+    packed["num_steps"][...] = 1
+    return packed

@@ -17,8 +17,6 @@ _MIN_PREFILL_ROWS = 4
 _MIN_ROWS_BETWEEN = 16
 # A prefill row costs the output head one row; this many tokens to a row keep that below a few percent of the step.
 _TOKENS_PER_PREFILL_ROW = 16
-# So many take no longer than one: below a hundredth of a step even on a CPU.
-_FEWEST_ENTRIES = 4096
 
 
 def _powers(first: int, last: int, factor: int) -> list[int]:
@@ -151,12 +149,3 @@ def _first(buckets: Sequence[int], size: int, name: str) -> int:
         if bucket >= size:
             return bucket
     raise ValueError(f"{name}={size} exceeds the largest bucket, {buckets[-1]}")
-
-
-def entry_buckets(num_seqs: int, vocab_size: int) -> list[int]:
-    """The numbers of entries that launches come in, up to every word for every row: a program belongs to each."""
-    most = num_seqs * vocab_size
-    buckets = [min(_FEWEST_ENTRIES, most)]
-    while buckets[-1] < most:
-        buckets.append(min(buckets[-1] * 64, most))
-    return buckets

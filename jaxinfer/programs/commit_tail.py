@@ -6,11 +6,17 @@ were accepted need not be known on the host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.programs.program import KV, Device, Place
 from kernels_pallas.rotate_and_write.reference import write_kv
 
 
@@ -70,3 +76,29 @@ def tail_moves(page_table: jax.Array, tail_start: jax.Array, path: jax.Array, *,
     source = lane_slots(page_table, jnp.where(path >= 0, first + path, -1), page_size=page_size)
     destination = lane_slots(page_table, jnp.where(path >= 0, kept, -1), page_size=page_size)
     return jnp.stack([source, destination])
+
+
+@dataclass(frozen=True, eq=False)
+class CommitTail:
+    """The program; its shape is (R, N), its input the moves as `tail_moves` makes them, -1 for padding.
+
+    Both ends of the moves are in one array because a host sends one faster than two; it may be on the device already.
+    """
+
+    shapes: Sequence[tuple[int, int]] = ()
+    reads = ()
+    writes = (KV,)
+
+    @property
+    def planned(self) -> dict[str, tuple[int, int]]:
+        return {"commit_tail": max(self.shapes)}
+
+    def describe(self, shape: tuple[int, int]) -> str:
+        return f"commit of up to {shape[1]} draft tokens in {shape[0]} rows"
+
+    def idle(self, shape: tuple[int, int], place: Place) -> tuple[Any, ...]:
+        return (np.full((2, *shape), -1, np.int32),)
+
+    def run(self, device: Device, shape: tuple[int, int], moves: jax.Array) -> tuple[dict[str, Any], None]:
+        del shape
+        return {KV: commit_tail(device.state[KV], moves[0], moves[1])}, None

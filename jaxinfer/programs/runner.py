@@ -1,185 +1,126 @@
-"""Holds parameters, KV pool and the latest tokens on the device, and launches compiled steps on them."""
+"""Holds models and state on the device, and compiles and launches whatever programs it is given."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.tensor_parallel import over_devices
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, StepBatch, unpack
-from jaxinfer.programs.commit_tail import commit_tail
-from jaxinfer.programs.step import StepOutput, decode_loop, step
-from jaxinfer.sampling.adjustments import Adjustments, adjust
-from jaxinfer.sampling.logprobs import TokenLogprobs, token_logprobs
-from jaxinfer.sampling.sampler import SamplingBatch, sample
-
-# Prompt logits are made of this many positions at a time: [positions, vocabulary] in float32 is what it costs.
-_PROMPT_LOGITS_BLOCK = 64
-
-
-def padded_tokens(num_tokens: int) -> int:
-    """The number of hidden states that a step of `num_tokens` returns: the next power of two."""
-    return 1 << (num_tokens - 1).bit_length()
+from jaxinfer.programs.program import (
+    KV,
+    SEATS,
+    TARGET,
+    Device,
+    OnCompile,
+    Place,
+    Program,
+    everywhere_on,
+    sharding_of_logits,
+)
+from jaxinfer.programs.seats import Seats
 
 
-class StepRunner:
-    """Launches steps; every method returns at once, and reading what it returns waits for the device.
+class Runner:
+    """Launches programs; `launch` returns at once, and reading what it returns waits for the device.
 
-    The model is flattened once: a call passes its leaves, and the module tree exists only while tracing. The token that
-    a row samples also stays on the device, at the row's seat, so that the next step can be launched before it is read:
-    a token id of -1 - seat in a batch means "the latest token of that seat".
+    Models are flattened once: a call passes their leaves, and the module trees exist only while tracing. The parts of
+    the state that a program changes are donated to it, and updated in place.
 
-    A model and a cache of shapes alone (`jax.ShapeDtypeStruct`) make a runner that compiles its programs for the device
-    that the shapes name, and cannot run them.
+    Models and state of shapes alone (`jax.ShapeDtypeStruct`) make a runner that compiles programs for the device that
+    the shapes name, and cannot run them.
+
+    Attributes:
+        state: part -> pytree of arrays on the device; what launches have made of it.
+        programs: those that an engine can need; others can be launched as well.
     """
 
     def __init__(
         self,
-        model: DecoderLM,
-        cache: KVCache,
+        models: Mapping[str, DecoderLM],
+        state: Mapping[str, Any],
         backend: AttentionBackend,
         *,
-        num_seats: int,
-        max_decode_steps: int = 1,
+        programs: Sequence[Program] = (),
         mesh: Mesh | None = None,
-        on_compile: Callable[[str], None] = lambda program: None,
+        on_compile: OnCompile = lambda program: None,
     ) -> None:
-        backend = over_devices(backend, mesh)
-        graph, state = nnx.split(model)
-        leaves, structure = jax.tree.flatten(state)
-        # A leaf on the host would be sent anew with every launch.
-        self.params = [leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf) for leaf in leaves]
-        self.cache = cache
-        everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-        if cache.is_abstract:
-            self.latest: Any = jax.ShapeDtypeStruct((num_seats,), jnp.int32, sharding=everywhere)
-        else:
-            self.latest = jnp.zeros(num_seats, jnp.int32, device=everywhere)
-        self.max_decode_steps = max_decode_steps
+        self.models, self.mesh, self.programs = dict(models), mesh, list(programs)
+        self.state = dict(state)
+        self._backend, self._on_compile = over_devices(backend, mesh), on_compile
+        self._split = {name: nnx.split(model) for name, model in self.models.items()}
+        self._leaves: dict[str, list[Any]] = {}
+        for name, (_, params) in self._split.items():
+            leaves = jax.tree.leaves(params)
+            # A leaf on the host would be sent anew with every launch.
+            self._leaves[name] = [x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for x in leaves]
+        self._compiled: dict[Program, Any] = {}
 
-        def merge(params: list[jax.Array]) -> DecoderLM:
-            return nnx.merge(graph, jax.tree.unflatten(structure, params))
+    @property
+    def place(self) -> Place:
+        """What the inputs of programs depend on besides shapes."""
+        kv, token, target = self.state[KV], self.state[SEATS].token, self.models[TARGET]
+        whole = everywhere_on(self.mesh)
+        split = sharding_of_logits(self.mesh, target.config.vocab_size)
+        if isinstance(token, jax.ShapeDtypeStruct) and self.mesh is None:
+            whole = split = token.sharding
+        return Place(kv.num_pages * kv.page_size, token.shape[0], target, whole, split)
 
-        def readable(tree):
-            """What the host reads has to be whole on every process's devices."""
-            return tree if everywhere is None else lax.with_sharding_constraint(tree, everywhere)
+    def launch(self, program: Program, shape: Any, *inputs: Any) -> Any:
+        """Run a program; its results, which may not be there yet."""
+        changed, results = self._function(program)(*self._arguments(program), inputs, shape=shape)
+        self.state.update(changed)
+        return results
 
-        # `on_compile` is called while tracing, that is once for every compiled program.
-        @partial(jax.jit, static_argnames="shape", donate_argnames=("cache", "latest"))
-        def run_step(params, cache: KVCache, latest: jax.Array, buffer: jax.Array, shape: BatchShape):
-            on_compile(f"step for {shape.describe()}")
-            batch = _with_latest(unpack(buffer, shape), latest)
-            cache, output = step(merge(params), cache, batch, backend)
-            output = dataclasses.replace(output, token_ids=readable(output.token_ids))
-            latest = latest.at[batch.seat].set(output.token_ids, mode="drop")
-            # Few shapes of hidden states mean few programs that read them.
-            extra = padded_tokens(shape.num_tokens) - shape.num_tokens
-            output = dataclasses.replace(output, hidden=jnp.pad(output.hidden, ((0, extra), (0, 0))))
-            return cache, latest, output, batch.sampling, batch.seat
-
-        @partial(jax.jit, static_argnames="shape", donate_argnames=("cache", "latest"))
-        def run_loop(params, cache: KVCache, latest: jax.Array, buffer: jax.Array, shape: BatchShape):
-            on_compile(f"decode loop for {shape.describe()}")
-            batch = _with_latest(unpack(buffer, shape), latest)
-            cache, tokens = decode_loop(merge(params), cache, batch, backend, max_steps=max_decode_steps)
-            last = lax.dynamic_index_in_dim(tokens, batch.num_steps - 1, keepdims=False)
-            latest = latest.at[batch.seat].set(jnp.maximum(last, 0), mode="drop")
-            return cache, latest, readable(tokens)
-
-        @partial(jax.jit, donate_argnames="cache")
-        def run_commit(cache: KVCache, moves: jax.Array) -> KVCache:
-            on_compile(f"commit of up to {moves.shape[2]} draft tokens in {moves.shape[1]} rows")
-            return commit_tail(cache, moves[0], moves[1])
-
-        @partial(jax.jit, donate_argnames="latest")
-        def run_resample(
-            latest: jax.Array, logits: jax.Array, sampling: SamplingBatch, seat: jax.Array, adjustments: Adjustments
-        ):
-            on_compile(f"sampling of {logits.shape[0]} rows with {adjustments.row.shape[0]} adjustments")
-            tokens = sample(adjust(logits, adjustments), sampling)
-            return latest.at[seat].set(tokens, mode="drop"), *readable((tokens, token_logprobs(logits, tokens)))
-
-        @jax.jit
-        def run_prompt_logprobs(params, hidden: jax.Array, targets: jax.Array) -> TokenLogprobs:
-            on_compile(f"log probabilities of {hidden.shape[0]} prompt tokens")
-            model = merge(params)
-
-            def one(position: tuple[jax.Array, jax.Array]) -> TokenLogprobs:
-                return token_logprobs(model.logits(position[0][None]), position[1][None])
-
-            found = lax.map(one, (hidden, targets), batch_size=_PROMPT_LOGITS_BLOCK)
-            return readable(jax.tree.map(lambda x: x[:, 0], found))
-
-        self._run_step, self._run_loop, self._run_commit = run_step, run_loop, run_commit
-        self._run_resample, self._run_prompt_logprobs = run_resample, run_prompt_logprobs
-
-    def step(self, packed: PackedBatch, adjustments: Adjustments | None = None) -> LaunchedStep:
-        """One step. With `adjustments` its tokens are sampled from adjusted logits, and log probabilities are made."""
-        self.cache, self.latest, output, sampling, seat = self._run_step(
-            self.params, self.cache, self.latest, packed.buffer, shape=packed.shape
+    def launch_idle(self, program: Program, shape: Any) -> Any:
+        """Run a program on padding: it compiles, and changes nothing."""
+        inputs = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding) if isinstance(x, jax.ShapeDtypeStruct) else x,
+            program.idle(shape, self.place),
         )
-        logprobs = None
-        if adjustments is not None:
-            self.latest, tokens, logprobs = self._run_resample(self.latest, output.logits, sampling, seat, adjustments)
-            output = dataclasses.replace(output, token_ids=tokens)
-        return LaunchedStep(output.token_ids[None], output, logprobs)
+        return self.launch(program, shape, *inputs)
 
-    def compile_step(self, shape: BatchShape) -> jax.stages.Compiled:
-        """A step's compiled program, for its memory analysis or its text; nothing runs, model and cache may be
-        abstract."""
-        return self._compile(self._run_step, shape)
+    def compile(self, program: Program, shape: Any) -> jax.stages.Compiled:
+        """The compiled program, for its memory analysis or its text; nothing runs, models and state may be abstract."""
+        inputs = program.idle(shape, self.place)
+        return self._function(program).lower(*self._arguments(program), inputs, shape=shape).compile()
 
-    def compile_decode_loop(self, shape: BatchShape) -> jax.stages.Compiled:
-        """The same of a decode loop of `max_decode_steps`."""
-        return self._compile(self._run_loop, shape)
+    def _arguments(self, program: Program) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+        return {name: self._leaves[name] for name in program.reads}, {name: self.state[name] for name in program.writes}
 
-    def _compile(self, program: Any, shape: BatchShape) -> jax.stages.Compiled:
-        buffer = jax.ShapeDtypeStruct(PackedBatch(shape).buffer.shape, jnp.int32)
-        return program.lower(self.params, self.cache, self.latest, buffer, shape=shape).compile()
+    def _function(self, program: Program) -> Any:
+        found = self._compiled.get(program)
+        if found is None:
+            found = self._compiled[program] = self._jitted(program)
+        return found
 
-    def decode_loop(self, packed: PackedBatch) -> LaunchedStep:
-        """As many decode steps as the batch says, at most `max_decode_steps`."""
-        self.cache, self.latest, tokens = self._run_loop(
-            self.params, self.cache, self.latest, packed.buffer, shape=packed.shape
-        )
-        return LaunchedStep(tokens)
+    def _jitted(self, program: Program) -> Any:
+        @partial(jax.jit, static_argnames="shape", donate_argnames="state")
+        def run(leaves: dict[str, list[jax.Array]], state: dict[str, Any], inputs: tuple[Any, ...], shape: Any):
+            # While tracing, that is once for every compiled program.
+            self._on_compile(program.describe(shape))
+            models = {}
+            for name, values in leaves.items():
+                graph, params = self._split[name]
+                models[name] = nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(params), values))
+            return program.run(Device(models, state, self._backend, self.mesh), shape, *inputs)
 
-    def commit_tail(self, moves: np.ndarray | jax.Array) -> None:
-        """Keep accepted draft tokens of the step before, see `commit_tail`; a program for each R and N.
-
-        Args:
-            moves: int32 [2, R, N], source and destination slots, -1 for padding. In one array because a host sends one
-                faster than two; it may be on the device already, where `tail_moves` makes it.
-        """
-        self.cache = self._run_commit(self.cache, moves)
-
-    def prompt_logprobs(self, output: StepOutput, targets: np.ndarray) -> TokenLogprobs:
-        """Log probabilities of `targets` int32 [T], each after its token of a step; arrays of at least T positions."""
-        targets = np.pad(targets, (0, output.hidden.shape[0] - len(targets)))
-        return self._run_prompt_logprobs(self.params, output.hidden, targets)
+        return run
 
 
-@dataclasses.dataclass(frozen=True)
-class LaunchedStep:
-    """Results that may not be there yet."""
+def initial_state(kv: KVCache, num_seats: int, whole: jax.sharding.Sharding | None = None) -> dict[str, Any]:
+    """The state of a plain engine: its pool, and empty seats; of shapes alone where the pool is.
 
-    token_ids: jax.Array  # int32 [steps, Q], -1 where a row had ended
-    output: StepOutput | None = None  # of a single step
-    logprobs: TokenLogprobs | None = None  # [Q], of a step with adjustments
-
-
-def _with_latest(batch: StepBatch, latest: jax.Array) -> StepBatch:
-    ids = batch.token_ids
-    return dataclasses.replace(batch, token_ids=jnp.where(ids < 0, latest[jnp.maximum(-1 - ids, 0)], ids))
+    Args:
+        whole: where seats lie, see `everywhere_on`; None: on the default device.
+    """
+    make = Seats.shapes if kv.is_abstract else Seats.allocate
+    return {KV: kv, SEATS: make(num_seats, whole)}

@@ -1,20 +1,22 @@
-"""The device steps: (params, cache, batch) -> (cache, output), pure, compiled once per shape."""
+"""The step: new tokens into their slots, logits where wanted, sampled tokens out. (params, state, batch) -> (...)."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.batch_layout import StepBatch
+from jaxinfer.programs.batch_layout import BatchShape, Samples, StepBatch, idle_batch, unpack
 from jaxinfer.programs.forward import forward
-from jaxinfer.sampling.next_tokens import logits_and_greedy, next_tokens
+from jaxinfer.programs.program import KV, SEATS, TARGET, Device, Place
+from jaxinfer.programs.seats import Seats, read_seats, write_seats
+from jaxinfer.sampling.next_tokens import logits_and_greedy
 from jaxinfer.sampling.sampler import sample
 
 
@@ -23,68 +25,65 @@ from jaxinfer.sampling.sampler import sample
 class StepOutput:
     """What a step leaves on the device. T tokens, Q wanted logits, V words."""
 
-    token_ids: jax.Array  # int32 [Q], sampled
+    token_ids: jax.Array  # int32 [Q], sampled; -1 where the row is idle
     logits: jax.Array  # float32 [Q, V]
     hidden: jax.Array  # [T, hidden], after the final norm
+    samples: Samples  # [Q], completed from the seats
 
 
-def step(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend) -> tuple[KVCache, StepOutput]:
-    """One step of every way of decoding: new tokens into their slots, logits where wanted, sampled tokens out."""
-    cache, hidden = forward(model, cache, batch, backend)
+def step(
+    model: DecoderLM, kv: KVCache, seats: Seats, batch: StepBatch, backend: AttentionBackend
+) -> tuple[KVCache, Seats, StepOutput]:
+    """One step of every way of decoding."""
+    batch = read_seats(batch, seats, page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size)
+    kv, hidden = forward(model, kv, batch, backend)
     logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
-    return cache, StepOutput(token_ids=sample(logits, batch.sampling, greedy), logits=logits, hidden=hidden)
+    tokens = sample(logits, batch.samples.sampling, greedy)
+    seats, landed = write_seats(seats, batch.samples, tokens)
+    return kv, seats, StepOutput(landed, logits, hidden, batch.samples)
 
 
-def decode_loop(
-    model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend, *, max_steps: int
-) -> tuple[KVCache, jax.Array]:
-    """`batch.num_steps` decode steps in one launch, fewer if every row ends before.
+def padded_tokens(num_tokens: int) -> int:
+    """The number of hidden states that a step of `num_tokens` returns: the next power of two."""
+    return 1 << (num_tokens - 1).bit_length()
 
-    A row ends with one of its `ending_token_ids`; from then on it writes nothing and its tokens are -1. The page table
-    must have room for all steps.
 
-    Args:
-        batch: decode rows alone, one token each.
-        max_steps: the most steps that the compiled program can run.
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The program of one step, mixed or of decodes alone. Its input is a packed batch."""
 
-    Returns:
-        The cache, and int32 [max_steps, Q]: the tokens of each step, -1 where a row had ended or a step did not run.
-    """
-    rows = jnp.arange(batch.decode_rows)
-    page_size = cache.page_size
-    num_slots = cache.num_pages * page_size
+    shapes: Sequence[BatchShape] = ()
+    reads = (TARGET,)
+    writes = (KV, SEATS)
 
-    def unfinished(state: tuple[jax.Array, KVCache, StepBatch, jax.Array, jax.Array]) -> jax.Array:
-        index, _, _, ended, _ = state
-        return (index < batch.num_steps) & ~jnp.all(ended)
+    @property
+    def planned(self) -> dict[str, BatchShape]:
+        decodes = [shape for shape in self.shapes if not shape.prefill_tokens]
+        return {
+            "prefill": self.largest,
+            "decode": max(decodes, key=lambda shape: (shape.num_rows, shape.pages_per_row)),
+        }
 
-    def one_step(state: tuple[jax.Array, KVCache, StepBatch, jax.Array, jax.Array]):
-        index, cache, now, ended, tokens = state
-        cache, hidden = forward(model, cache, now, backend)
-        token_ids = next_tokens(model, hidden[now.logits_index], now.sampling)
-        sampled = jnp.where(ended, -1, token_ids)
-        tokens = lax.dynamic_update_index_in_dim(tokens, sampled, index, axis=0)
-        ended = ended | jnp.any(sampled[:, None] == now.ending_token_ids, axis=1)
-        position = now.positions + 1
-        # A page is looked up for the position of the token just sampled, which the next round writes.
-        page = jnp.take_along_axis(now.page_table, (position // page_size)[:, None], axis=1, mode="clip")[:, 0]
-        slot = jnp.where(ended | (now.kv_len == 0), num_slots + rows, page * page_size + position % page_size)
-        longer = jnp.where(now.kv_len > 0, now.kv_len + 1, 0)
-        now = dataclasses.replace(
-            now,
-            token_ids=jnp.where(ended, 0, token_ids),
-            positions=position,
-            lengths=jnp.maximum(now.lengths, position + 1),
-            slot_mapping=slot,
-            limit=jnp.where(now.kv_len > 0, now.limit + 1, -1),
-            kv_len=longer,
-            trunk_len=longer,
-            tail_start=longer,
-            sampling=dataclasses.replace(now.sampling, sample_position=now.sampling.sample_position + 1),
+    @property
+    def largest(self) -> BatchShape:
+        """The shape with the most tokens and rows."""
+        return max(self.shapes, key=lambda shape: (shape.num_tokens, shape.num_logits, shape.pages_per_row))
+
+    def describe(self, shape: BatchShape) -> str:
+        return f"step for {shape.describe()}"
+
+    def idle(self, shape: BatchShape, place: Place) -> tuple[Any, ...]:
+        return (idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
+
+    def run(self, device: Device, shape: BatchShape, buffer: jax.Array) -> tuple[dict[str, Any], StepOutput]:
+        """The state, and the output with its hidden states padded: few shapes of them mean few programs that read
+        them."""
+        model, kv, seats = device.models[TARGET], device.state[KV], device.state[SEATS]
+        kv, seats, output = step(model, kv, seats, unpack(buffer, shape), device.backend)
+        extra = padded_tokens(shape.num_tokens) - shape.num_tokens
+        return {KV: kv, SEATS: seats}, StepOutput(
+            token_ids=device.readable(output.token_ids),
+            logits=device.split_by_word(output.logits),
+            hidden=device.readable(jnp.pad(output.hidden, ((0, extra), (0, 0)))),
+            samples=device.readable(output.samples),
         )
-        return index + 1, cache, now, ended, tokens
-
-    tokens = jnp.full((max_steps, batch.decode_rows), -1, jnp.int32)
-    start = (jnp.int32(0), cache, batch, batch.kv_len == 0, tokens)
-    _, cache, _, _, tokens = lax.while_loop(unfinished, one_step, start)
-    return cache, tokens

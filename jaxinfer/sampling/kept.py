@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-# A weight in [0, 1] as a float's bits, which are ordered as the floats are, has 30 of them; 3 are found in a pass.
+# A weight in [0, 1] as a float's bits, which are ordered as the floats are, has 30 of them; 2 are found in a pass.
 _WEIGHT_BITS = 30
 _DIGIT_BITS = 2
 
@@ -64,19 +65,28 @@ def kept_of_all(weights: jax.Array, *, top_k: jax.Array, top_p: jax.Array) -> ja
 def _heaviest(weights: jax.Array, measure: Measure, wanted: jax.Array) -> jax.Array:
     """bool [Q, V]: the heaviest tokens until `measure` of them, summed, reaches `wanted` [Q]; all, if it never does.
 
-    The threshold is the greatest weight w for which the tokens of weight >= w reach `wanted`. Of its bits, the digits
-    of a number in base 8, one is found in each pass over the vocabulary, from the first on. Tokens of exactly that
-    weight are kept in the order of their ids until the sum is reached.
+    The threshold is the greatest weight w for which the tokens of weight >= w reach `wanted`. Its bits are the digits
+    of a number, of which each pass over the vocabulary finds one, from the first on. Tokens of exactly that weight are
+    kept in the order of their ids until the sum is reached.
     """
     bits, amount = lax.bitcast_convert_type(weights, jnp.int32), measure(weights)
-    threshold = jnp.zeros(wanted.shape, jnp.int32)
     digits = jnp.arange(1, 1 << _DIGIT_BITS, dtype=jnp.int32)
-    # Written out: a loop would have the host asked for its end (see `host_waits`).
-    for shift in range(_WEIGHT_BITS - _DIGIT_BITS, -1, -_DIGIT_BITS):
+    last = _WEIGHT_BITS // _DIGIT_BITS - 1
+
+    def with_digit(number: jax.Array | int, threshold: jax.Array) -> jax.Array:
+        shift = _DIGIT_BITS * (last - number)
         bounds = threshold[:, None] + (digits << shift)
         sums = jnp.sum(jnp.where(bits[:, None] >= bounds[..., None], amount[:, None], 0.0), axis=-1)
-        digit = jnp.sum(sums >= wanted[:, None], axis=-1, dtype=jnp.int32)
-        threshold = threshold + (digit << shift)
+        return threshold + (jnp.sum(sums >= wanted[:, None], axis=-1, dtype=jnp.int32) << shift)
+
+    def written_out(threshold: jax.Array) -> jax.Array:
+        # A GPU would ask the host for the end of a loop.
+        return functools.reduce(lambda threshold, number: with_digit(number, threshold), range(last + 1), threshold)
+
+    def in_a_loop(threshold: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, last + 1, with_digit, threshold)
+
+    threshold = lax.platform_dependent(jnp.zeros(wanted.shape, jnp.int32), cpu=in_a_loop, default=written_out)
     above = bits > threshold[:, None]
     missing = wanted - jnp.sum(jnp.where(above, amount, 0.0), axis=-1)
     ties = jnp.where(bits == threshold[:, None], amount, 0.0)

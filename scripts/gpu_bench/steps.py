@@ -16,12 +16,18 @@ from gpu_bench.timing import time_launches
 from gpu_bench.weights import prompt_ids
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
-from jaxinfer.programs.runner import StepRunner
-from jaxinfer.programs.warm_up import idle_batch
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, idle_batch
+from jaxinfer.programs.decode_loop import DecodeLoop
+from jaxinfer.programs.program import KV, SEATS, TARGET
+from jaxinfer.programs.runner import Runner, initial_state
+from jaxinfer.programs.seats import Seats
+from jaxinfer.programs.step import Step
 
 # A decode step may write as many slots behind the context; a multiple of the page size.
 _ROOM = 2 * LOOP_STEPS
+
+NUM_SEATS = 256
+STEP, LOOP = Step(), DecodeLoop(LOOP_STEPS)
 
 
 class Steps:
@@ -30,7 +36,7 @@ class Steps:
     def __init__(self, cases: tuple[Case, ...], *, smoke: bool, work: Path) -> None:
         self.cases, self.smoke, self.work = cases, smoke, work
         self.key: tuple[str, str] | None = None
-        self.runner: StepRunner | None = None
+        self.runner: Runner | None = None
         self.values: dict[str, Any] = {}
         self.backend = ""
 
@@ -40,35 +46,32 @@ class Steps:
         figures = self._prefill(runner, case) if "tokens" in case else self._decode(runner, case)
         return figures | {"attention": self.backend}
 
-    def _decode(self, runner: StepRunner, case: Case) -> dict[str, Any]:
+    def _decode(self, runner: Runner, case: Case) -> dict[str, Any]:
         batch, context, loop = case["batch"], case["context"], case["launch"] == "loop"
         steps = LOOP_STEPS if loop else 1
-        packed = decode_batch(batch, context, pages_for(context), runner.cache, num_steps=steps)
-        if loop:
-            timing = time_launches(lambda: runner.decode_loop(packed).token_ids)
-        else:
-            timing = time_launches(lambda: runner.step(packed).token_ids)
+        packed = decode_batch(batch, context, pages_for(context), runner.state[KV], num_steps=steps)
+        timing = time_launches(lambda: launch_decode(runner, packed, context, loop=LOOP if loop else None))
         row = timing.row(per_launch=steps)
         return row | {
             "bytes": decode_bytes(self.values, batch=batch, context=context, steps=steps),
             "tokens_per_second": 1e3 * batch / row["ms"],
         }
 
-    def _prefill(self, runner: StepRunner, case: Case) -> dict[str, Any]:
+    def _prefill(self, runner: Runner, case: Case) -> dict[str, Any]:
         tokens = case["tokens"]
         pages = pages_for(tokens)
         shape = BatchShape(decode_rows=0, prefill_rows=1, prefill_tokens=tokens, pages_per_row=pages)
         vocab = self.values["vocab_size"]
-        packed = prefill_batch(shape, prompt_ids(tokens, vocab), runner.cache)
-        timing = time_launches(lambda: runner.step(packed).token_ids)
+        packed = prefill_batch(shape, prompt_ids(tokens, vocab), runner.state[KV])
+        timing = time_launches(lambda: runner.launch(STEP, shape, packed.buffer).token_ids)
         row = timing.row() | {"flops": prefill_flops(self.values, tokens, rows=shape.num_logits)}
         if case["prompt"]:
-            output = runner.step(prefill_batch(shape, prompt_ids(case["prompt"], vocab), runner.cache)).output
-            assert output is not None
+            packed = prefill_batch(shape, prompt_ids(case["prompt"], vocab), runner.state[KV])
+            output = runner.launch(STEP, shape, packed.buffer)
             np.save(logits_file(self.work, case["model"]), np.asarray(output.logits[0]))
         return row | {"tokens_per_second": 1e3 * tokens / row["ms"]}
 
-    def _runner(self, model: str, backend: str) -> StepRunner:
+    def _runner(self, model: str, backend: str) -> Runner:
         if self.runner is None or self.key != (model, backend):
             self.runner = None  # its memory goes first
             self.values = model_values(model, smoke=self.smoke)
@@ -77,7 +80,7 @@ class Steps:
             cases = [case for case in self.cases if case["model"] == model]
             pages = max(case.get("batch", 1) * pages_of_row(case) for case in cases)
             cache = random_cache(module.config, num_pages=pages)
-            self.runner = StepRunner(module, cache, chosen, num_seats=256, max_decode_steps=LOOP_STEPS)
+            self.runner = Runner({TARGET: module}, initial_state(cache, NUM_SEATS), chosen)
             self.key, self.backend = (model, backend), chosen.name
         return self.runner
 
@@ -108,20 +111,25 @@ def random_cache(config: Any, *, num_pages: int) -> KVCache:
     return KVCache(k=tuple(fill(p, next(keys)) for p in zeros.k), v=tuple(fill(p, next(keys)) for p in zeros.v))
 
 
+def launch_decode(runner: Runner, packed: PackedBatch, context: int, *, loop: DecodeLoop | None = None) -> jax.Array:
+    """Tokens of one launch of `decode_batch`, from seats that have `context` cached tokens and one that is not."""
+    seats = np.arange(NUM_SEATS, dtype=np.int32)
+    runner.state[SEATS] = Seats(token=jnp.asarray(1 + seats), length=jnp.asarray(0 * seats + context + 1))
+    if loop is None:
+        return runner.launch(STEP, packed.shape, packed.buffer).token_ids
+    return runner.launch(loop, packed.shape, packed.buffer)
+
+
 def decode_batch(batch: int, context: int, pages_per_row: int, cache: KVCache, *, num_steps: int = 1) -> PackedBatch:
-    """Greedy decode rows that have `context` cached tokens each, in pages of their own, in random order."""
-    page_size, num_slots = cache.page_size, cache.num_pages * cache.page_size
-    packed = idle_batch(BatchShape(batch, 0, 0, pages_per_row), num_slots=num_slots, num_seats=256)
+    """Greedy decode rows of the first seats, with `context` cached tokens each, in random pages of their own."""
+    num_slots = cache.num_pages * cache.page_size
+    packed = idle_batch(BatchShape(batch, 0, 0, pages_per_row), num_slots=num_slots, num_seats=NUM_SEATS)
     table = lane_pages(cache, batch, context + num_steps)
     used = table.shape[1]
-    rows = np.arange(batch)
     packed["page_table"][:, :used] = table
-    packed["token_ids"][:] = 1 + rows
-    packed["positions"][:] = packed["limit"][:] = context
-    for name in ("kv_len", "trunk_len", "tail_start", "lengths", "sample_position"):
-        packed[name][:] = context + 1
-    packed["slot_mapping"][:] = table[:, context // page_size] * page_size + context % page_size
-    packed["row"][:] = packed["logits_index"][:] = packed["seat"][:] = rows
+    packed["capacity"][:] = used * cache.page_size
+    packed["max_len"][:] = np.iinfo(np.int32).max
+    packed["logits_index"][:] = packed["seat"][:] = packed["row_seat"][:] = np.arange(batch)
     packed["num_steps"][...] = num_steps
     return packed
 
@@ -129,7 +137,7 @@ def decode_batch(batch: int, context: int, pages_per_row: int, cache: KVCache, *
 def prefill_batch(shape: BatchShape, ids: np.ndarray, cache: KVCache) -> PackedBatch:
     """A prompt from its first token, as the first prefill row; every other row and token is padding."""
     page_size, num_slots = cache.page_size, cache.num_pages * cache.page_size
-    packed = idle_batch(shape, num_slots=num_slots, num_seats=256)
+    packed = idle_batch(shape, num_slots=num_slots, num_seats=NUM_SEATS)
     row, first, count = shape.decode_rows, shape.decode_rows * shape.decode_width, len(ids)
     table = lane_pages(cache, 1, count)[0]
     tokens, at = slice(first, first + count), np.arange(count)

@@ -23,7 +23,7 @@ from jaxinfer.planning import programs
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import B200, H100, H200
 from jaxinfer.planning.hlo import ProgramText
-from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, compile_program
+from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, AbstractEngine
 from jaxinfer.programs.batch_layout import BatchShape
 
 CONFIGS = Path(__file__).resolve().parent.parent / "fixtures" / "configs"
@@ -64,25 +64,34 @@ def most_temporaries(config: ModelConfig, shape: BatchShape) -> int:
     return 5 * logits + residuals + products + pages
 
 
-def test_prefill_decode_and_decode_loop_are_all_compiled(planned):
-    assert [program["name"] for program in planned[1]["programs"]] == [PREFILL, DECODE, DECODE_LOOP]
+def test_every_program_is_compiled(planned):
+    names = [program["name"] for program in planned[1]["programs"]]
+    assert names == [PREFILL, DECODE, "adjusted_sampling", "prompt_logprobs", DECODE_LOOP]
 
 
 def test_every_program_updates_all_of_the_kv_in_place(planned):
     config, plan = planned
     kv_bytes = ROWS * LENGTH * kv_bytes_per_token(config, BF16)
-    assert [program["kv_alias_bytes"] for program in plan["programs"]] == [kv_bytes] * 3
+    assert [program["kv_alias_bytes"] for program in plan["programs"]] == [kv_bytes, kv_bytes, None, None, kv_bytes]
     assert plan["kv_alias_bytes"] == plan["kv_bytes"] == kv_bytes
 
 
 def test_no_program_copies_an_array_of_the_pool(planned):
-    assert [program["kv_copies"] for program in planned[1]["programs"]] == [0, 0, 0]
+    assert [program["kv_copies"] for program in planned[1]["programs"]] == [0] * 5
     assert planned[1]["kv_copies"] == 0
+
+
+def test_no_program_makes_the_gpu_wait_for_the_host(planned):
+    waits = {program["name"]: program["host_waits"] for program in planned[1]["programs"]}
+    assert waits == dict.fromkeys(waits, 0)
+    assert planned[1]["host_waits"] == 0
 
 
 def test_temporaries_are_those_of_logits_and_activations(planned):
     config, plan = planned
     for program in plan["programs"]:
+        if program["kv_alias_bytes"] is None:
+            continue
         assert 0 < program["temp_bytes"] <= most_temporaries(config, BatchShape(**program["shape"])), program["name"]
 
 
@@ -100,7 +109,7 @@ def two_layers(name: str, gpu, rows: int, devices: int = 1):
     """A program of two layers of Qwen3-0.6B, and their configuration."""
     config = dataclasses.replace(read_config(CONFIGS / "qwen3-0.6b")[1], num_layers=2)
     engine = EngineConfig(max_model_len=LENGTH, max_num_seqs=rows, kv_cache_tokens=rows * LENGTH)
-    return compile_program(name, config, engine, compile_target(gpu, devices), dtype=BF16), config
+    return AbstractEngine(config, engine, compile_target(gpu, devices), dtype=BF16).compile(name), config
 
 
 @pytest.mark.parametrize(("gpu", "rows"), [(H200, 1), (H100, ROWS), (B200, ROWS)], ids=["one_row", "h100", "b200"])

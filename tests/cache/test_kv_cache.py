@@ -41,15 +41,15 @@ def test_the_heads_of_the_pool_are_split_over_the_tensor_axis():
 
 def test_steps_take_the_pool_donated_and_update_it_in_place(idle_engine):
     core = idle_engine()
-    addresses = [array.unsafe_buffer_pointer() for array in (*core.runner.cache.k, *core.runner.cache.v)]
+    addresses = [array.unsafe_buffer_pointer() for array in (*core.kv.k, *core.kv.v)]
     for number, prompt in enumerate(random_prompts([5, 20, 70])):
         core.add_request(make_request(str(number), prompt, max_tokens=6, stream=number == 0))
     steps = 0
     while core.has_unfinished_requests():
-        before = core.runner.cache
+        before = core.kv
         core.step()
         steps += 1
-        after = core.runner.cache
+        after = core.kv
         assert [array.unsafe_buffer_pointer() for array in (*after.k, *after.v)] == addresses
         if after is not before:
             assert all(array.is_deleted() for array in (*before.k, *before.v))

@@ -1,9 +1,6 @@
-"""Pages are free, held or cached, one at a time, and misuse is an error that changes nothing it should not."""
+"""Pages are free, held or cached, and misuse is an error that changes nothing it should not."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from jaxinfer.cache.page_allocator import OutOfPagesError, PageAllocator
 
@@ -124,65 +121,103 @@ def test_pages_are_cached_all_or_none(bad):
     allocator.check_integrity()
 
 
-class AgainstASet(RuleBasedStateMachine):
-    """Random use of an allocator, beside plain sets of held and cached pages."""
-
-    held_pages = Bundle("held_pages")
-    cached_pages = Bundle("cached_pages")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.allocator = PageAllocator(12)
-        self.held: set[int] = set()
-        self.cached: set[int] = set()
-
-    @rule(target=held_pages, count=st.integers(0, 14))
-    def allocate(self, count):
-        if count > 12 - len(self.held | self.cached):
-            with pytest.raises(OutOfPagesError):
-                self.allocator.allocate(count)
-            return multiple()
-        pages = self.allocator.allocate(count)
-        assert len(pages) == count and not (self.held | self.cached) & set(pages)
-        self.held |= set(pages)
-        return multiple(*pages)
-
-    @rule(page=consumes(held_pages))
-    def free(self, page):
-        self.allocator.free([page])
-        self.held.remove(page)
-
-    @rule(page=st.integers(-2, 14))
-    def free_what_is_not_held(self, page):
-        if page not in self.held:
-            with pytest.raises(ValueError):
-                self.allocator.free([page])
-
-    @rule(target=cached_pages, page=consumes(held_pages))
-    def cache(self, page):
-        self.allocator.cache([page])
-        self.held.remove(page)
-        self.cached.add(page)
-        return page
-
-    @rule(page=consumes(cached_pages))
-    def free_cached(self, page):
-        self.allocator.free_cached([page])
-        self.cached.remove(page)
-
-    @rule(page=st.integers(-2, 14))
-    def free_what_is_not_cached(self, page):
-        if page not in self.cached:
-            with pytest.raises(ValueError):
-                self.allocator.free_cached([page])
-
-    @invariant()
-    def the_counts_are_those_of_the_sets(self):
-        assert self.allocator.num_held == len(self.held)
-        assert self.allocator.num_cached == len(self.cached)
-        assert self.allocator.num_free == 12 - len(self.held) - len(self.cached)
-        self.allocator.check_integrity()
+def test_a_shared_page_is_free_when_its_last_holder_frees_it():
+    allocator = PageAllocator(4)
+    shared, own = allocator.allocate(2)
+    allocator.share([shared])
+    allocator.share([shared])
+    for holders in (3, 2, 1):
+        assert (allocator.num_holders(shared), allocator.num_free) == (holders, 2)
+        allocator.free([shared])
+    assert (allocator.num_holders(shared), allocator.num_holders(own), allocator.num_free) == (0, 1, 3)
 
 
-class TestAgainstASet(AgainstASet.TestCase):
-    settings = settings(max_examples=100, stateful_step_count=40)
+def test_pages_are_counted_as_held_once_however_many_hold_them():
+    allocator = PageAllocator(4)
+    pages = allocator.allocate(3)
+    allocator.share(pages)
+    assert (allocator.num_free, allocator.num_held, allocator.num_cached) == (1, 3, 0)
+    allocator.check_integrity()
+
+
+def test_a_page_is_not_handed_out_while_one_of_its_holders_is_left():
+    allocator = PageAllocator(2)
+    pages = allocator.allocate(2)
+    allocator.share(pages[:1])
+    allocator.free(pages)
+    assert allocator.allocate(1) == pages[1:]
+    with pytest.raises(OutOfPagesError):
+        allocator.allocate(1)
+
+
+def test_a_page_that_is_handed_out_again_has_one_holder():
+    allocator = PageAllocator(1)
+    pages = allocator.allocate(1)
+    allocator.share(pages)
+    allocator.free([*pages, *pages])
+    assert allocator.allocate(1) == pages and allocator.num_holders(pages[0]) == 1
+
+
+def test_a_page_that_stands_twice_in_one_call_gets_two_holders():
+    allocator = PageAllocator(1)
+    page = allocator.allocate(1)[0]
+    allocator.share([page, page])
+    assert allocator.num_holders(page) == 3
+
+
+def test_freeing_a_shared_page_more_often_than_it_is_held_is_refused():
+    allocator = PageAllocator(4)
+    pages = allocator.allocate(1)
+    allocator.share(pages)
+    with pytest.raises(ValueError, match=f"page {pages[0]} is freed twice"):
+        allocator.free(pages * 3)
+    assert allocator.num_free == 4
+    allocator.check_integrity()
+
+
+def test_only_held_pages_are_shared():
+    allocator = PageAllocator(4)
+    cached, free = allocator.allocate(2)
+    allocator.cache([cached])
+    allocator.free([free])
+    for page, state in ((cached, "cached"), (free, "free")):
+        with pytest.raises(ValueError, match=f"page {page} must be held to be shared, it is {state}"):
+            allocator.share([page])
+    with pytest.raises(ValueError, match="page 4 is not in a pool of 4"):
+        allocator.share([4])
+    allocator.check_integrity()
+
+
+@pytest.mark.parametrize("bad", [-1, 3, 7])
+def test_pages_are_shared_all_or_none(bad):
+    allocator = PageAllocator(4)
+    pages = allocator.allocate(2)
+    with pytest.raises(ValueError):
+        allocator.share([*pages, bad])
+    assert [allocator.num_holders(page) for page in pages] == [1, 1]
+
+
+def test_a_page_of_several_holders_is_not_cached_and_nothing_beside_it():
+    allocator = PageAllocator(4)
+    first, shared = allocator.allocate(2)
+    allocator.share([shared])
+    with pytest.raises(ValueError, match=f"page {shared} must have 1 holder to be cached, it has 2"):
+        allocator.cache([first, shared])
+    assert (allocator.num_cached, allocator.num_holders(first), allocator.num_holders(shared)) == (0, 1, 2)
+    allocator.free([shared])
+    allocator.cache([first, shared])
+    assert allocator.num_cached == 2
+    allocator.check_integrity()
+
+
+def test_free_and_cached_pages_have_no_holder():
+    allocator = PageAllocator(2)
+    page = allocator.allocate(1)[0]
+    allocator.cache([page])
+    assert [allocator.num_holders(page) for page in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("page", [-1, 4])
+def test_a_page_of_no_pool_has_no_number_of_holders(page):
+    with pytest.raises(ValueError, match=f"page {page} is not in a pool of 4"):
+        PageAllocator(4).num_holders(page)

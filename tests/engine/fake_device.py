@@ -13,6 +13,7 @@ from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
+from jaxinfer.engine.strategy import Rounds, RowKind
 
 VOCAB = 60
 
@@ -35,38 +36,49 @@ def expected_output(prompt: Sequence[int], num_tokens: int, ending: Collection[i
 class FakeDevice:
     """Runs launches in order. A request whose pages were given away, or not recomputed, gets a wrong token.
 
-    Like the real one it keeps the latest token of every request, so that a launch can follow one that was not read yet.
+    Like the real one it keeps the latest token and the length of every sequence, so that a launch can follow one that
+    was not read yet, and it writes nothing beyond the pages that a row has.
+
+    Args:
+        tokens_of_round: how many tokens the next round of the strategy lands for a row.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, tokens_of_round: Callable[[], int] = lambda: 1) -> None:
         self.page_size = page_size
+        self.tokens_of_round = tokens_of_round
         self.slots: dict[int, tuple[int, int]] = {}  # slot -> (position, token)
-        self.latest: dict[Request, int] = {}
+        self.seats: dict[Request, tuple[int | None, int]] = {}  # latest token, None: ended; and length
 
     def run(self, output: SchedulerOutput) -> list[list[int]]:
-        """For every scheduled request the tokens of each step that ran, -1 once it has ended."""
-        after = [request.num_computed_tokens - (output.num_steps - 1) for request in output.requests]
-        spans = [range(end - count, end) for end, count in zip(after, output.num_tokens, strict=True)]
+        """For every scheduled request the tokens that land."""
         results: list[list[int]] = [[] for _ in output.requests]
-        ended = [False] * len(results)
-        for _ in range(output.num_steps):
-            for request, span, over in zip(output.requests, spans, ended, strict=True):
-                for index in span if not over else ():
-                    known = request.token_ids
-                    token = known[index] if index < len(known) else self.latest[request]
-                    self.slots[self._slot(request, index)] = (index, token)
-            for row, (request, span) in enumerate(zip(output.requests, spans, strict=True)):
-                token = -1 if ended[row] else self._next(request, span.stop)
-                results[row].append(token)
-                ended[row] = ended[row] or token in request.ending_token_ids
-                if output.samples[row]:
-                    self.latest[request] = token
-                else:
-                    results[row][-1] = -2  # means nothing, and must not be looked at
-            if all(ended):
-                break
-            spans = [range(span.stop, span.stop + 1) for span in spans]
+        capacity = [len(request.pages) * self.page_size for request in output.requests]
+        for index, (request, kind) in enumerate(zip(output.requests, output.kinds, strict=True)):
+            if kind is RowKind.PROMPT_CHUNK:
+                end = output.num_computed[index] + output.num_tokens[index]
+                for position in range(output.num_computed[index], end):
+                    self._write(request, position, request.token_ids[position])
+        for index, (request, kind) in enumerate(zip(output.requests, output.kinds, strict=True)):
+            if kind is RowKind.PROMPT_CHUNK:
+                end = output.num_computed[index] + output.num_tokens[index]
+                results[index] = [self._sample(request, end)] if output.most_tokens[index] else [-2]  # not to be read
+                continue
+            for _ in range(max(output.num_rounds, 1)):
+                for _ in range(self.tokens_of_round() if output.num_rounds else 1):
+                    token, length = self.seats[request]
+                    if token is not None and length <= capacity[index]:
+                        self._write(request, length - 1, token)
+                        results[index].append(self._sample(request, length))
         return results
+
+    def _write(self, request: Request, position: int, token: int) -> None:
+        self.slots[self._slot(request, position)] = (position, token)
+
+    def _sample(self, request: Request, length: int) -> int:
+        token = self._next(request, length)
+        ends = token in request.ending_token_ids or length + 1 >= request.max_total_tokens
+        self.seats[request] = (None if ends else token, length + 1)
+        return token
 
     def poison(self, pages: Iterable[int]) -> None:
         """Forget what was written to the pages."""
@@ -92,6 +104,7 @@ def make_scheduler(
     prefill_room: Callable[[int, int], int] | None = None,
     policy: str = "fcfs",
     max_decode_steps: int = 1,
+    rounds: Rounds | None = None,
     caching: bool = False,
     device: FakeDevice | None = None,
 ) -> Scheduler:
@@ -104,11 +117,11 @@ def make_scheduler(
         max_num_seqs=rows,
         prefill_room=prefill_room or (lambda decode_rows, prefill_rows: budget),
         scheduling_policy=policy,
-        max_decode_steps=max_decode_steps,
     )
     allocator = PoisonedPages(num_pages, device or FakeDevice(page_size))
     cache = PrefixCache(PrefixCacheConfig(page_size), allocator) if caching else None
-    return Scheduler(limits, KVCacheManager(allocator, page_size, cache))
+    rounds = rounds or Rounds(RowKind.DECODE, most=max_decode_steps)
+    return Scheduler(limits, KVCacheManager(allocator, page_size, cache), rounds)
 
 
 class PoisonedPages(PageAllocator):
@@ -121,7 +134,7 @@ class PoisonedPages(PageAllocator):
     def free(self, pages: Iterable[int]) -> None:
         pages = list(pages)
         super().free(pages)
-        self._device.poison(pages)
+        self._device.poison([page for page in pages if not self.num_holders(page)])
 
     def free_cached(self, pages: Iterable[int]) -> None:
         pages = list(pages)
@@ -132,8 +145,8 @@ class PoisonedPages(PageAllocator):
 class Simulation:
     """A scheduler with a fake device, stepped by hand."""
 
-    def __init__(self, *, page_size: int = 4, **limits) -> None:
-        self.device = FakeDevice(page_size)
+    def __init__(self, *, page_size: int = 4, tokens_of_round: Callable[[], int] = lambda: 1, **limits) -> None:
+        self.device = FakeDevice(page_size, tokens_of_round)
         self.scheduler = make_scheduler(page_size=page_size, device=self.device, **limits)
         self.in_flight: deque[tuple[SchedulerOutput, list[list[int]]]] = deque()
         self.arrivals = 0

@@ -114,11 +114,11 @@ def live_bytes() -> int:
 def test_five_hundred_requests_leave_no_page_no_byte_and_no_seat_behind(idle_engine):
     core = idle_engine()
     run_requests(core, short_requests(40))
-    before, pool = live_bytes(), core.runner.cache.nbytes
+    before, pool = live_bytes(), core.kv.nbytes
     assert pool == 256 * 2 * 2 * 2 * 16 * 4  # tokens, k and v, layers, heads, head_dim, bytes of a float32
     run_requests(core, short_requests(500, seed=1))
     assert live_bytes() == before
-    assert core.runner.cache.nbytes == pool
+    assert core.kv.nbytes == pool
     metrics = core.get_metrics()
     assert (metrics.num_requests_running, metrics.num_requests_waiting, metrics.kv_cache_usage_perc) == (0, 0, 0)
     assert core.scheduler.requests == {}
@@ -141,9 +141,9 @@ def poison_free_pages(core: EngineCore) -> None:
     used = np.ones(core.config.num_pages, bool)
     used[core.scheduler.kv.allocator._free] = False
     mask = jnp.asarray(used)[:, None, None, None]
-    cache = core.runner.cache
+    cache = core.kv
     k, v = (tuple(jnp.where(mask, array, jnp.nan) for array in arrays) for arrays in (cache.k, cache.v))
-    core.runner.cache = KVCache(k=k, v=v)
+    core.runner.state["kv"] = KVCache(k=k, v=v)
 
 
 def test_what_stands_in_free_pages_never_reaches_an_output(idle_engine):
@@ -160,7 +160,7 @@ def test_what_stands_in_free_pages_never_reaches_an_output(idle_engine):
     assert [request.output_token_ids for request in requests] == clean
     assert core.reset_prefix_cache()
     poison_free_pages(core)
-    assert all(np.isnan(np.asarray(array)).all() for array in core.runner.cache.k), "the poison did not reach the pool"
+    assert all(np.isnan(np.asarray(array)).all() for array in core.kv.k), "the poison did not reach the pool"
 
 
 def test_counters_count_what_was_computed(idle_engine):

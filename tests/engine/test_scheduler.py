@@ -3,6 +3,7 @@
 import pytest
 
 from jaxinfer.engine.request import RequestStatus
+from jaxinfer.engine.strategy import RowKind
 from tests.builders import make_request
 from tests.engine.fake_device import Simulation, expected_output
 
@@ -83,11 +84,13 @@ def test_no_more_rows_than_allowed_carry_more_than_one_token():
     assert scheduled(sim.step()) == {"a": 1, "b": 1, "c": 3}
 
 
-def test_a_prompt_of_one_token_needs_no_prefill_row():
+def test_a_prompt_of_one_token_is_a_prompt_chunk():
     sim = Simulation(prefill_room=lambda decodes, prefills: 32 if prefills <= 1 else 0)
     sim.add(make_request("a", prompt(3)))
     sim.add(make_request("b", prompt(1)))
-    assert scheduled(sim.step()) == {"a": 3, "b": 1}
+    outputs = [sim.step() for _ in range(2)]
+    assert [scheduled(output) for output in outputs] == [{"a": 3}, {"a": 1, "b": 1}]
+    assert outputs[1].kinds == [RowKind.DECODE, RowKind.PROMPT_CHUNK]
 
 
 def test_prefills_leave_the_room_that_decodes_are_computed_in():
@@ -102,12 +105,12 @@ def test_prefills_leave_the_room_that_decodes_are_computed_in():
 
 
 def test_a_decode_behind_a_prefill_waits_if_the_step_cannot_hold_both():
-    sim = Simulation(budget=16, rows=2, policy="priority", prefill_room=lambda decodes, prefills: 16 - 4 * decodes)
+    room = {(0, 1): 12, (0, 2): 16}
+    sim = Simulation(budget=16, rows=2, prefill_room=lambda decodes, prefills: room.get((decodes, prefills), 8))
     sim.add(make_request("first", prompt(29), max_tokens=2))
-    sim.step()
     sim.add(make_request("other", prompt(1), max_tokens=9))
-    assert scheduled(sim.step()) == {"first": 13}
-    assert scheduled(sim.step()) == {"first": 1, "other": 1}
+    steps = [scheduled(sim.step()) for _ in range(3)]
+    assert steps == [{"first": 12, "other": 1}, {"first": 12}, {"first": 5, "other": 1}]
 
 
 def test_a_waiting_request_stays_out_until_there_are_pages_for_its_tokens():

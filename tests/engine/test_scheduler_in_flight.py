@@ -118,7 +118,7 @@ def decoding(*requests, **limits) -> Simulation:
     sim = Simulation(max_decode_steps=8, **limits)
     for request in requests:
         sim.add(request)
-    assert sim.step().num_steps == 1, "a step that computes prompts is no loop"
+    assert sim.step().num_rounds == 0, "a step that computes prompts is no loop"
     return sim
 
 
@@ -131,9 +131,20 @@ def test_requests_that_all_decode_run_several_steps_in_one_launch():
     assert request.output_token_ids == expected_output(prompt(5), 9)
 
 
-def test_a_loop_ends_where_the_first_request_reaches_its_length():
-    sim = decoding(make_request("a", prompt(5), max_tokens=20), make_request("b", prompt(5), max_tokens=4))
-    assert sim.launch().num_steps == 3
+def test_a_request_that_reaches_its_length_leaves_the_loop_to_the_others():
+    short, long = make_request("a", prompt(5), max_tokens=4), make_request("b", prompt(5), max_tokens=20)
+    sim = decoding(short, long)
+    output = sim.launch()
+    assert (output.num_rounds, output.most_tokens) == (8, [3, 8])
+    sim.land()
+    assert short.status is RequestStatus.FINISHED_LENGTH and long.num_output_tokens == 9
+    sim.drain()
+    assert [short.output_token_ids, long.output_token_ids] == [expected_output(prompt(5), n) for n in (4, 20)]
+
+
+def test_a_loop_is_no_longer_than_its_longest_request():
+    sim = decoding(make_request("a", prompt(5), max_tokens=3), make_request("b", prompt(5), max_tokens=5))
+    assert sim.launch().num_rounds == 4
     sim.drain()
 
 
@@ -161,7 +172,7 @@ def test_a_loop_that_all_requests_leave_early_brings_their_tokens_and_no_more():
 def test_a_loop_follows_a_loop_that_was_not_read():
     request = make_request("a", prompt(5), max_tokens=30)
     sim = decoding(request)
-    assert [sim.launch().num_steps for _ in range(2)] == [8, 8]
+    assert [sim.launch().num_rounds for _ in range(2)] == [8, 8]
     sim.drain()
     assert request.output_token_ids == expected_output(prompt(5), 30)
 
@@ -181,31 +192,34 @@ def test_a_loop_follows_a_loop_that_was_not_read():
 )
 def test_a_request_that_needs_the_host_at_every_token_runs_in_no_loop(needs_the_host):
     sim = decoding(make_request("a", prompt(5), max_tokens=20), make_request("b", [1], max_tokens=20, **needs_the_host))
-    assert sim.launch().num_steps == 1
+    assert sim.launch().num_rounds == 0
 
 
 def test_a_stream_runs_in_no_loop():
     streamed = make_request("a", prompt(5), max_tokens=20, stream=True)
     sim = decoding(streamed, make_request("b", prompt(5), max_tokens=20))
-    assert sim.launch().num_steps == 1
+    assert sim.launch().num_rounds == 0
 
 
 def test_loops_begin_when_min_tokens_are_reached():
     sim = decoding(make_request("a", prompt(5), max_tokens=40, min_tokens=4, eos_token_ids=[VOCAB]))
-    assert [sim.step().num_steps for _ in range(5)] == [1, 1, 1, 8, 8]
+    assert [sim.step().num_rounds for _ in range(5)] == [0, 0, 0, 8, 8]
 
 
-def test_there_is_no_loop_while_a_request_waits():
-    requests = [make_request(name, prompt(5), max_tokens=20) for name in "abc"]
-    sim = decoding(*requests, rows=2)
-    assert sim.launch().num_steps == 1
+def test_while_a_request_waits_a_loop_ends_with_the_first_place_that_gets_free():
+    sim = decoding(
+        *(make_request(name, prompt(5), max_tokens=n) for name, n in (("a", 20), ("b", 6), ("c", 9))), rows=2
+    )
+    assert sim.step().num_rounds == 5
+    assert "c" in sim.launch().num_scheduled_tokens
+    sim.drain()
 
 
 def test_a_loop_takes_fewer_steps_rather_than_pages_that_another_holds():
     requests = [make_request(name, prompt(6, 70 * i), max_tokens=14) for i, name in enumerate("ab")]
     sim = decoding(*requests, num_pages=5)  # one page of 4 is free, and each has room for one token more
     output = sim.step()
-    assert (output.num_steps, output.preempted_req_ids) == (2, set())
+    assert (output.num_rounds, output.preempted_req_ids) == (2, set())
     sim.drain()
     assert [request.output_token_ids for request in requests] == [expected_output(prompt(6, f), 14) for f in (0, 70)]
 

@@ -1,16 +1,25 @@
 """Random lives of a scheduler: whatever is added, stepped, aborted and stopped, pages and outputs stay right."""
 
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.strategy import Rounds, RowKind
 from tests.builders import make_request
 from tests.engine.fake_device import Simulation, expected_output
 
 PAGE_SIZE = 4
 ENDING = (3, 7)
+# One token after the other; and strategies of which nobody knows beforehand how many tokens a launch will land.
+STRATEGIES = (
+    *(Rounds(RowKind.DECODE, most=most) for most in (1, 4, 16)),
+    *(Rounds(RowKind.VERIFICATION, most=most, most_tokens=5, least_tokens=1) for most in (1, 3)),
+    *(Rounds(RowKind.BLOCK, most=most, most_tokens=4, least_tokens=0) for most in (1, 3)),
+)
 
 
 class SchedulerLife(RuleBasedStateMachine):
@@ -29,14 +38,19 @@ class SchedulerLife(RuleBasedStateMachine):
         prefill_rows=st.integers(1, 4),
         room_of_a_decode=st.integers(0, 3),
         policy=st.sampled_from(["fcfs", "priority"]),
-        max_decode_steps=st.sampled_from([1, 4, 16]),
+        rounds=st.sampled_from(STRATEGIES),
         caching=st.booleans(),
     )
-    def make(self, num_pages, budget, rows, prefill_rows, room_of_a_decode, policy, max_decode_steps, caching):
+    def make(self, num_pages, budget, rows, prefill_rows, room_of_a_decode, policy, rounds, caching):
         budget = max(budget, rows)
 
+        number = itertools.count()
+
+        def tokens_of_round() -> int:
+            return rounds.least_tokens + next(number) * 7919 % (rounds.most_tokens - rounds.least_tokens + 1)
+
         def prefill_room(decodes: int, prefills: int) -> int:
-            return max(2, budget - room_of_a_decode * decodes) if prefills <= prefill_rows else 0
+            return max(1, budget - room_of_a_decode * decodes) if prefills <= prefill_rows else 0
 
         self.sim = Simulation(
             num_pages=num_pages,
@@ -45,7 +59,8 @@ class SchedulerLife(RuleBasedStateMachine):
             rows=rows,
             prefill_room=prefill_room,
             policy=policy,
-            max_decode_steps=max_decode_steps,
+            rounds=rounds,
+            tokens_of_round=tokens_of_round,
             caching=caching,
         )
 
@@ -85,29 +100,34 @@ class SchedulerLife(RuleBasedStateMachine):
     def launch(self):
         scheduler = self.sim.scheduler
         must_run = scheduler.has_unfinished_requests() and not self.sim.in_flight
-        runnable = {r.request_id for r in scheduler.running if r.num_known_tokens < r.max_total_tokens}
+        runnable = {r.request_id for r in scheduler.running if r.num_tokens_left > 0}
         output = self.sim.launch()
-        counts, limits = output.num_tokens, scheduler.limits
+        counts, limits, rounds = output.num_tokens, scheduler.limits, scheduler.rounds
         assert output.total_num_scheduled_tokens == sum(counts) <= limits.max_num_batched_tokens
         assert sum(counts) > 0 or not must_run
         assert all(count > 0 for count in counts)
         assert len(counts) <= limits.max_num_seqs
-        chunks = [count for count in counts if count > 1]
+        is_chunk = [kind is RowKind.PROMPT_CHUNK for kind in output.kinds]
+        chunks = [count for count, chunk in zip(counts, is_chunk, strict=True) if chunk]
         decodes, prefills, tokens = len(counts) - len(chunks), len(chunks), sum(chunks)
         assert prefills == 0 or tokens <= limits.prefill_room(decodes, prefills)
-        assert 1 <= output.num_steps <= limits.max_decode_steps
-        assert output.num_steps == 1 or set(counts) == {1} and all(output.samples)
+        assert 0 <= output.num_rounds <= rounds.most
+        if output.num_rounds:
+            assert prefills == 0 and set(output.kinds) == {rounds.kind}
+        for request, most in zip(output.requests, output.most_tokens, strict=True):
+            # Whatever the device lands, it has the pages for.
+            assert not request.in_seat or request.num_known_tokens <= len(request.pages) * PAGE_SIZE + 1
+            assert 0 <= most <= request.num_in_flight
         scheduled = set(output.num_scheduled_tokens)
         assert len(scheduled) == len(counts) and not scheduled & output.preempted_req_ids
         told = [new.req_id for new in output.scheduled_new_reqs] + output.scheduled_cached_reqs.req_ids
         assert sorted(told) == sorted(scheduled)
         left = limits.max_num_batched_tokens - sum(counts)
         as_decode = prefills == 0 or tokens <= limits.prefill_room(decodes + 1, prefills)
-        as_chunk = tokens + 2 <= limits.prefill_room(decodes, prefills + 1)
+        as_chunk = tokens + 1 <= limits.prefill_room(decodes, prefills + 1)
         for request in scheduler.running:
-            if request.request_id in runnable - scheduled:
-                wanted = min(left, request.num_known_tokens - request.num_computed_tokens)
-                assert wanted == 0 or not (as_decode if wanted == 1 else as_chunk), "a running request was passed over"
+            if left and request.request_id in runnable - scheduled:
+                assert not (as_decode if request.in_seat else as_chunk), "a running request was passed over"
 
     @precondition(lambda self: self.sim.in_flight)
     @rule()

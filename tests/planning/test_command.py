@@ -12,11 +12,13 @@ from jaxinfer.planning.options import EXIT_DOES_NOT_FIT
 
 FIGURES = (
     "weights_bytes", "kv_bytes", "kv_bytes_per_token", "kv_alias_bytes", "kv_copies", "temp_bytes", "fits",
-    "largest_kv_tokens", "decode_kernels_per_layer", "decode_floor_ms", "prefill_floor_ms",
+    "largest_kv_tokens", "decode_kernels_per_layer", "host_waits", "decode_floor_ms", "prefill_floor_ms",
 )  # fmt: skip
-MORE = ("limit_bytes", "largest_max_num_seqs", "largest_max_model_len", "decode_floor_one_sequence_ms")
+MORE = (
+    "limit_bytes", "reserve_bytes", "largest_max_num_seqs", "largest_max_model_len", "decode_floor_one_sequence_ms",
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent.parent
-COMPILED = ("kv_alias_bytes", "kv_copies", "temp_bytes", "decode_kernels_per_layer")
+COMPILED = ("kv_alias_bytes", "kv_copies", "temp_bytes", "decode_kernels_per_layer", "host_waits")
 ASKED = ("--device", "h200", "--max-num-seqs", "64", "--max-model-len", "4096")
 
 
@@ -42,7 +44,7 @@ def test_json_has_exactly_the_promised_figures_and_null_for_what_was_not_compile
     assert main(["plan", qwen, *ASKED, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert tuple(plan) == (*FIGURES, *MORE, "settings", "device", "programs")
-    assert [plan[name] for name in COMPILED] == [None] * 4 and plan["programs"] is None
+    assert [plan[name] for name in COMPILED] == [None] * len(COMPILED) and plan["programs"] is None
     assert (plan["weights_bytes"], plan["kv_bytes"]) == (16_381_470_720, 64 * 4096 * 147_456)
     assert plan["fits"] is True
 
@@ -53,6 +55,29 @@ def test_the_table_ends_with_the_verdict_and_says_how_to_compile(qwen, capsys):
     assert "16.38 GB" in shown and "12.51 ms" in shown and "measured" in shown
     assert 'pip install "jaxinfer[cuda13]"' in shown
     assert "fits: 64 sequences of 4096 tokens" in shown
+
+
+@pytest.mark.parametrize(
+    ("utilization", "variable", "words"),
+    [
+        (0.8, "", "120.00 GB │ 0.8 of the card's 150.00 GB (gpu_memory_utilization)"),
+        (0.8, "0.9", "120.00 GB │ 0.8 of the card's 150.00 GB (gpu_memory_utilization)"),
+        (0.8, "0.6", "90.00 GB │ 0.6 of the card's 150.00 GB: JAX's share (XLA_CLIENT_MEM_FRACTION), less than"),
+        (1, "", "145.50 GB │ 0.97 of the card's 150.00 GB: the most that JAX is given, less than"),
+        (1, "1", "150.00 GB │ 1 of the card's 150.00 GB (gpu_memory_utilization)"),
+    ],
+)
+def test_the_table_says_what_the_limit_is_a_share_of(qwen, monkeypatch, capsys, utilization, variable, words):
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", variable)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["plan", qwen, *ASKED, "--gpu-memory-utilization", str(utilization)]) == 0
+    assert f"limit │ {words}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_share_in_the_environment_that_jax_would_refuse_is_an_error_of_one_line(qwen, monkeypatch, capsys):
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "most")
+    assert main(["plan", qwen, *ASKED]) == 1
+    assert "XLA_CLIENT_MEM_FRACTION must be a number in (0, 1], got 'most'" in error_of(capsys)
 
 
 def test_what_does_not_fit_has_an_exit_status_of_its_own(qwen, capsys):
@@ -110,8 +135,14 @@ def test_compiled_figures_complete_table_and_json(stand_in, monkeypatch, capsys)
     plan = json.loads(printed.out)
     assert plan["kv_alias_bytes"] == plan["kv_bytes"] and plan["decode_kernels_per_layer"] > 0
     assert plan["temp_bytes"] == max(program["temp_bytes"] for program in plan["programs"]) > 0
-    assert [program["name"] for program in plan["programs"]] == ["prefill", "decode", "decode_loop"]
-    assert printed.err.count("compiling for NVIDIA B200: ") == 4
+    assert [program["name"] for program in plan["programs"]] == [
+        "prefill",
+        "decode",
+        "adjusted_sampling",
+        "prompt_logprobs",
+        "decode_loop",
+    ]
+    assert printed.err.count("compiling for NVIDIA B200: ") == 6
     assert main(arguments) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "kernels per layer" in shown and "copies of KV" in shown and "Not compiled" not in shown

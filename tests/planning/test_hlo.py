@@ -73,6 +73,31 @@ def test_a_loop_s_body_counts_once():
     assert 0 < program(once, donate=False).kernels() <= program(loop, donate=False).kernels() < 15
 
 
+def fixed_turns(pool, page):
+    return lax.fori_loop(0, 5, lambda _, x: jnp.sin(x) @ jnp.ones((8, 8)), page)
+
+
+def open_end(pool, page):
+    return lax.while_loop(lambda x: x.sum() < 9, lambda x: jnp.sin(x) @ jnp.ones((8, 8)), page)
+
+
+def turns_that_may_rest(pool, page):
+    return lax.fori_loop(0, 5, lambda _, x: lax.cond(x.sum() < 9, jnp.sin, jnp.negative, x), page)
+
+
+def a_choice_with_a_loop(pool, page):
+    return lax.cond(page.sum() < 9, lambda: fixed_turns(pool, page), lambda: page)
+
+
+@pytest.mark.parametrize(
+    ("function", "waits"),
+    [(fixed_turns, []), (turns_that_may_rest, []), (open_end, ["while"]), (a_choice_with_a_loop, ["conditional"])],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_the_host_is_waited_for_by_loops_of_open_end_and_choices_that_hold_a_loop(function, waits):
+    assert [i.opcode for i in program(function, donate=False).host_waits()] == waits
+
+
 GPU_TEXT = """\
 HloModule jit_step, input_output_alias={ {0}: (1, {}, may-alias), {1}: (2, {}, must-alias), {2}: (4, {}, may-alias) }, \
 entry_computation_layout={(f32[4]{0}, f32[64,16,2,8]{3,2,1,0})->f32[4]{0}}
@@ -133,6 +158,7 @@ def test_launches_of_a_gpu_program_are_fusions_library_calls_and_copies_also_in_
     launched = {"input_scatter_fusion", "kernel", "copy-start.1", "inner_fusion", "wrapped_compare", "gemm"}
     text = ProgramText(GPU_TEXT)
     assert text.kernels() == len(launched)
+    assert [i.name for i in text.host_waits()] == ["while.1"]
     assert launched <= {instruction.name for instruction in text.scheduled}
 
 

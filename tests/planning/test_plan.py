@@ -8,11 +8,12 @@ import pytest
 from jaxinfer.checkpoint.directory import read_config
 from jaxinfer.config import EngineConfig
 from jaxinfer.planning.devices import B200, GPUS, H100, H200, find_gpu
-from jaxinfer.planning.plan import Compiled, Request, jax_memory_share, make_plan
+from jaxinfer.planning.plan import Compiled, Request, make_plan
 from jaxinfer.planning.report import verdict
 
 WEIGHTS, PER_TOKEN = 16_381_470_720, 147_456
 GIGABYTE = 10**9
+LIMIT, RESERVE = 135 * GIGABYTE, 4_050_000_000  # of an H200 at gpu_memory_utilization=0.9
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def ask(configs):
 
 
 def compiled(temp_bytes: int) -> Compiled:
-    return Compiled(temp_bytes, kv_alias_bytes=1, kv_copies=0, decode_kernels_per_layer=15.0, programs=[])
+    return Compiled(temp_bytes, kv_alias_bytes=1, kv_copies=0, host_waits=0, decode_kernels_per_layer=15.0, programs=[])
 
 
 def test_the_pool_holds_every_sequence_at_full_length_in_whole_pages(ask):
@@ -36,19 +37,29 @@ def test_the_pool_holds_every_sequence_at_full_length_in_whole_pages(ask):
     assert make_plan(ask(length=4097)).kv_bytes == 64 * 4112 * PER_TOKEN
 
 
-def test_the_limit_is_the_engine_s_share_of_jax_s_share(ask):
-    assert ask().limit_bytes == 101_250_000_000
-    assert ask(gpu_memory_utilization=0.5, jax_memory_share=1.0).limit_bytes == 75 * GIGABYTE
+def test_the_limit_is_the_share_of_the_card_that_is_asked_for(ask):
+    assert ask().limit_bytes == LIMIT == 135 * GIGABYTE
+    assert ask(gpu_memory_utilization=0.5).limit_bytes == 75 * GIGABYTE
+
+
+def test_the_limit_is_jax_s_share_where_the_environment_gives_it_less(ask):
+    assert ask(jax_memory_share=0.5).limit_bytes == 75 * GIGABYTE
+    assert ask(jax_memory_share=0.95).limit_bytes == LIMIT
+
+
+def test_what_is_not_counted_has_a_reserve_within_the_limit(ask):
+    assert make_plan(ask()).reserve_bytes == RESERVE
+    assert make_plan(ask(jax_memory_share=0.5)).reserve_bytes == 75 * GIGABYTE * 3 // 100
 
 
 def test_temporaries_take_from_the_room_for_kv(ask):
-    room = 101_250_000_000 - WEIGHTS
+    room = LIMIT - RESERVE - WEIGHTS
     assert make_plan(ask()).largest_kv_tokens == room // PER_TOKEN // 16 * 16
     assert make_plan(ask(), compiled(GIGABYTE)).largest_kv_tokens == (room - GIGABYTE) // PER_TOKEN // 16 * 16
 
 
 def test_it_fits_up_to_the_last_page(ask):
-    spare = 101_250_000_000 - WEIGHTS - 64 * 4096 * PER_TOKEN
+    spare = LIMIT - RESERVE - WEIGHTS - 64 * 4096 * PER_TOKEN
     assert make_plan(ask(), compiled(spare)).fits
     assert not make_plan(ask(), compiled(spare + 1)).fits
 
@@ -64,7 +75,7 @@ def test_the_largest_settings_that_are_named_fit_and_one_more_does_not(ask):
 def test_more_sequences_than_asked_for_are_charged_their_share_of_the_temporaries(ask):
     plan = make_plan(ask(), compiled(GIGABYTE))
     each = 4096 * PER_TOKEN + GIGABYTE / 64
-    assert plan.largest_max_num_seqs == int((101_250_000_000 - WEIGHTS) / each)
+    assert plan.largest_max_num_seqs == int((LIMIT - RESERVE - WEIGHTS) / each)
 
 
 def test_the_largest_settings_stay_within_the_model_and_the_step(ask):
@@ -101,21 +112,22 @@ def test_several_gpus_share_weights_and_kv(ask):
 
 def test_a_verdict_names_the_largest_settings(ask):
     fits = verdict(make_plan(ask()), ask())
-    assert fits.startswith("fits: 64 sequences of 4096 tokens take 55.04 GB of the 101.25 GB")
-    assert "140 such sequences, or 64 of 8992 tokens" in fits
+    assert fits.startswith("fits: 64 sequences of 4096 tokens take 55.04 GB of the 135.00 GB")
+    assert "(4.05 GB are kept free)" in fits
+    assert "189 such sequences, or 64 of 12128 tokens" in fits
     refused = verdict(make_plan(ask(gpu=H100)), ask(gpu=H100, seqs=65))
     assert refused.startswith(("fits", "does not fit"))
     crowded = ask(gpu=H100, seqs=128)
     text = verdict(make_plan(crowded), crowded)
-    assert text.startswith("does not fit: 128 sequences of 4096 tokens would take 93.69 GB of the 57.33 GB")
-    assert "Largest that does: 67 sequences of 4096 tokens, or 128 of 2160 tokens." in text
+    assert text.startswith("does not fit: 128 sequences of 4096 tokens would take 93.69 GB of the 76.45 GB")
+    assert "Largest that does: 95 sequences of 4096 tokens, or 128 of 3056 tokens." in text
 
 
 def test_a_verdict_says_when_not_even_one_sequence_fits(ask):
-    small = dataclasses.replace(H100, memory_bytes=25 * GIGABYTE)
+    small = dataclasses.replace(H100, memory_bytes=19_400_000_000)
     request = ask(gpu=small, seqs=256, length=40960)
     assert "Largest that does: 1 sequence of " in verdict(make_plan(request), request)
-    tiny = dataclasses.replace(H100, memory_bytes=20 * GIGABYTE)
+    tiny = dataclasses.replace(H100, memory_bytes=18 * GIGABYTE)
     plan = make_plan(ask(gpu=tiny))
     assert plan.largest_kv_tokens == plan.largest_max_num_seqs == plan.largest_max_model_len == 0
     assert "the weights leave no room for KV" in verdict(plan, ask(gpu=tiny))
@@ -126,19 +138,6 @@ def test_gpus_are_found_by_name_in_any_case():
     assert set(GPUS) == {"h200", "h100", "b200"}
     with pytest.raises(ValueError, match="'a1' is not known; known: h200, h100, b200"):
         find_gpu("a1")
-
-
-def test_jax_s_share_follows_its_environment(monkeypatch):
-    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        monkeypatch.delenv(name, raising=False)
-    assert jax_memory_share() == 0.75
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".5")
-    assert jax_memory_share() == 0.5
-    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.95")
-    assert jax_memory_share() == 0.95
-    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "all")
-    with pytest.raises(ValueError, match="XLA_CLIENT_MEM_FRACTION must be a number"):
-        jax_memory_share()
 
 
 @pytest.mark.parametrize("share", [0, 1.5])

@@ -13,9 +13,9 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.planning import compile_target as targets
 from jaxinfer.planning.compile_target import NoCompilerError, compile_target, description
 from jaxinfer.planning.devices import B200, GPUS, H100, H200
-from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, abstract_model, compile_plan, program_shapes
+from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, AbstractEngine, abstract_model, compile_plan
 from jaxinfer.programs.batch_layout import BatchShape
-from tests.builders import model_config
+from tests.builders import make_engine, model_config, random_model
 
 F32 = jnp.dtype(jnp.float32)
 ENGINE = EngineConfig(
@@ -23,25 +23,43 @@ ENGINE = EngineConfig(
 )
 
 
-def test_the_programs_are_the_largest_step_and_full_decodes_alone_and_in_a_loop():
-    shapes = program_shapes(EngineConfig(max_model_len=4096, max_num_seqs=64))
-    assert shapes == {
+def planned_shapes(engine: EngineConfig, target) -> dict:
+    planned = AbstractEngine(model_config(), engine, target, dtype=F32).planned
+    return {name: shape for name, (_, shape) in planned.items()}
+
+
+def test_a_plan_looks_at_the_largest_shape_of_every_program_of_the_engine(stand_in):
+    engine = EngineConfig(max_model_len=4096, max_num_seqs=64)
+    assert planned_shapes(engine, stand_in(B200)) == {
         PREFILL: BatchShape(64, 64, 1984, 256, num_logits=64),
         DECODE: BatchShape(64, 0, 0, 256),
+        "adjusted_sampling": (64, 64 * 101),
+        "prompt_logprobs": 2048,
         DECODE_LOOP: BatchShape(64, 0, 0, 256),
     }
-    assert DECODE_LOOP not in program_shapes(dataclasses.replace(ENGINE, max_decode_steps=1))
+    assert DECODE_LOOP not in planned_shapes(dataclasses.replace(ENGINE, max_decode_steps=1), stand_in(B200))
+
+
+def test_the_programs_are_those_that_the_engine_warms_up(stand_in):
+    core = make_engine(random_model(model_config()))
+    runner = AbstractEngine(core.model_config, core.config, stand_in(B200), dtype=F32).runner
+    described = [
+        [program.describe(shape) for program in programs for shape in program.shapes]
+        for programs in (runner.programs, core.runner.programs)
+    ]
+    assert described[0] == described[1]
 
 
 def test_all_programs_are_compiled_from_shapes_and_update_the_whole_pool_in_place(stand_in):
     config, told = model_config(num_layers=3), []
     programs, kernels = compile_plan(config, ENGINE, stand_in(B200), dtype=F32, progress=told.append)
-    assert [program.name for program in programs] == [PREFILL, DECODE, DECODE_LOOP]
     pool = ENGINE.kv_cache_tokens * kv_bytes_per_token(config, F32)
-    assert [program.kv_alias_bytes for program in programs] == [pool] * 3
+    assert {program.name: program.kv_alias_bytes for program in programs} == {
+        PREFILL: pool, DECODE: pool, "adjusted_sampling": None, "prompt_logprobs": None, DECODE_LOOP: pool
+    }  # fmt: skip
     assert all(program.temp_bytes > 0 and program.kernels > 0 for program in programs)
-    assert 1 <= kernels < min(program.kernels for program in programs)
-    assert len(told) == 4 and told[0].startswith("prefill: 4 decodes and 28 prompt tokens")
+    assert 1 <= kernels < min(program.kernels for program in programs if program.kv_alias_bytes)
+    assert len(told) == 6 and told[0].startswith("prefill: step for 4 decodes and 28 prompt tokens")
 
 
 def test_parameters_are_shapes_on_the_target_split_over_its_devices(stand_in):

@@ -12,12 +12,14 @@ import numpy as np
 from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
-from jaxinfer.programs.runner import StepRunner
-from jaxinfer.programs.warm_up import idle_batch
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, idle_batch
+from jaxinfer.programs.program import KV, TARGET
+from jaxinfer.programs.runner import Runner, initial_state
+from jaxinfer.programs.step import Step
 from tests.attention.lanes import Lane, Query, tail_words, with_tail
 from tests.oracle import next_token_logits
 
+STEP = Step()
 TRUNK = -1
 TOLERANCE = 1e-4  # of logits that are about 10
 
@@ -152,8 +154,8 @@ class LaneSteps:
         self.shape = replace(shape, num_logits=shape.num_tokens)
         self.programs: list[str] = []
         empty = KVCache.allocate(model.config, num_pages=num_pages, page_size=page_size, dtype=dtype)
-        self.runner = StepRunner(
-            model, empty, backend or select_backend("xla"), num_seats=1, on_compile=self.programs.append
+        self.runner = Runner(
+            {TARGET: model}, initial_state(empty, 1), backend or select_backend("xla"), on_compile=self.programs.append
         )
         self.start(seed=0)
 
@@ -170,7 +172,8 @@ class LaneSteps:
         held = np.zeros(self.num_pages * self.page_size, bool)
         held[[lane.slot(index) for lane in self.lanes for index in lane.tokens]] = True
         mask = held.reshape(self.num_pages, self.page_size, 1, 1)
-        self.runner.cache = jax.tree.map(lambda pages: jnp.where(mask, pages, jnp.nan), self.runner.cache)
+        state = self.runner.state
+        state[KV] = jax.tree.map(lambda pages: jnp.where(mask, pages, jnp.nan), state[KV])
 
     def some_tokens(self, count: int) -> list[int]:
         return self.rng.integers(0, self.model.config.vocab_size, count).tolist()
@@ -220,9 +223,7 @@ class LaneSteps:
             first += len(queries)
             packed["query_start_loc"][row + 1 :] = first
         alter(packed)
-        output = self.runner.step(packed).output
-        assert output is not None
-        logits = np.asarray(output.logits)
+        logits = np.asarray(self.runner.launch(STEP, shape, packed.buffer).logits)
         return [logits[span] for span in spans]
 
     def _fill(self, packed: PackedBatch, row: int, first: int, lane: GrowingLane, queries: Sequence[Query]) -> slice:

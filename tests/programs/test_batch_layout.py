@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, StepBatch, unpack
-from jaxinfer.sampling.sampler import SamplingBatch
 
 SHAPES = [
     BatchShape(1, 0, 0, 1),
@@ -31,9 +30,11 @@ def random_batch(shape: BatchShape) -> PackedBatch:
 
 def arrays_of(batch: StepBatch) -> dict[str, jax.Array]:
     """Every array of a step by name, the sampling parameters among them."""
-    nested = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    sampling = nested.pop("sampling")
-    nested |= {f.name: getattr(sampling, f.name) for f in dataclasses.fields(SamplingBatch)}
+    nested = {
+        f.name: getattr(owner, f.name)
+        for owner in (batch, batch.samples, batch.samples.sampling)
+        for f in dataclasses.fields(owner)
+    }
     return {name: value for name, value in nested.items() if isinstance(value, jax.Array)}
 
 

@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.programs.commit_tail import commit_tail, lane_slots, tail_moves
-from jaxinfer.programs.runner import StepRunner
+from jaxinfer.programs.commit_tail import CommitTail, commit_tail, lane_slots, tail_moves
+from jaxinfer.programs.program import KV, TARGET
+from jaxinfer.programs.runner import Runner, initial_state
 from tests.builders import model_config, random_model
 
 LAYERS, HEADS, DIM = 3, 2, 4
 NUM_SLOTS = 48
 ADDRESSED_BY_NOBODY = (-1, -7, -(2**31), NUM_SLOTS, NUM_SLOTS + 3, 2**31 - 1)
 commit = jax.jit(commit_tail)
+
+COMMIT = CommitTail()
 
 
 def random_cache(page_size: int, *, num_slots: int = NUM_SLOTS, dtype: jnp.dtype = jnp.float32) -> KVCache:
@@ -157,12 +160,16 @@ def test_an_index_that_no_lane_has_gets_a_slot_that_no_pool_has():
 
 
 @pytest.fixture(scope="module")
-def runner() -> tuple[StepRunner, list[str]]:
+def runner() -> tuple[Runner, list[str]]:
     """A runner over a pool of pages of 4, and what it has compiled."""
     programs: list[str] = []
     model = random_model(model_config(num_kv_heads=HEADS, head_dim=DIM, num_layers=LAYERS, num_heads=2 * HEADS))
     pool = jax.tree.map(lambda pages: pages + 0, random_cache(4))
-    return StepRunner(model, pool, select_backend("xla"), num_seats=1, on_compile=programs.append), programs
+    return Runner({TARGET: model}, initial_state(pool, 1), select_backend("xla"), on_compile=programs.append), programs
+
+
+def launch_commit(runner: Runner, moves: np.ndarray | jax.Array) -> None:
+    runner.launch(COMMIT, moves.shape[1:], moves)
 
 
 def test_the_runner_compiles_one_program_for_each_number_of_nodes(runner):
@@ -171,14 +178,14 @@ def test_the_runner_compiles_one_program_for_each_number_of_nodes(runner):
     for nodes in (2, 5, 2, 5, 5):
         moves = np.stack([rng.permutation(NUM_SLOTS)[: 3 * nodes].reshape(3, nodes) for _ in range(2)])
         moves[:, rng.integers(3)] = -1
-        before = jax.tree.map(lambda pages: pages + 0, runner.cache)
-        runner.commit_tail(moves.astype(np.int32) if nodes == 2 else jnp.asarray(moves, jnp.int32))
-        assert_moved(before, runner.cache, *moves)
+        before = jax.tree.map(lambda pages: pages + 0, runner.state[KV])
+        launch_commit(runner, moves.astype(np.int32) if nodes == 2 else jnp.asarray(moves, jnp.int32))
+        assert_moved(before, runner.state[KV], *moves)
     assert programs == [f"commit of up to {nodes} draft tokens in 3 rows" for nodes in (2, 5)]
 
 
 def test_the_runner_updates_its_pool_in_place(runner):
     runner, _ = runner
-    addresses = [pages.unsafe_buffer_pointer() for pages in (*runner.cache.k, *runner.cache.v)]
-    runner.commit_tail(np.full((2, 3, 2), -1, np.int32))
-    assert [pages.unsafe_buffer_pointer() for pages in (*runner.cache.k, *runner.cache.v)] == addresses
+    addresses = [pages.unsafe_buffer_pointer() for pages in (*runner.state[KV].k, *runner.state[KV].v)]
+    launch_commit(runner, np.full((2, 3, 2), -1, np.int32))
+    assert [pages.unsafe_buffer_pointer() for pages in (*runner.state[KV].k, *runner.state[KV].v)] == addresses

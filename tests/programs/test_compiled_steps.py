@@ -31,7 +31,7 @@ def program(engine, request):
     shape = engine.buckets.shape_for(
         decode_rows=decode_rows, prefill_rows=bool(tokens), prefill_tokens=tokens, pages_per_row=1
     )
-    return ProgramText(engine.runner.compile_step(shape).as_text())
+    return ProgramText(engine.runner.compile(engine.programs.step, shape).as_text())
 
 
 def test_no_step_copies_or_turns_a_weight_around(engine, program):

@@ -13,7 +13,7 @@ from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.models.rope import RopeConfig
 from jaxinfer.programs.batch_layout import BatchShape
-from jaxinfer.programs.commit_tail import tail_moves
+from jaxinfer.programs.commit_tail import CommitTail, tail_moves
 from kernels_pallas.rotate_and_write import reference
 from tests.attention.lanes import Query
 from tests.builders import FAMILIES, model_config, random_model
@@ -43,6 +43,9 @@ def compiled_steps(name: str) -> LaneSteps:
     return LaneSteps(random_model(config), shape, page_size=page_size, num_pages=POOL_TOKENS // page_size)
 
 
+COMMIT = CommitTail()
+
+
 def steps_of(name: str, seed: int = 0) -> LaneSteps:
     """Steps of a model in an empty pool."""
     steps = compiled_steps(name)
@@ -56,7 +59,7 @@ def accept(steps: LaneSteps, trees: dict[GrowingLane, list[list[Query]]]) -> Non
     for row, (lane, paths) in enumerate(trees.items()):
         for i, ends in enumerate(lane.commit(paths)):
             moves[:, row, i] = ends
-    steps.runner.commit_tail(moves)
+    steps.runner.launch(COMMIT, moves.shape[1:], moves)
     steps.poison()
 
 
@@ -72,7 +75,7 @@ def accept_one_path_each(steps: LaneSteps, paths: dict[GrowingLane, list[Query]]
     moves = jax.jit(tail_moves, static_argnames="page_size")(table, tail_start, offsets, page_size=steps.page_size)
     for row, (lane, path) in enumerate(paths.items()):
         assert lane.commit([path]) == list(zip(*np.asarray(moves[:, row, : len(path)]).tolist(), strict=True))
-    steps.runner.commit_tail(moves)
+    steps.runner.launch(COMMIT, moves.shape[1:], moves)
     steps.poison()
 
 

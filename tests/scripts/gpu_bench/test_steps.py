@@ -7,7 +7,7 @@ import pytest
 
 from gpu_bench.model import formula_model
 from gpu_bench.plan import model_values
-from gpu_bench.steps import decode_batch, lane_pages, pages_for, prefill_batch
+from gpu_bench.steps import NUM_SEATS, STEP, decode_batch, lane_pages, launch_decode, pages_for, prefill_batch
 from gpu_bench.weights import factor, fraction, prompt_ids, salt, scrambled
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.dense import CausalAttend
@@ -15,7 +15,9 @@ from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.checkpoint.weight_map import placements
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.programs.batch_layout import BatchShape
-from jaxinfer.programs.runner import StepRunner
+from jaxinfer.programs.decode_loop import DecodeLoop
+from jaxinfer.programs.program import KV, TARGET
+from jaxinfer.programs.runner import Runner, initial_state
 
 VALUES = model_values("Qwen3-0.6B", smoke=True)
 VOCAB = VALUES["vocab_size"]
@@ -30,7 +32,7 @@ def model():
 @pytest.fixture(scope="module")
 def runner(model):
     cache = KVCache.allocate(model.config, num_pages=40, page_size=16, dtype=jnp.dtype(jnp.float32))
-    return StepRunner(model, cache, select_backend("xla"), num_seats=256, max_decode_steps=4)
+    return Runner({TARGET: model}, initial_state(cache, NUM_SEATS), select_backend("xla"))
 
 
 def shape_of(tokens):
@@ -51,38 +53,31 @@ def plain_logits(model, ids):
 def test_a_prefill_batch_computes_the_prompt(model, runner, tokens):
     ids = prompt_ids(tokens, VOCAB)
     shape = shape_of(64)
-    output = runner.step(prefill_batch(shape, ids, runner.cache)).output
+    output = runner.launch(STEP, shape, prefill_batch(shape, ids, runner.state[KV]).buffer)
     np.testing.assert_allclose(output.logits[0], plain_logits(model, ids), atol=1e-4)
 
 
 def test_a_decode_row_sees_its_context_and_itself(model, runner):
     ids = prompt_ids(32, VOCAB)  # ends at a page's border: the decoded token opens a new page
-    runner.step(prefill_batch(shape_of(32), ids, runner.cache))
-    packed = decode_batch(1, 32, PAGES, runner.cache)
-    output = runner.step(packed).output
-    np.testing.assert_allclose(output.logits[0], plain_logits(model, [*ids, packed["token_ids"][0]]), atol=1e-4)
+    runner.launch(STEP, shape_of(32), prefill_batch(shape_of(32), ids, runner.state[KV]).buffer)
+    token = launch_decode(runner, decode_batch(1, 32, PAGES, runner.state[KV]), 32)
+    assert token[0] == plain_logits(model, [*ids, 1]).argmax()
 
 
-def test_a_loop_of_decode_rows_gives_the_tokens_of_one_launch_a_step(model, runner):
-    packed = decode_batch(3, 20, PAGES, runner.cache, num_steps=4)
-    looped = np.asarray(runner.decode_loop(packed).token_ids)
+def test_a_loop_of_decode_rows_gives_the_tokens_of_one_launch_a_step(runner):
+    packed = decode_batch(3, 20, PAGES, runner.state[KV], num_steps=4)
+    looped = np.asarray(launch_decode(runner, packed, 20, loop=DecodeLoop(4)))
     assert looped.shape == (4, 3) and (looped >= 0).all()
-    tokens = packed["token_ids"]
-    for step in range(4):
-        single = decode_batch(3, 20 + step, PAGES, runner.cache)
-        single["page_table"][:] = packed["page_table"]
-        at = 20 + step
-        single["slot_mapping"][:] = packed["page_table"][:, at // 16] * 16 + at % 16
-        single["token_ids"][:] = tokens
-        tokens = np.asarray(runner.step(single).token_ids[0])
-        assert list(tokens) == list(looped[step])
+    tokens = [launch_decode(runner, packed, 20)]
+    tokens += [runner.launch(STEP, packed.shape, packed.buffer).token_ids for _ in range(3)]
+    assert np.array_equal(tokens, looped)
 
 
 def test_rows_have_pages_of_their_own_and_no_more_than_there_are(runner):
-    table = lane_pages(runner.cache, 4, 33)
+    table = lane_pages(runner.state[KV], 4, 33)
     assert table.shape == (4, 3) and len(np.unique(table)) == 12
     with pytest.raises(ValueError, match="do not fit a pool of 40"):
-        lane_pages(runner.cache, 14, 33)
+        lane_pages(runner.state[KV], 14, 33)
 
 
 def test_the_bucket_of_pages_leaves_room_for_a_loop():

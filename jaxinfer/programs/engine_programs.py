@@ -1,0 +1,41 @@
+"""The list of an engine's programs: warm-up, planning and the tests of compiled text go over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxinfer.programs.adjusted_sampling import AdjustedSampling, SamplingShape, entry_buckets
+from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.decode_loop import DecodeLoop
+from jaxinfer.programs.program import Program
+from jaxinfer.programs.prompt_logprobs import PromptLogprobs
+from jaxinfer.programs.step import Step, padded_tokens
+
+
+@dataclass(frozen=True)
+class EnginePrograms:
+    """The programs of plain decoding; strategies bring more."""
+
+    step: Step
+    adjusted_sampling: AdjustedSampling
+    prompt_logprobs: PromptLogprobs
+    decode_loop: DecodeLoop
+
+    @classmethod
+    def of(cls, buckets: Buckets, *, vocab_size: int, max_decode_steps: int) -> EnginePrograms:
+        """With all shapes that an engine of these limits can need."""
+        steps = buckets.all_shapes()
+        entries = entry_buckets(buckets.max_num_seqs, vocab_size)
+        numbers_of_logits = dict.fromkeys(shape.num_logits for shape in steps)
+        return cls(
+            Step(tuple(steps)),
+            AdjustedSampling(tuple(SamplingShape(rows, n) for rows in numbers_of_logits for n in entries)),
+            PromptLogprobs(tuple(dict.fromkeys(padded_tokens(shape.num_tokens) for shape in steps))),
+            DecodeLoop(max_decode_steps, tuple(buckets.all_loops()) if max_decode_steps > 1 else ()),
+        )
+
+    @property
+    def all(self) -> list[Program]:
+        """Those that have shapes."""
+        programs: list[Program] = [self.step, self.adjusted_sampling, self.prompt_logprobs, self.decode_loop]
+        return [program for program in programs if program.shapes]

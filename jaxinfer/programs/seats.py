@@ -1,0 +1,103 @@
+"""Seats: what the device knows of every running sequence before the host does, and how steps read and change it.
+
+A launch is built while the results of the one before are unknown: which token was sampled last, whether it ended its
+sequence, and, where a launch lands any number of tokens, how many there are. So a row that decodes says only whose seat
+it is, which pages its lane has and how far it may go; its token, position and slot are made of its seat here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.programs.batch_layout import Samples, StepBatch
+
+ENDED = -1
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Seats:
+    """One entry for each of S sequences that may run at once. Programs take it donated and return it."""
+
+    token: jax.Array  # int32 [S], the latest token, which nobody has computed yet; ENDED: no token follows
+    length: jax.Array  # int32 [S], tokens of the sequence, the latest included
+
+    @classmethod
+    def allocate(cls, num_seats: int, sharding: jax.sharding.Sharding | None = None) -> Seats:
+        """Seats that nobody has; `sharding` None: on the default device."""
+        token, length = (jnp.zeros(num_seats, jnp.int32, device=sharding) for _ in range(2))
+        return cls(token + ENDED, length)
+
+    @classmethod
+    def shapes(cls, num_seats: int, sharding: jax.sharding.Sharding | None = None) -> Seats:
+        """Seats of shapes alone: to compile for, not to run with."""
+        shape: Any = jax.ShapeDtypeStruct((num_seats,), jnp.int32, sharding=sharding)
+        return cls(shape, shape)
+
+
+def read_seats(batch: StepBatch, seats: Seats, *, page_size: int, num_slots: int) -> StepBatch:
+    """The batch with its decode rows completed from the seats that `batch.row_seat` names; others stay as given.
+
+    A row whose sequence has ended, or would be written beyond its capacity, is idle: it is padding in this step, and
+    its `sample_position` is -1.
+
+    Args:
+        page_size, num_slots: of the pool.
+    """
+    rows = batch.decode_rows
+    if rows == 0 or batch.decode_width > 1:
+        return batch
+    seat = batch.row_seat[:rows]
+    seated = seat >= 0
+    token, length = (x.at[jnp.maximum(seat, 0)].get(mode="clip") for x in (seats.token, seats.length))
+    runs = seated & (token != ENDED) & (length <= batch.capacity[:rows])
+    position = length - 1
+    page = jnp.take_along_axis(batch.page_table[:rows], (position // page_size)[:, None], axis=1, mode="clip")[:, 0]
+    slot = jnp.where(runs, page * page_size + position % page_size, num_slots + jnp.arange(rows))
+
+    def filled(given: jax.Array, own: jax.Array) -> jax.Array:
+        own = jnp.where(seated, own, given[:rows])
+        return own if given.shape[0] == rows else given.at[:rows].set(own)
+
+    kv_len = jnp.where(runs, length, 0)
+    lengths = {name: filled(getattr(batch, name), kv_len) for name in ("kv_len", "trunk_len", "tail_start")}
+    samples = batch.samples
+    own_position = samples.sampling.sample_position
+    count = min(rows, own_position.shape[0])
+    # The sample of a decode row stands at the row's own index; behind the last one there are those of prompts.
+    is_own = batch.logits_index[:count] == jnp.arange(count)
+    following = jnp.where(runs, length, -1)[:count]
+    following = jnp.where(is_own & seated[:count], following, own_position[:count])
+    return replace(
+        batch,
+        token_ids=filled(batch.token_ids, jnp.where(runs, token, 0)),
+        positions=filled(batch.positions, jnp.where(runs, position, 0)),
+        lengths=filled(batch.lengths, jnp.maximum(batch.lengths[:rows], length)),
+        slot_mapping=filled(batch.slot_mapping, slot),
+        limit=filled(batch.limit, jnp.where(runs, position, -1)),
+        samples=replace(
+            samples,
+            sampling=replace(samples.sampling, sample_position=own_position.at[:count].set(following)),
+        ),
+        **lengths,
+    )
+
+
+def write_seats(seats: Seats, samples: Samples, tokens: jax.Array) -> tuple[Seats, jax.Array]:
+    """The seats after tokens int32 [Q] were sampled, and the tokens that landed: -1 for idle rows.
+
+    A sequence ends with one of its ending tokens and where it reaches its greatest length.
+    """
+    position = samples.sampling.sample_position
+    lands = position >= 0
+    ends = jnp.any(tokens[:, None] == samples.ending_token_ids, axis=1) | (position + 1 >= samples.max_len)
+    at = jnp.where(lands, samples.seat, seats.token.shape[0])
+    seats = Seats(
+        token=seats.token.at[at].set(jnp.where(ends, ENDED, tokens), mode="drop"),
+        length=seats.length.at[at].set(position + 1, mode="drop"),
+    )
+    return seats, jnp.where(lands, tokens, -1)
