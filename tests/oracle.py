@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import CausalAttend
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.sampling.noise import gumbel
 from tests.sampling.reference import Filters, probabilities_of
@@ -27,7 +27,7 @@ def _logits_function(model: DecoderLM) -> Callable[[np.ndarray, int, int], jax.A
         model = nnx.merge(graph, state)
         positions = jnp.arange(ids.shape[0])
         lengths = jnp.maximum(positions + 1, prompt_len)  # read by rotary types that depend on the length
-        return model.logits(model(ids, positions, causal_attend(), lengths)[last])
+        return model.logits(model(ids, positions, CausalAttend(), lengths)[last])
 
     return lambda ids, last, prompt_len: logits(state, ids, last, prompt_len)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import CausalAttend
 from jaxinfer.models.decoder import DecoderLM
 
 
@@ -31,7 +31,7 @@ class PlainGreedy:
         positions = np.broadcast_to(np.arange(longest), self.ids.shape)
         # A rotary type that depends on the length sees the prompt's for its tokens, later the length so far.
         lengths = np.maximum(self.ends[:, None], positions + 1)
-        self._forward = jax.jit(lambda ids: model.logits(model(ids, positions, causal_attend(), lengths)))
+        self._forward = jax.jit(lambda ids: model.logits(model(ids, positions, CausalAttend(), lengths)))
 
     def logits(self) -> np.ndarray:
         """float32 [prompts, T, V] of the tokens so far; those of padding mean nothing."""

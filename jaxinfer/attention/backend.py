@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.attention.residual import FEATURES_FIRST, PLAIN, Residual
-from kernels_pallas.branch_attention.reference import paged_attention
+from kernels_pallas.branch_attention.blocks import AttentionSizes
+from kernels_pallas.branch_attention.reference import paged_attention, plan_paged_attention
 from kernels_pallas.parts import choose_parts
 from kernels_pallas.rotate_and_write.reference import rotate_and_write
 
 ATTENTION_BACKENDS = ("auto", "xla", "pallas")
 
 
+class Plan(Protocol):
+    def __call__(self, metadata: AttentionMetadata, sizes: AttentionSizes, /) -> Any: ...
+
+
 class PagedAttention(Protocol):
     def __call__(
-        self, q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata: AttentionMetadata, /, *, scale: float
+        self, q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, plan: Any, /, *, scale: float
     ) -> jax.Array: ...
 
 
@@ -35,12 +40,15 @@ class RotateAndWrite(Protocol):
 class AttentionBackend:
     """A way to write K and V into the pool and to attend over it.
 
-    `rotate_and_write` makes queries of a layer's projected heads and writes their keys and values; what it returns,
-    queries and pages, is what `attention` takes. `residual` says of a step of so many tokens how activations lie and
-    how the results of layers are joined around it. A step of fewer than `min_tokens` is padded.
+    `plan` makes of a step, once for all its layers, what `attention` reads beside queries and pages: a pytree, whose
+    static parts say which code runs. `rotate_and_write` makes queries of a layer's projected heads and writes their
+    keys and values; what it returns, queries and pages, is what `attention` takes. `residual` says of a step of so many
+    tokens how activations lie and how the results of layers are joined around it. A step of fewer than `min_tokens` is
+    padded.
     """
 
     name: str
+    plan: Plan
     attention: PagedAttention
     rotate_and_write: RotateAndWrite
     residual: Callable[[int], Residual] = lambda tokens: PLAIN
@@ -53,7 +61,7 @@ def _residual_on_cpu(tokens: int) -> Residual:
     return FEATURES_FIRST if 1 < tokens <= 256 else PLAIN
 
 
-_XLA = AttentionBackend("xla", paged_attention, rotate_and_write)
+_XLA = AttentionBackend("xla", plan_paged_attention, paged_attention, rotate_and_write)
 _XLA_ON_CPU = replace(_XLA, residual=_residual_on_cpu)
 
 
@@ -72,7 +80,7 @@ def select_backend(name: str = "auto") -> AttentionBackend:
         return _XLA_ON_CPU if _platform() == "cpu" else _XLA
     # On a CPU, Pallas for GPUs is not worth the time that its import takes.
     from kernels_pallas.add_and_norm.api import add_and_norm
-    from kernels_pallas.branch_attention.api import branch_attention
+    from kernels_pallas.branch_attention.api import branch_attention, plan_branch_attention
     from kernels_pallas.devices import num_cores, why_not_here
     from kernels_pallas.rotate_and_write import api as kernel
 
@@ -82,13 +90,14 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     def parts(rows: int, inner: int, columns: int) -> int:
         return 1 if why_not_here() is not None else choose_parts(rows, inner, columns, num_cores())
 
-    # Each jitted by itself, they are traced and lowered once for all layers of a step. `partial` makes functions that
-    # are traced for this backend alone: tracing is when it is told why a kernel does not run.
+    # A layer has two of them: jitted by itself, the kernel is traced and lowered once. `partial` makes a function that
+    # is traced for this backend alone: tracing is when it is told why a kernel does not run.
     residual = Residual(jax.jit(partial(add_and_norm), static_argnums=3), parts)
     return AttentionBackend(
         "pallas",
-        jax.jit(partial(branch_attention), static_argnames="scale"),
-        jax.jit(partial(kernel.rotate_and_write)),
+        plan_branch_attention,
+        branch_attention,
+        kernel.rotate_and_write,
         lambda tokens: residual,
         min_tokens=2,
     )

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.attention.attend import Attend
+from jaxinfer.attention.attend import LayerKV
 from jaxinfer.attention.heads import ProjectedHeads
 from kernels_pallas.rotate_and_write.reference import rotate
 
 
-def causal_attend(documents: jax.Array | None = None) -> Attend:
-    """An `attend` by `causal_attention`, of all tokens or of packed `documents`."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class CausalAttend:
+    """An `Attend` by `causal_attention`, of all tokens or of packed documents."""
 
-    def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
-        return causal_attention(*rotate(heads), documents)
+    documents: jax.Array | None = None  # int32 [..., T]
 
-    return attend
+    def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
+        return causal_attention(*rotate(heads), self.documents), kv
 
 
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None = None) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.attention.residual import Residual, in_one_piece
+from kernels_pallas.branch_attention.blocks import AttentionSizes
 
 # Of queries and projected heads [T, heads, ...], of pages [num_pages, page_size, heads, head_dim], and of what every
 # device has whole.
@@ -43,20 +44,23 @@ def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBacke
         )
         return run(heads, k_pages, v_pages, slots)
 
-    def attention(
-        q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, metadata: AttentionMetadata, /, *, scale: float
-    ) -> jax.Array:
-        leaves, structure = jax.tree.flatten(metadata)
+    def plan(metadata: AttentionMetadata, sizes: AttentionSizes, /) -> Any:
+        heads, kv_heads = sizes.num_heads // mesh.size, sizes.num_kv_heads // mesh.size
+        return backend.plan(metadata, replace(sizes, num_heads=heads, num_kv_heads=kv_heads))
+
+    def attention(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, plan: Any, /, *, scale: float) -> jax.Array:
+        leaves, structure = jax.tree.flatten(plan)
 
         def on_one(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, filled: list[jax.Array]) -> jax.Array:
             given = iter(filled)
-            step = structure.unflatten([next(given) if x.size else jnp.zeros(x.shape, x.dtype) for x in leaves])
-            return backend.attention(q, k_pages, v_pages, step, scale=scale)
+            whole = structure.unflatten([next(given) if x.size else jnp.zeros(x.shape, x.dtype) for x in leaves])
+            return backend.attention(q, k_pages, v_pages, whole, scale=scale)
 
         run = split(on_one, in_specs=(_HEADS, _PAGES, _PAGES, _WHOLE), out_specs=_HEADS)
         # Shardy (in jaxlib 0.11.2) crashes on an input without elements inside a loop: the bits of no tails.
         return run(q, k_pages, v_pages, [x for x in leaves if x.size])
 
+    @cache  # layers are traced once for each `Residual`
     def residual(tokens: int) -> Residual:
         own = backend.residual(tokens)
 
@@ -66,4 +70,4 @@ def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBacke
 
         return replace(own, add_and_norm=add_and_norm, parts=in_one_piece)
 
-    return replace(backend, attention=attention, rotate_and_write=rotate_and_write, residual=residual)
+    return replace(backend, plan=plan, attention=attention, rotate_and_write=rotate_and_write, residual=residual)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxinfer.attention.attend import Attend
+from jaxinfer.attention.attend import Attend, LayerKV
 from jaxinfer.attention.residual import PLAIN, Residual
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.layers import DecoderLayer, Embedding, OutputHead, RMSNorm
@@ -26,6 +28,11 @@ class DecoderLM(nnx.Module):
             None if config.tie_word_embeddings else OutputHead(config.vocab_size, config.hidden_size, dtype, rngs)
         )
 
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of parameters and activations."""
+        return self.embed.embedding.dtype
+
     def __call__(
         self,
         token_ids: jax.Array,
@@ -34,12 +41,25 @@ class DecoderLM(nnx.Module):
         lengths: jax.Array | None = None,
         residual: Residual = PLAIN,
     ) -> jax.Array:
-        """Hidden states [..., T, hidden] after the final norm.
+        """`with_kv` of tokens that have no past: hidden states alone."""
+        return self.with_kv([None] * len(self.layers), token_ids, positions, attend, lengths, residual)[0]
+
+    def with_kv(
+        self,
+        kv: Sequence[LayerKV],
+        token_ids: jax.Array,
+        positions: jax.Array,
+        attend: Attend,
+        lengths: jax.Array | None = None,
+        residual: Residual = PLAIN,
+    ) -> tuple[jax.Array, list[LayerKV]]:
+        """Hidden states [..., T, hidden] after the final norm, and the keys and values of every layer.
 
         Args:
+            kv: of every layer, what `attend` finds the past in.
             token_ids: int32 [..., T].
             positions: int32 [..., T], the rotary position of each token.
-            attend: called once per layer with that layer's q, k and v.
+            attend: called in each layer with that layer's `kv` and projected heads.
             lengths: int32 [..., T], for rotary types that depend on the sequence's length (see `rope_cos_sin`).
             residual: how activations lie and how the results of layers join the residual stream; with
                 `features_first`, tokens are [T].
@@ -47,9 +67,11 @@ class DecoderLM(nnx.Module):
         # Behind a barrier: XLA would compute them in every layer again, for every head.
         cos, sin = lax.optimization_barrier(rope_cos_sin(self.config.rope, self.config.head_dim, positions, lengths))
         x, y = residual.from_tokens(self.embed(token_ids)), None
-        for index, layer in enumerate(self.layers):
-            x, y = layer(index, x, y, cos, sin, attend, residual)
-        return residual.to_tokens(self.final_norm.after(x, y, residual)[1])
+        after = []
+        for layer, before in zip(self.layers, kv, strict=True):
+            x, y, layer_kv = layer(x, y, before, cos, sin, attend, residual)
+            after.append(layer_kv)
+        return residual.to_tokens(self.final_norm.after(x, y, residual)[1]), after
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """float32 [..., vocab] of hidden states [..., hidden] that went through the final norm."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxinfer.attention.attend import Attend
+from jaxinfer.attention.attend import Attend, LayerKV
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.residual import PLAIN, Residual
 from jaxinfer.models.config import ModelConfig
@@ -99,8 +100,8 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None
 
     def __call__(
-        self, layer: int, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Attend, residual: Residual
-    ) -> jax.Array | Parts:
+        self, x: jax.Array, kv: LayerKV, cos: jax.Array, sin: jax.Array, attend: Attend, residual: Residual
+    ) -> tuple[jax.Array | Parts, LayerKV]:
         qkv = self.qkv.in_parts(x, residual)
         heads = ProjectedHeads(
             qkv if isinstance(qkv, Parts) else residual.to_tokens(qkv),
@@ -110,9 +111,9 @@ class Attention(nnx.Module):
             k_scale=None if self.k_norm is None else self.k_norm.scale[...],
             eps=self.eps,
         )
-        found = attend(layer, heads)
+        found, kv = attend(kv, heads)
         heads_apart = found.reshape(*found.shape[:-2], *self.head_shape)
-        return self.o.in_parts(residual.from_tokens(heads_apart), residual)
+        return self.o.in_parts(residual.from_tokens(heads_apart), residual), kv
 
 
 class MLP(nnx.Module):
@@ -131,7 +132,11 @@ class MLP(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm attention and MLP, each with its residual."""
+    """Pre-norm attention and MLP, each with its residual.
+
+    Traced and lowered once for all layers of a model, however many they are: what a layer does is jitted by itself,
+    with its weights and its keys and values as arguments. XLA compiles as if each layer were written out.
+    """
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
@@ -141,19 +146,39 @@ class DecoderLayer(nnx.Module):
 
     def __call__(
         self,
-        layer: int,
         x: jax.Array,
         y: jax.Array | Parts | None,
+        kv: LayerKV,
         cos: jax.Array,
         sin: jax.Array,
         attend: Attend,
         residual: Residual,
-    ) -> tuple[jax.Array, jax.Array | Parts]:
-        """The residual stream x and the result y of the layer before it -> the same of this layer."""
-        x, normed = self.input_norm.after(x, y, residual)
-        y = self.attention(layer, normed, cos, sin, attend, residual)
-        x, normed = self.post_attention_norm.after(x, y, residual)
-        return x, self.mlp(normed, residual)
+    ) -> tuple[jax.Array, jax.Array | Parts, LayerKV]:
+        """The residual stream x, the result y of the layer before it, and this layer's keys and values -> the same."""
+        # Apart, because the first layer has no y: all else is alike in every layer.
+        x, normed = _enter(self.input_norm, x, y, residual)
+        return _attend_and_project(self, x, normed, kv, cos, sin, attend, residual)
+
+
+@partial(jax.jit, static_argnames="residual")
+def _enter(norm: RMSNorm, x: jax.Array, y: jax.Array | Parts | None, residual: Residual) -> tuple[jax.Array, jax.Array]:
+    return norm.after(x, y, residual)
+
+
+@partial(jax.jit, static_argnames="residual")
+def _attend_and_project(
+    layer: DecoderLayer,
+    x: jax.Array,
+    normed: jax.Array,
+    kv: LayerKV,
+    cos: jax.Array,
+    sin: jax.Array,
+    attend: Attend,
+    residual: Residual,
+) -> tuple[jax.Array, jax.Array | Parts, LayerKV]:
+    y, kv = layer.attention(normed, kv, cos, sin, attend, residual)
+    x, normed = layer.post_attention_norm.after(x, y, residual)
+    return x, layer.mlp(normed, residual), kv
 
 
 class Embedding(nnx.Module):

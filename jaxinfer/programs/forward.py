@@ -2,31 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
+from jaxinfer.attention.attend import LayerKV
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch
+from kernels_pallas.branch_attention.blocks import AttentionSizes
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PagedAttend:
+    """An `Attend` of a step's tokens, which writes their K and V into the pool first."""
+
+    slots: jax.Array  # int32 [T], padding included
+    plan: Any  # of the step, see `AttentionBackend`
+    backend: AttentionBackend = field(metadata={"static": True})
+    tokens: int = field(
+        metadata={"static": True}
+    )  # of the step; behind them is padding, of which the plan knows nothing
+    scale: float = field(metadata={"static": True})
+
+    def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
+        assert kv is not None
+        q, k_pages, v_pages = self.backend.rotate_and_write(heads, *kv, self.slots)
+        found = self.backend.attention(q[: self.tokens], k_pages, v_pages, self.plan, scale=self.scale)
+        return jnp.pad(found, ((0, q.shape[0] - self.tokens), (0, 0), (0, 0))), (k_pages, v_pages)
 
 
 def forward(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend) -> tuple[KVCache, jax.Array]:
     """Write the batch's K and V into the cache; hidden states [T, hidden] of its tokens."""
-    keys, values = list(cache.k), list(cache.v)
-    scale = model.config.head_dim**-0.5
+    config = model.config
+    sizes = AttentionSizes(
+        config.num_heads, config.num_kv_heads, config.head_dim, cache.page_size, model.dtype, cache.k[0].dtype
+    )
     tokens = batch.token_ids.shape[0]
     more = (0, max(0, backend.min_tokens - tokens))
-    # Padding tokens have no row: attention does not hear of them.
-    slots = jnp.pad(batch.slot_mapping, more, constant_values=cache.num_pages * cache.page_size)
-
-    def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
-        q, keys[layer], values[layer] = backend.rotate_and_write(heads, keys[layer], values[layer], slots)
-        out = backend.attention(q[:tokens], keys[layer], values[layer], batch, scale=scale)
-        return jnp.pad(out, (more, (0, 0), (0, 0)))
-
-    padded = (jnp.pad(x, more) for x in (batch.token_ids, batch.positions, batch.lengths))
-    token_ids, positions, lengths = padded
-    hidden = model(token_ids, positions, attend, lengths, backend.residual(token_ids.shape[0]))
-    return KVCache(k=tuple(keys), v=tuple(values)), hidden[:tokens]
+    attend = PagedAttend(
+        jnp.pad(batch.slot_mapping, more, constant_values=cache.num_pages * cache.page_size),
+        backend.plan(batch, sizes),
+        backend,
+        tokens,
+        config.head_dim**-0.5,
+    )
+    token_ids, positions, lengths = (jnp.pad(x, more) for x in (batch.token_ids, batch.positions, batch.lengths))
+    residual = backend.residual(token_ids.shape[0])
+    kv = list(zip(cache.k, cache.v, strict=True))
+    hidden, kv = model.with_kv(kv, token_ids, positions, attend, lengths, residual)
+    k, v = zip(*kv, strict=True)
+    return KVCache(k, v), hidden[:tokens]

@@ -66,6 +66,28 @@ class StepIntegers(Protocol):
     def decode_width(self) -> int: ...
 
 
+@dataclass(frozen=True)
+class AttentionSizes:
+    """What a plan depends on besides the step: the static sizes of a layer's attention, the same in all layers."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: jnp.dtype  # of the queries
+    cache_dtype: jnp.dtype
+
+    @classmethod
+    def of(cls, q: jax.Array, k_pages: jax.Array) -> AttentionSizes:
+        """Those of q [T, num_heads, head_dim] and k_pages [num_pages, page_size, num_kv_heads, head_dim]."""
+        return cls(q.shape[1], k_pages.shape[2], q.shape[2], k_pages.shape[1], q.dtype, k_pages.dtype)
+
+    @property
+    def group(self) -> int:
+        """Query heads of one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Blocks:

@@ -3,18 +3,26 @@
 Tokens of one row that walk over KV together are a tile: a decode row's, or a block of a prefill row's. Tiles see their
 rows' lanes in chunks, and what they have of each chunk is merged by its log-sum-exp. The chunks of all tiles are one
 list of work, so that tiles with very different numbers of them cost no more than their sum. All trip counts are
-computed on the device: the work is that of the tokens that are there, whatever the padded shapes are.
+computed on the device: the work is that of the tokens that are there, whatever the padded shapes are. Tiles and their
+chunks are the plan, which all layers of a step share.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels_pallas.branch_attention.blocks import Blocks, StepIntegers, block_of_tokens, decode_blocks, prefill_blocks
+from kernels_pallas.branch_attention.blocks import (
+    AttentionSizes,
+    Blocks,
+    StepIntegers,
+    block_of_tokens,
+    decode_blocks,
+    prefill_blocks,
+)
 from kernels_pallas.visibility import visible
 
 PREFILL_BLOCK = 64
@@ -25,6 +33,44 @@ PREFILL_ITEMS = 4
 # Up to so many queries of a row and KV head, one product for all heads is faster than one for each.
 FEW_QUERIES = 8
 _LOWEST = -1e30
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Tiles:
+    """N tiles of up to `width` tokens, of decode rows or of prefill rows, and how many chunks each has to see."""
+
+    row: jax.Array  # int32 [N]
+    tokens: jax.Array  # int32 [N, width], -1 where there is none
+    chunks: jax.Array  # int32 [N]
+    done: jax.Array  # int32 [N], chunks of the tiles up to this one and of itself
+    last: jax.Array  # int32 [], the last tile that sees something
+    # int32 [T] each: the tile of each prefill token and its place in it. None: of decode rows, which fill their tiles.
+    places: tuple[jax.Array, jax.Array] | None
+    items: int = field(metadata={"static": True})  # chunks that are looked at together
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Integers:
+    """Those of a step that say what its tokens see; shapes as in `StepIntegers`."""
+
+    limit: jax.Array
+    branch: jax.Array
+    tail_bits: jax.Array
+    page_table: jax.Array
+    page_branch: jax.Array
+    trunk_len: jax.Array
+    tail_start: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PagedPlan:
+    """What all layers of a step share. Tiles of decode rows come first; either kind is there if its rows are."""
+
+    tiles: tuple[_Tiles, ...]
+    step: _Integers
 
 
 @jax.tree_util.register_dataclass
@@ -52,60 +98,68 @@ class _Partial:
         return out.reshape(tiles, kv_heads, width, queries // width, head_dim).transpose(0, 2, 1, 3, 4)
 
 
+def plan_paged_attention(step: StepIntegers, sizes: AttentionSizes) -> PagedPlan:
+    """The tiles of a step and their chunks; see `api.plan_branch_attention`."""
+    decode_tokens, tokens = step.decode_rows * step.decode_width, step.limit.shape[0]
+    tiles = []
+    if decode_tokens:
+        blocks = decode_blocks(step, step.decode_width)
+        tiles.append(_plan_tiles(blocks, None, step, sizes, width=step.decode_width, items=DECODE_ITEMS))
+    if tokens > decode_tokens:
+        blocks = prefill_blocks(step, PREFILL_BLOCK)
+        places = block_of_tokens(blocks, jnp.arange(decode_tokens, tokens))
+        tiles.append(_plan_tiles(blocks, places, step, sizes, width=PREFILL_BLOCK, items=PREFILL_ITEMS))
+    return PagedPlan(tuple(tiles), _Integers(**{f.name: getattr(step, f.name) for f in fields(_Integers)}))
+
+
+def _plan_tiles(
+    blocks: Blocks,
+    places: tuple[jax.Array, jax.Array] | None,
+    step: StepIntegers,
+    sizes: AttentionSizes,
+    *,
+    width: int,
+    items: int,
+) -> _Tiles:
+    """The blocks as tiles of up to `width` tokens."""
+    num_tiles = blocks.row.shape[0]
+    index = jnp.arange(width)
+    tokens = jnp.where(index < blocks.num_tokens[:, None], blocks.first_token[:, None] + index, -1)
+    # A tile that sees nothing has one chunk, so that the tiles of successive items are successive; tiles after the
+    # last one that sees something have none.
+    size = _pages_per_chunk(sizes.page_size) * sizes.page_size
+    chunks = (_ends(blocks.row, tokens, step) + size - 1) // size
+    last = jnp.max(jnp.where(chunks > 0, jnp.arange(num_tiles), -1))
+    chunks = jnp.where(jnp.arange(num_tiles) <= last, jnp.maximum(chunks, 1), 0)
+    return _Tiles(blocks.row, tokens, chunks, jnp.cumsum(chunks), last, places, min(items, num_tiles))
+
+
 def paged_attention(
-    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, step: StepIntegers, *, scale: float
+    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, plan: PagedPlan, *, scale: float
 ) -> jax.Array:
     """Attention of a step's tokens over the pool, by the visibility rule, in any dtype: see `api.branch_attention`."""
     tokens, num_heads, head_dim = q.shape
     kv_heads = k_pages.shape[2]
     grouped = (q * jnp.asarray(scale, q.dtype)).reshape(tokens, kv_heads, num_heads // kv_heads, head_dim)
-    decode_tokens, width = step.decode_rows * step.decode_width, step.decode_width
     parts = []
-    if decode_tokens:
-        tiles = decode_blocks(step, width)
-        found = _attend_tiles(tiles, grouped, k_pages, v_pages, step, width=width, items=DECODE_ITEMS)
-        parts.append(found.reshape(decode_tokens, *grouped.shape[1:]))
-    if tokens > decode_tokens:
-        tiles = prefill_blocks(step, PREFILL_BLOCK)
-        found = _attend_tiles(tiles, grouped, k_pages, v_pages, step, width=PREFILL_BLOCK, items=PREFILL_ITEMS)
-        parts.append(found[block_of_tokens(tiles, jnp.arange(decode_tokens, tokens))])
+    for tiles in plan.tiles:
+        found = _attend_tiles(tiles, grouped, k_pages, v_pages, plan.step)
+        parts.append(found.reshape(-1, *grouped.shape[1:]) if tiles.places is None else found[tiles.places])
     out = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     return out.reshape(tokens, num_heads, head_dim).astype(q.dtype)
 
 
-def _attend_tiles(
-    tiles: Blocks,
-    q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
-    step: StepIntegers,
-    *,
-    width: int,
-    items: int,
-) -> jax.Array:
-    """q [T, Hkv, G, D], scaled -> float32 [N, width, Hkv, G, D]; zeros for tokens that saw nothing.
-
-    Args:
-        width: the most tokens of a tile.
-        items: chunks that are looked at together.
-    """
-    num_tiles = tiles.row.shape[0]
-    index = jnp.arange(width)
-    tokens = jnp.where(index < tiles.num_tokens[:, None], tiles.first_token[:, None] + index, -1)  # [N, width]
+def _attend_tiles(tiles: _Tiles, q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, step: _Integers) -> jax.Array:
+    """q [T, Hkv, G, D], scaled -> float32 [N, width, Hkv, G, D]; zeros for tokens that saw nothing."""
+    num_tiles, width = tiles.tokens.shape
     _, kv_heads, group, head_dim = q.shape
-    # A tile that sees nothing has one chunk, so that the tiles of successive items are successive; tiles after the
-    # last one that sees something have none.
-    chunks = _num_chunks(_ends(tiles.row, tokens, step), k_pages)
-    last_tile = jnp.max(jnp.where(chunks > 0, jnp.arange(num_tiles), -1))
-    chunks = jnp.where(jnp.arange(num_tiles) <= last_tile, jnp.maximum(chunks, 1), 0)
-    done = jnp.cumsum(chunks)
-    count = min(items, num_tiles)
+    count, done = tiles.items, tiles.done
 
     def one_round(number: jax.Array, state: _Partial) -> _Partial:
         item = number * count + jnp.arange(count)
-        tile = jnp.minimum(jnp.sum(item[:, None] >= done, axis=1), last_tile)
-        chunk = jnp.where(item < done[-1], item - (done - chunks)[tile], jnp.int32(-1))
-        found = _attend_chunk(tiles.row[tile], tokens[tile], chunk, q, k_pages, v_pages, step)
+        tile = jnp.minimum(jnp.sum(item[:, None] >= done, axis=1), tiles.last)
+        chunk = jnp.where(item < done[-1], item - (done - tiles.chunks)[tile], jnp.int32(-1))
+        found = _attend_chunk(tiles.row[tile], tiles.tokens[tile], chunk, q, k_pages, v_pages, step)
         # The tiles of the items, and maybe some after them.
         own = tile - tile[0] == jnp.arange(count)[:, None]
         before = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, tile[0], count), state)
@@ -138,13 +192,8 @@ def _ends(row: jax.Array, token: jax.Array, step: StepIntegers) -> jax.Array:
     return ends
 
 
-def _num_chunks(ends: jax.Array, k_pages: jax.Array) -> jax.Array:
-    size = _pages_per_chunk(k_pages) * k_pages.shape[1]
-    return (ends + size - 1) // size
-
-
-def _pages_per_chunk(k_pages: jax.Array) -> int:
-    return max(1, CHUNK_TOKENS // k_pages.shape[1])
+def _pages_per_chunk(page_size: int) -> int:
+    return max(1, CHUNK_TOKENS // page_size)
 
 
 def _attend_chunk(
@@ -154,7 +203,7 @@ def _attend_chunk(
     q: jax.Array,
     k_pages: jax.Array,
     v_pages: jax.Array,
-    step: StepIntegers,
+    step: _Integers,
 ) -> _Partial:
     """Attention of each tile's tokens [N, width] over one chunk [N] of its row's [N] lane.
 
@@ -162,7 +211,8 @@ def _attend_chunk(
     """
     count, width = token.shape
     kv_heads, group = q.shape[1:3]
-    page_size, num_pages = k_pages.shape[1], _pages_per_chunk(k_pages)
+    page_size = k_pages.shape[1]
+    num_pages = _pages_per_chunk(page_size)
     size = num_pages * page_size
     # Beyond the table's end nothing is seen, whatever page stands there.
     at = (row[:, None], chunk[:, None] * num_pages + jnp.arange(num_pages))

@@ -21,8 +21,9 @@ from gpu_bench.arithmetic import attention_flops
 from gpu_bench.lanes import LaneRow, LaneStep, Pages, branch_row, lay_out, plain_row, slots_of, tree_row, visible_pairs
 from gpu_bench.plan import LARGEST_ERROR, LONG_PAGES, PAGE_SIZE, SHORT_PAGES, Case, NotRun, attention_heads
 from gpu_bench.timing import time_launches
-from kernels_pallas.branch_attention.api import branch_attention
-from kernels_pallas.branch_attention.reference import paged_attention
+from kernels_pallas.branch_attention.api import branch_attention, plan_branch_attention
+from kernels_pallas.branch_attention.blocks import AttentionSizes
+from kernels_pallas.branch_attention.reference import paged_attention, plan_paged_attention
 from kernels_pallas.devices import why_not_here
 
 # Layers of a chain, and the bytes of K and V that they read together: several times what the card's cache holds.
@@ -95,11 +96,13 @@ def check_kernel(case: Case, *, smoke: bool) -> dict[str, Any]:
     k, v = (jnp.where(slots[..., None, None], jax.random.normal(key, shape, jnp.bfloat16), jnp.nan) for key in keys[:2])
     q = jax.random.normal(keys[2], (step.num_tokens, heads, dim), jnp.bfloat16)
     scale = dim**-0.5
-    kernel = jax.jit(partial(branch_attention, scale=scale, reference=_refuse, interpret=interpret))
-    found = np.asarray(kernel(q, k, v, step.metadata).astype(jnp.float32))
+    plan = partial(plan_branch_attention, reference=_refuse, interpret=interpret)
+    kernel = jax.jit(partial(_chain, plan, partial(branch_attention, scale=scale), 1))
+    found = np.asarray(kernel(q, [k], [v], step.metadata).astype(jnp.float32))
     with jax.default_matmul_precision("highest"):  # else float32 products may be made of shorter numbers
-        reference = jax.jit(partial(paged_attention, scale=scale))
-        expected = np.asarray(reference(*(x.astype(jnp.float32) for x in (q, k, v)), step.metadata))
+        reference = jax.jit(partial(_chain, plan_paged_attention, partial(paged_attention, scale=scale), 1))
+        wide = [x.astype(jnp.float32) for x in (q, k, v)]
+        expected = np.asarray(reference(wide[0], wide[1:2], wide[2:], step.metadata))
     error = relative_error(found, expected, np.asarray(step.metadata.limit) >= 0)
     if not error <= LARGEST_ERROR:  # NaN is not
         raise RuntimeError(f"the relative error is {error:.3g}, at most {LARGEST_ERROR:g} is right (seed {seed})")
@@ -194,26 +197,30 @@ def dense_layer(
 @cache
 def attention_program(implementation: str, layers: int, causal: bool, scale: float) -> Callable[..., jax.Array]:
     """The jitted chain; cases of the same shapes share what it compiles."""
+    plan: Any = None
     if implementation == "cudnn":
         layer = partial(dense_layer, causal=causal, implementation="cudnn")
     elif implementation == "kernel":
-        layer = partial(branch_attention, reference=_refuse, scale=scale)
+        plan, layer = partial(plan_branch_attention, reference=_refuse), partial(branch_attention, scale=scale)
     else:
-        layer = partial(paged_attention, scale=scale)
-    return jax.jit(partial(_chain, layer, layers))
+        plan, layer = plan_paged_attention, partial(paged_attention, scale=scale)
+    return jax.jit(partial(_chain, plan, layer, layers))
 
 
 def _chain(
-    layer: Callable[..., jax.Array], layers: int, q: jax.Array, k: Sequence[jax.Array], v: Sequence[jax.Array],
-    rest: Any,
+    plan: Callable[..., Any] | None, layer: Callable[..., jax.Array], layers: int, q: jax.Array,
+    k: Sequence[jax.Array], v: Sequence[jax.Array], rest: Any,
 ) -> jax.Array:  # fmt: skip
+    """`rest` is what `layer` takes behind K and V, or, with a `plan`, the step that it is made of."""
+    if plan is not None:
+        rest = plan(rest, AttentionSizes.of(q, k[0]))
     once = jax.jit(layer)  # traced and lowered once
     for index in range(layers):
         q = once(q, k[index % len(k)], v[index % len(v)], rest)
     return q
 
 
-def _refuse(*_: Any, **__: Any) -> jax.Array:
+def _refuse(*_: Any, **__: Any) -> Any:
     raise RuntimeError("plain XLA was asked instead of the kernel: the log says why")
 
 

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import CausalAttend
 from jaxinfer.checkpoint.load import load_checkpoint
 from training.corpus import KINDS, MIXTURE, Sample, held_out_cases
 from training.packing import Document, pack_rows
@@ -58,7 +58,7 @@ def perplexity(checkpoint: Path, cases: int) -> tuple[float, float]:
 
     @jax.jit
     def losses(ids: jax.Array, positions: jax.Array, documents: jax.Array) -> jax.Array:
-        logits = model.logits(model(ids, positions, causal_attend(documents)))
+        logits = model.logits(model(ids, positions, CausalAttend(documents)))
         return optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], ids[:, 1:])
 
     totals = {"all": [0.0, 0.0], "answers": [0.0, 0.0]}

@@ -15,6 +15,7 @@ import optax
 from flax import nnx
 from optax.contrib import MuonDimensionNumbers, muon
 
+from jaxinfer.attention.attend import LayerKV
 from jaxinfer.attention.dense import causal_attention
 from jaxinfer.attention.heads import ProjectedHeads
 from kernels_pallas.rotate_and_write.reference import rotate
@@ -118,20 +119,26 @@ def make_optimizer(config: TrainingConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), chosen)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RowsAttend:
+    """An `Attend` of the documents in rows, whose tokens come flattened."""
+
+    documents: jax.Array  # int32 [rows, length]
+
+    def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
+        q, k, v = (x.reshape(*self.documents.shape, *x.shape[1:]) for x in rotate(heads))
+        out = causal_attention(q, k, v, self.documents)
+        return out.reshape(-1, *out.shape[2:]), kv
+
+
 def row_losses(graph: nnx.GraphDef, params: Params, rows: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """Weighted sum of the next-token losses in nats, and the sum of the weights. Arrays are [rows, length].
 
     Tokens are flattened for all but attention: XLA's CPU products of matrices are faster than those of higher ranks.
     """
-    shape = rows["ids"].shape
-
-    def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
-        q, k, v = (x.reshape(*shape, *x.shape[1:]) for x in rotate(heads))
-        out = causal_attention(q, k, v, rows["documents"])
-        return out.reshape(-1, *out.shape[2:])
-
     model = module_of(graph, params)
-    hidden = model(rows["ids"].reshape(-1), rows["positions"].reshape(-1), attend)  # pyright: ignore[reportCallIssue]
+    hidden = model(rows["ids"].reshape(-1), rows["positions"].reshape(-1), RowsAttend(rows["documents"]))  # pyright: ignore[reportCallIssue]
     logits = model.logits(hidden)  # pyright: ignore[reportAttributeAccessIssue]
     targets = jnp.roll(rows["ids"], -1, axis=1).reshape(-1)
     weights = jnp.roll(rows["weights"], -1, axis=1).at[:, -1].set(0.0).reshape(-1)

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from transformers import PreTrainedTokenizerFast
 
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import CausalAttend
 from training.corpus import held_out_cases
 from training.loop import Params, module_of
 from training.packing import Document, pack_rows
@@ -37,7 +37,7 @@ def make_watch(
     @jax.jit
     def right(params: Params, ids: jax.Array, positions: jax.Array, documents: jax.Array, weights: jax.Array):
         model = module_of(graph, params)
-        hidden = model(ids, positions, causal_attend(documents))  # pyright: ignore[reportCallIssue]
+        hidden = model(ids, positions, CausalAttend(documents))  # pyright: ignore[reportCallIssue]
         best = jnp.argmax(model.logits(hidden), axis=-1)  # pyright: ignore[reportAttributeAccessIssue]
         hits = (best[:, :-1] == ids[:, 1:]) | (weights[:, 1:] == 0)
         return jnp.all(hits, axis=1)

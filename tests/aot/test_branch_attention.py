@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,8 @@ import pytest
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import H200
-from kernels_pallas.branch_attention.api import branch_attention
+from kernels_pallas.branch_attention.api import branch_attention, plan_branch_attention
+from kernels_pallas.branch_attention.blocks import AttentionSizes
 from tests.kernels.branch_attention_cases import CASES
 from tests.kernels.branch_attention_checks import scene_of
 
@@ -22,11 +22,10 @@ def refuse(*_, **__):
 
 
 def compiled(q, k_pages, step, layers: int = 1, **options) -> jax.stages.Compiled:
-    attend = partial(branch_attention, scale=0.1, reference=refuse, **options)
-
     def run(q, k_pages, v_pages, step):
+        plan = plan_branch_attention(step, AttentionSizes.of(q, k_pages), reference=refuse, **options)
         for _ in range(layers):
-            q = attend(q, k_pages, v_pages, step)
+            q = branch_attention(q, k_pages, v_pages, plan, scale=0.1)
         return q
 
     return compile_target(H200).compile(run, q, k_pages, k_pages, step)

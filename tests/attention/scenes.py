@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.attention.metadata import AttentionMetadata
+from kernels_pallas.branch_attention.blocks import AttentionSizes
 from tests.attention.lanes import Lane, tail_words
 
 
@@ -35,10 +36,18 @@ class Scene:
     expected: np.ndarray  # float64 [T, num_heads, head_dim]
     row_of: np.ndarray  # int [T]: the row of each token, -1 for padding
 
-    def run(self, attention) -> np.ndarray:
-        """float32 [T, num_heads, head_dim] from a backend's attention function."""
-        compiled = jax.jit(attention, static_argnames="scale")
-        out = compiled(self.q, self.k_pages, self.v_pages, self.metadata, scale=self.scale)
+    @property
+    def sizes(self) -> AttentionSizes:
+        return AttentionSizes.of(self.q, self.k_pages)
+
+    def run(self, plan, attention) -> np.ndarray:
+        """float32 [T, num_heads, head_dim] from a backend's two functions."""
+
+        @jax.jit
+        def attend(q, k_pages, v_pages, metadata):
+            return attention(q, k_pages, v_pages, plan(metadata, self.sizes), scale=self.scale)
+
+        out = attend(self.q, self.k_pages, self.v_pages, self.metadata)
         assert out.dtype == self.q.dtype
         return np.asarray(out.astype(jnp.float32))
 

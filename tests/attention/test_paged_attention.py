@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from jaxinfer.attention.backend import ATTENTION_BACKENDS, select_backend
-from kernels_pallas.branch_attention.reference import paged_attention
+from kernels_pallas.branch_attention.reference import paged_attention, plan_paged_attention
 from tests.attention.cases import CASES
 from tests.attention.lanes import branched_lane, plain_lane, with_tail
 from tests.attention.scenes import make_scene
 
-BACKENDS = {"xla": paged_attention}
+BACKENDS = {"xla": (plan_paged_attention, paged_attention)}
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
 
 
@@ -24,7 +24,7 @@ def attention(request):
 @pytest.mark.parametrize("name", CASES)
 def test_paged_attention_equals_dense_attention_over_what_each_token_sees(attention, name):
     scene = CASES[name]()
-    out = scene.run(attention)
+    out = scene.run(*attention)
     tolerance = TOLERANCE[scene.q.dtype.name]
     np.testing.assert_allclose(out, scene.expected, rtol=tolerance, atol=tolerance)
 
@@ -32,7 +32,7 @@ def test_paged_attention_equals_dense_attention_over_what_each_token_sees(attent
 @pytest.mark.parametrize("name", ["decodes_beside_prefills_with_padding_in_both_groups", "draft_trees_of_one_word"])
 def test_padding_tokens_give_zeros(attention, name):
     scene = CASES[name]()
-    padding = scene.run(attention)[scene.row_of < 0]
+    padding = scene.run(*attention)[scene.row_of < 0]
     assert len(padding) and np.array_equal(padding, np.zeros_like(padding))
 
 
@@ -49,7 +49,7 @@ def test_a_row_does_not_change_by_a_bit_when_all_its_neighbours_change(attention
     neighbours = [other for other in range(7) if other != row]
     before, after = make_scene(**mixed_rows()), make_scene(**mixed_rows(), redrawn_rows=neighbours)
     own = before.row_of == row
-    one, other = before.run(attention), after.run(attention)
+    one, other = before.run(*attention), after.run(*attention)
     assert np.array_equal(one[own], other[own])
     assert not np.array_equal(one[~own], other[~own])
 
@@ -57,7 +57,7 @@ def test_a_row_does_not_change_by_a_bit_when_all_its_neighbours_change(attention
 def test_a_row_does_not_change_by_a_bit_beside_neighbours_of_other_lengths(attention):
     def run(*neighbours: int) -> np.ndarray:
         lanes = [plain_lane(16, length, 1) for length in (33, *neighbours)]
-        return make_scene(lanes, [plain_lane(16, 0, 500)]).run(attention)[0]
+        return make_scene(lanes, [plain_lane(16, 0, 500)]).run(*attention)[0]
 
     # As many pages in all, so that the shapes are the same, and four chunks instead of two to walk over.
     assert np.array_equal(run(225, 230), run(5, 450))
@@ -70,11 +70,12 @@ def test_where_the_pages_lie_in_the_pool_does_not_matter(attention):
     k, v = (jnp.zeros_like(pool).at[moved_to].set(pool) for pool in (scene.k_pages, scene.v_pages))
     table = jnp.asarray(moved_to, jnp.int32)[scene.metadata.page_table]
     moved = replace(scene, k_pages=k, v_pages=v, metadata=replace(scene.metadata, page_table=table))
-    assert np.array_equal(scene.run(attention), moved.run(attention))
+    assert np.array_equal(scene.run(*attention), moved.run(*attention))
 
 
 def test_auto_selects_a_backend_that_is_in_the_table():
-    assert select_backend("auto").attention in BACKENDS.values()
+    backend = select_backend("auto")
+    assert (backend.plan, backend.attention) in BACKENDS.values()
 
 
 def test_every_backend_that_can_be_asked_for_is_tested():

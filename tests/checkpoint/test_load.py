@@ -14,7 +14,7 @@ import pytest
 import tensorstore as ts
 from jax.sharding import Mesh, NamedSharding
 
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import CausalAttend
 from jaxinfer.checkpoint import (
     CheckpointError,
     convert_checkpoint,
@@ -66,7 +66,7 @@ def test_a_directory_may_be_named_by_a_path_that_goes_up(original, monkeypatch):
 def logits(model) -> np.ndarray:
     """What a model says after each of some tokens."""
     positions = jnp.arange(12)
-    return np.asarray(jax.jit(lambda ids: model.logits(model(ids, positions, causal_attend())))(positions % 40))
+    return np.asarray(jax.jit(lambda ids: model.logits(model(ids, positions, CausalAttend())))(positions % 40))
 
 
 @pytest.mark.parametrize("kind", ["hf", "converted"])

@@ -20,7 +20,7 @@ import json, sys
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import CausalAttend
 from jaxinfer.checkpoint import load_checkpoint
 from jaxinfer.checkpoint.weight_map import parameters
 from tests.checkpoint.builders import parameters_of
@@ -30,7 +30,7 @@ def hidden(model):
     with jax.enable_x64(True):
         graph, state = nnx.split(model)
         wide = nnx.merge(graph, jax.tree.map(lambda x: x.astype(jnp.float64), state))
-        return np.asarray(jax.jit(lambda: wide(jnp.arange(12), jnp.arange(12), causal_attend()))())
+        return np.asarray(jax.jit(lambda: wide(jnp.arange(12), jnp.arange(12), CausalAttend()))())
 
 results = []
 for path in sys.argv[1:]:

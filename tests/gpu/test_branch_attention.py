@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.attention.backend import select_backend
-from kernels_pallas.branch_attention.reference import paged_attention
+from kernels_pallas.branch_attention.reference import paged_attention, plan_paged_attention
 from tests.attention.lanes import branched_lane, plain_lane, with_tail
 from tests.attention.scenes import Heads, make_scene
 from tests.kernels.branch_attention_cases import CASES
@@ -46,16 +46,17 @@ def test_random_steps_of_every_kind_of_row(head_dim, seed):
     heads = Heads(16, 4, head_dim, jnp.bfloat16)
     sizes = {"decode_rows": 16, "decode_width": 16, "num_words": 1, "prefill_rows": 4, "prefill_tokens": 960}
     scene = make_scene(decodes, prefills, heads=heads, seed=seed, **sizes)
-    assert relative_error(scene.run(select_backend("pallas").attention), scene) < TOLERANCE["bfloat16"]
+    backend = select_backend("pallas")
+    assert relative_error(scene.run(backend.plan, backend.attention), scene) < TOLERANCE["bfloat16"]
 
 
 def test_the_same_step_gives_the_same_bits_again():
     scene = CASES["every_kind_of_row_at_once"].scene()
-    attention = select_backend("pallas").attention
-    first = scene.run(attention)
-    assert all(np.array_equal(first, scene.run(attention)) for _ in range(20))
+    backend = select_backend("pallas")
+    first = scene.run(backend.plan, backend.attention)
+    assert all(np.array_equal(first, scene.run(backend.plan, backend.attention)) for _ in range(20))
 
 
 def test_the_reference_agrees_on_the_gpu_too():
     scene = CASES["every_kind_of_row_at_once"].scene()
-    assert relative_error(scene.run(paged_attention), scene) < TOLERANCE["bfloat16"]
+    assert relative_error(scene.run(plan_paged_attention, paged_attention), scene) < TOLERANCE["bfloat16"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels_pallas.branch_attention.api import branch_attention
+from kernels_pallas.branch_attention.api import branch_attention, plan_branch_attention
 from tests.attention.scenes import Scene
 from tests.kernels.branch_attention_cases import CASES, Case
 
@@ -38,7 +38,7 @@ class BranchAttentionChecks:
         def refuse(*_, **__):
             raise AssertionError("the reference was asked instead of the kernel")
 
-        return scene.run(partial(branch_attention, reference=refuse, **options))
+        return scene.run(partial(plan_branch_attention, reference=refuse, **options), branch_attention)
 
     @pytest.mark.parametrize(
         "name", [pytest.param(name, marks=[pytest.mark.slow] if case.slow else []) for name, case in CASES.items()]

@@ -11,7 +11,7 @@ import pytest
 
 from jaxinfer.attention.backend import select_backend
 from kernels_pallas.branch_attention import api
-from kernels_pallas.branch_attention.reference import paged_attention
+from kernels_pallas.branch_attention.reference import paged_attention, plan_paged_attention
 from kernels_pallas.branch_attention.tuning import (
     QUERY_ROWS,
     SHARED_MEMORY_BYTES,
@@ -31,7 +31,7 @@ def small_scene(heads: Heads = TAKEN, page_size: int = 16, words: int = 0):
 
 def reason(heads: Heads = TAKEN, page_size: int = 16, words: int = 0) -> str | None:
     scene = small_scene(heads, page_size, words)
-    return api.why_not(scene.q, scene.k_pages, scene.metadata)
+    return api.why_not(scene.metadata, scene.sizes)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -61,13 +61,13 @@ def nothing_told(monkeypatch):
 
 
 def test_what_the_kernel_cannot_run_goes_to_the_reference_with_one_warning(nothing_told, caplog):
-    attention = select_backend("pallas").attention
+    backend = select_backend("pallas")
     scene = small_scene()
     with caplog.at_level(logging.WARNING):
-        outs = [scene.run(attention) for _ in range(2)]
-        # Another shape with the same reason is traced anew, and not told again.
-        make_scene([plain_lane(16, 3, 1)] * 2, heads=TAKEN).run(attention)
-    assert np.array_equal(outs[0], scene.run(paged_attention)) and np.array_equal(*outs)
+        outs = [scene.run(backend.plan, backend.attention) for _ in range(2)]
+        # Another shape with the same reason is planned anew, and not told again.
+        make_scene([plain_lane(16, 3, 1)] * 2, heads=TAKEN).run(backend.plan, backend.attention)
+    assert np.array_equal(outs[0], scene.run(plan_paged_attention, paged_attention)) and np.array_equal(*outs)
     assert [record.message for record in caplog.records] == [
         "branch attention runs as plain XLA, not as a Mosaic GPU kernel: "
         "the device is 'cpu', the kernel is for H100, H200, H800, H20, GH200"
@@ -75,10 +75,10 @@ def test_what_the_kernel_cannot_run_goes_to_the_reference_with_one_warning(nothi
 
 
 def test_another_reason_is_another_warning(nothing_told, caplog):
-    attention = select_backend("pallas").attention
+    backend = select_backend("pallas")
     with caplog.at_level(logging.WARNING):
-        small_scene().run(attention)
-        small_scene(Heads(4, 2, 8)).run(attention)
+        small_scene().run(backend.plan, backend.attention)
+        small_scene(Heads(4, 2, 8)).run(backend.plan, backend.attention)
     assert len(caplog.records) == 2
 
 

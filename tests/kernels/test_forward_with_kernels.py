@@ -15,7 +15,7 @@ from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
 from jaxinfer.programs.forward import forward
 from kernels_pallas.add_and_norm.api import add_and_norm
-from kernels_pallas.branch_attention.api import branch_attention
+from kernels_pallas.branch_attention.api import branch_attention, plan_branch_attention
 from kernels_pallas.rotate_and_write.api import rotate_and_write
 from tests.builders import model_config, random_model
 
@@ -39,7 +39,8 @@ def interpreted() -> AttentionBackend:
     residual = Residual(partial(add_and_norm, **options), lambda rows, inner, columns: 2)
     return AttentionBackend(
         "interpreted",
-        partial(branch_attention, **options),
+        partial(plan_branch_attention, **options),
+        branch_attention,
         partial(rotate_and_write, **options),
         lambda tokens: residual,
         min_tokens=2,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import CausalAttend
 from jaxinfer.attention.residual import FEATURES_FIRST, PLAIN
 from tests.builders import FAMILIES, model_config, random_model, random_prompts
 
@@ -16,7 +16,7 @@ def test_features_first_gives_the_same_hidden_states(family, tokens):
     model = random_model(model_config(family))
     ids = jnp.asarray(random_prompts([tokens])[0])
     plain, first = (
-        model(ids, jnp.arange(tokens), causal_attend(), residual=residual) for residual in (PLAIN, FEATURES_FIRST)
+        model(ids, jnp.arange(tokens), CausalAttend(), residual=residual) for residual in (PLAIN, FEATURES_FIRST)
     )
     assert first.shape == plain.shape == (tokens, model.config.hidden_size)
     np.testing.assert_allclose(first, plain, rtol=0, atol=1e-4)

@@ -8,16 +8,13 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
+from jaxinfer.cache.kv_cache import kv_bytes_per_token
 from jaxinfer.config import EngineConfig
-from jaxinfer.models.registry import build_model
 from jaxinfer.planning import compile_target as targets
 from jaxinfer.planning.compile_target import NoCompilerError, compile_target, description
 from jaxinfer.planning.devices import B200, GPUS, H100, H200
 from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, AbstractEngine, abstract_model, compile_plan
-from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
-from jaxinfer.programs.forward import forward
-from kernels_pallas.branch_attention import api
+from jaxinfer.programs.batch_layout import BatchShape
 from tests.builders import make_engine, model_config, random_model
 
 F32 = jnp.dtype(jnp.float32)
@@ -79,22 +76,6 @@ def test_the_attention_backend_is_that_of_the_gpu_that_is_compiled_for(stand_in,
     assert select_backend("auto").name == "xla"
     with stand_in(gpu).lowering():
         assert select_backend("auto").name == backend
-
-
-def test_the_kernel_is_traced_once_for_all_layers(monkeypatch):
-    traced = []
-
-    def attention(q, *_, **__):
-        traced.append(q.shape)
-        return q
-
-    monkeypatch.setattr(api, "branch_attention", attention)
-    config, shape = model_config(num_layers=3), BatchShape(4, 0, 0, 16)
-    cache = KVCache.shapes(config, num_pages=64, page_size=4, dtype=F32)
-    buffer = jax.ShapeDtypeStruct(PackedBatch(shape).buffer.shape, jnp.int32)
-    backend, model = select_backend("pallas"), build_model(config)
-    jax.eval_shape(lambda cache, buffer: forward(model, cache, unpack(buffer, shape), backend), cache, buffer)
-    assert len(traced) == 1
 
 
 def test_without_the_plugin_there_is_no_target_and_the_error_says_how_to_get_it(monkeypatch):

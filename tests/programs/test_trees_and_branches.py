@@ -1,6 +1,6 @@
 """Trees, branches and diffusion blocks in one step: every token answers as in a plain sequence of what it sees."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.attention.attend import LayerKV
 from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.models.rope import RopeConfig
@@ -186,17 +187,25 @@ def masked_logits(steps: LaneSteps, lane: GrowingLane, sees: dict[int, frozenset
     return np.asarray(_masked_forward(steps)(token_ids, visible))[:count]
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MaskedAttend:
+    """Every token attends to those that its row of `visible`, bool [T, T], says."""
+
+    visible: jax.Array
+
+    def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
+        q, k, v = reference.rotate(heads)
+        k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+        scores = jnp.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+        return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, axis=-1, where=self.visible), v), kv
+
+
 @cache
 def _masked_forward(steps: LaneSteps):
     def forward(token_ids: jax.Array, visible: jax.Array) -> jax.Array:
-        def attend(layer: int, heads: ProjectedHeads) -> jax.Array:
-            q, k, v = reference.rotate(heads)
-            k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
-            scores = jnp.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
-            return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, axis=-1, where=visible), v)
-
         model = steps.model
-        return model.logits(model(token_ids, jnp.arange(len(token_ids)), attend))
+        return model.logits(model(token_ids, jnp.arange(len(token_ids)), MaskedAttend(visible)))
 
     return jax.jit(forward)
 
@@ -279,13 +288,14 @@ def test_all_steps_are_one_program_and_all_commits_another():
 def test_the_kernel_answers_as_plain_xla_does_for_trees_and_branches_and_after_a_commit():
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    from kernels_pallas.branch_attention.api import branch_attention
+    from kernels_pallas.branch_attention.api import branch_attention, plan_branch_attention
 
     def refuse(*_, **__):
         raise AssertionError("the reference was asked instead of the kernel")
 
-    interpreted = partial(branch_attention, reference=refuse, interpret=plgpu.InterpretGPUParams())
-    backends = [select_backend("xla"), AttentionBackend("pallas", interpreted, reference.rotate_and_write)]
+    plan = partial(plan_branch_attention, reference=refuse, interpret=plgpu.InterpretGPUParams())
+    kernel = AttentionBackend("pallas", plan, branch_attention, reference.rotate_and_write)
+    backends = [select_backend("xla"), kernel]
     config = model_config("LlamaForCausalLM", num_heads=2, head_dim=64, num_layers=1)
     model = random_model(config, dtype=jnp.bfloat16)
     shape = BatchShape(2, 1, 16, pages_per_row=4, decode_width=4, tail_words=1)

@@ -9,10 +9,10 @@ from gpu_bench import attention
 from gpu_bench.attention import build_step, check_kernel, contiguous, dense_layer, measure_attention, relative_error
 from gpu_bench.lanes import Pages, branch_row, lay_out, plain_row, tree_row, visible_pairs
 from gpu_bench.plan import LONG_PAGES, PAGE_SIZE, SHORT_PAGES, NotRun, parts
-from kernels_pallas.branch_attention.reference import paged_attention
+from kernels_pallas.branch_attention.blocks import AttentionSizes
+from kernels_pallas.branch_attention.reference import paged_attention, plan_paged_attention
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
-PAGED = jax.jit(paged_attention, static_argnames="scale")
 CASES = {part.name: part.cases for part in parts(smoke=True)}
 REAL = {part.name: part.cases for part in parts(smoke=False)}
 
@@ -26,8 +26,13 @@ def queries(step):
     return jax.random.normal(jax.random.key(1), (step.num_tokens, HEADS, DIM))
 
 
+@jax.jit
+def paged(q, k, v, metadata):
+    return paged_attention(q, k, v, plan_paged_attention(metadata, AttentionSizes.of(q, k)), scale=DIM**-0.5)
+
+
 def attend(step, k, v, q):
-    return np.asarray(PAGED(q, k, v, step.metadata, scale=DIM**-0.5))
+    return np.asarray(paged(q, k, v, step.metadata))
 
 
 @pytest.mark.parametrize(
@@ -152,10 +157,15 @@ def test_the_error_is_that_of_the_worst_head_and_nan_is_an_error(monkeypatch):
     assert not relative_error(found, expected, np.array([True, True, True])) <= 1
 
 
-def test_a_kernel_that_is_wrong_fails_its_check(monkeypatch):
-    def almost(q, k_pages, v_pages, metadata, *, scale, reference, interpret):
-        return 1.02 * paged_attention(q, k_pages, v_pages, metadata, scale=scale)
+def plain(step, sizes, *, reference, interpret):
+    return plan_paged_attention(step, sizes)
 
+
+def test_a_kernel_that_is_wrong_fails_its_check(monkeypatch):
+    def almost(q, k_pages, v_pages, plan, *, scale):
+        return 1.02 * paged_attention(q, k_pages, v_pages, plan, scale=scale)
+
+    monkeypatch.setattr(attention, "plan_branch_attention", plain)
     monkeypatch.setattr(attention, "branch_attention", almost)
     with pytest.raises(RuntimeError, match="the relative error is 0.02"):
         check_kernel(CASES["check"][0], smoke=True)
@@ -163,9 +173,6 @@ def test_a_kernel_that_is_wrong_fails_its_check(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["decode", "prefill", "branches", "tree", "mixed"])
 def test_what_is_checked_on_a_gpu_holds_for_plain_xla_at_the_same_precision(kind, monkeypatch):
-    def plain(q, k_pages, v_pages, metadata, *, scale, reference, interpret):
-        return paged_attention(q, k_pages, v_pages, metadata, scale=scale)
-
-    monkeypatch.setattr(attention, "branch_attention", plain)
+    monkeypatch.setattr(attention, "plan_branch_attention", plain)
     found = check_kernel({"kind": kind, "size": "short", "heads": (4, 2, 64)}, smoke=True)
     assert 0 < found["relative_error"] < 1e-2

@@ -10,7 +10,7 @@ from gpu_bench.plan import model_values
 from gpu_bench.steps import NUM_SEATS, STEP, decode_batch, lane_pages, launch_decode, pages_for, prefill_batch
 from gpu_bench.weights import factor, fraction, prompt_ids, salt, scrambled
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import CausalAttend
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.checkpoint.weight_map import placements
 from jaxinfer.models.config import ModelConfig
@@ -44,7 +44,7 @@ def plain_logits(model, ids):
 
     @jax.jit
     def run(ids):
-        return model.logits(model(ids, jnp.arange(len(ids)), causal_attend())[-1])
+        return model.logits(model(ids, jnp.arange(len(ids)), CausalAttend())[-1])
 
     return np.asarray(run(jnp.asarray(ids)))
 

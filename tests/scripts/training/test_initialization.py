@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import CausalAttend
 from training.initialization import initial_parameters, model_config, random_parameters
 from training.loop import module_of
 
@@ -18,7 +18,7 @@ def second_half(params_of) -> tuple[np.ndarray, np.ndarray]:
     ids = np.concatenate([half, half], axis=1)
     model = module_of(graph, params)
     positions = jnp.broadcast_to(jnp.arange(2 * LENGTH), ids.shape)
-    hidden = model(jnp.asarray(ids), positions, causal_attend(jnp.ones(ids.shape, jnp.int32)))
+    hidden = model(jnp.asarray(ids), positions, CausalAttend(jnp.ones(ids.shape, jnp.int32)))
     logits = np.array(model.logits(hidden))
     np.put_along_axis(logits, ids[..., None], -np.inf, axis=-1)
     return logits[:, LENGTH:-1], ids[:, LENGTH + 1 :]

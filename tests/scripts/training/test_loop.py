@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxinfer.attention.dense import causal_attend
+from jaxinfer.attention.dense import CausalAttend
 from jaxinfer.models.config import ModelConfig
 from training.initialization import model_config, random_parameters
 from training.loop import TrainingConfig, _arrays, make_optimizer, make_step, module_of, row_losses, schedule
@@ -80,7 +80,7 @@ def test_the_loss_is_the_weighted_cross_entropy_of_the_next_token():
     params = dict(nudged(params))
     rows = pack_rows([[document(7, 3)]], 8, 0.25)
     model = module_of(graph, params)
-    hidden = model(jnp.asarray(rows.ids), jnp.asarray(rows.positions), causal_attend())
+    hidden = model(jnp.asarray(rows.ids), jnp.asarray(rows.positions), CausalAttend())
     logs = jax.nn.log_softmax(model.logits(hidden)[0])
     weights = rows.weights[0]
     expected = -sum(weights[i + 1] * logs[i, rows.ids[0, i + 1]] for i in range(6))
