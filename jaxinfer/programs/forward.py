@@ -25,9 +25,7 @@ class PagedAttend:
     slots: jax.Array  # int32 [T], padding included
     plan: Any  # of the step, see `AttentionBackend`
     backend: AttentionBackend = field(metadata={"static": True})
-    tokens: int = field(
-        metadata={"static": True}
-    )  # of the step; behind them is padding, of which the plan knows nothing
+    tokens: int = field(metadata={"static": True})  # of the step; the plan knows nothing of the padding behind them
     scale: float = field(metadata={"static": True})
 
     def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
