@@ -24,42 +24,44 @@ class LaunchPlan:
         self.resumed: set[str] = set()
         self.preempted: list[Request] = []
 
-    def tokens_for(self, request: Request, known: int) -> int:
+    def takes_seated(self, request: Request) -> bool:
+        """Whether a request that is in its seat takes part: its last token is not in flight, and there is room."""
+        if len(request.token_ids) + request.num_sure_in_flight >= request.max_total_tokens or self.budget == 0:
+            return False
+        tokens = self.prefill_tokens
+        return not tokens or tokens <= self.prefill_room(self.decode_rows + 1, self.prefill_rows)
+
+    def tokens_of_chunk(self, request: Request, known: int) -> int:
         """How many of its `known` tokens the request may compute in this step."""
-        if request.in_seat:
-            if request.num_tokens_left <= 0 or self.budget == 0:
-                return 0  # its last token is in flight
-            fits = not self.prefill_tokens or self.prefill_tokens <= self.prefill_room(
-                self.decode_rows + 1, self.prefill_rows
-            )
-            return int(fits)
         room = self.prefill_room(self.decode_rows, self.prefill_rows + 1) - self.prefill_tokens
         return max(0, min(known - request.num_computed_tokens, self.budget, room))
 
     def add(self, request: Request, count: int, known: int, new_pages: list[int]) -> None:
-        kind = RowKind.DECODE if request.in_seat else RowKind.PROMPT_CHUNK
         self.requests.append(request)
-        self.kinds.append(kind)
         self.counts.append(count)
-        self.computed.append(known - 1 if request.in_seat else request.num_computed_tokens)
         self.known.append(known)
         self.new_pages.append(new_pages)
-        self._count(kind, count, 1)
+        self.budget -= count
+        if request.in_seat:
+            self.kinds.append(RowKind.DECODE)
+            self.computed.append(known - 1)
+            self.decode_rows += 1
+        else:
+            self.kinds.append(RowKind.PROMPT_CHUNK)
+            self.computed.append(request.num_computed_tokens)
+            self.prefill_rows += 1
+            self.prefill_tokens += count
 
     def remove(self, victim: Request) -> None:
         """A preempted request leaves the plan, if it was in it already, and its tokens return to the budget."""
         self.preempted.append(victim)
         if victim in self.requests:
             index = self.requests.index(victim)
-            self._count(self.kinds[index], self.counts[index], -1)
+            self.budget += self.counts[index]
+            if self.kinds[index] is RowKind.PROMPT_CHUNK:
+                self.prefill_rows -= 1
+                self.prefill_tokens -= self.counts[index]
+            else:
+                self.decode_rows -= 1
             for column in (self.requests, self.kinds, self.counts, self.computed, self.known, self.new_pages):
                 del column[index]
-
-    def _count(self, kind: RowKind, tokens: int, rows: int) -> None:
-        """Take a row of so many tokens in (rows=1) or out (rows=-1)."""
-        self.budget -= rows * tokens
-        if kind is RowKind.PROMPT_CHUNK:
-            self.prefill_rows += rows
-            self.prefill_tokens += rows * tokens
-        else:
-            self.decode_rows += rows

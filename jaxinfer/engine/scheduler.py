@@ -68,9 +68,10 @@ class Scheduler:
         plan = LaunchPlan(self.limits)
         self._schedule_running(plan)
         # Only now, because until here a request could still lose its place in the launch that fills its pages.
-        for request, kind, count in zip(plan.requests, plan.kinds, plan.counts, strict=True):
-            if kind is RowKind.PROMPT_CHUNK:
-                self.kv.publish(request, request.num_computed_tokens + count)
+        if plan.prefill_rows:
+            for request, kind, count in zip(plan.requests, plan.kinds, plan.counts, strict=True):
+                if kind is RowKind.PROMPT_CHUNK:
+                    self.kv.publish(request, request.num_computed_tokens + count)
         if not plan.preempted:
             self._schedule_waiting(plan)
         num_rounds = self._rounds_of(plan)
@@ -97,17 +98,18 @@ class Scheduler:
     def _commit(self, plan: LaunchPlan, num_rounds: int) -> tuple[list[int], list[int]]:
         """Account for the launch; the most and the least tokens that it lands for each row."""
         most_all, least_all = [], []
-        each = self.rounds if num_rounds else _PLAIN
-        most_of_all, least_of_all = max(num_rounds, 1) * each.most_tokens, max(num_rounds, 1) * each.least_tokens
-        rows = zip(plan.requests, plan.kinds, plan.counts, plan.computed, plan.known, strict=True)
-        for request, kind, count, computed, known in rows:
-            if kind is RowKind.PROMPT_CHUNK:
-                request.num_computed_tokens = computed + count
-                request.in_seat = computed + count == known
+        each, turns = (self.rounds, num_rounds) if num_rounds else (_PLAIN, 1)
+        most_of_all, least_of_all = turns * each.most_tokens, turns * each.least_tokens
+        chunk = RowKind.PROMPT_CHUNK
+        for index, request in enumerate(plan.requests):
+            most, least = most_of_all, least_of_all
+            if plan.kinds[index] is chunk:
+                computed = request.num_computed_tokens = plan.computed[index] + plan.counts[index]
+                request.in_seat = computed == plan.known[index]
                 most = least = int(request.in_seat)
-            else:
+            elif most > 1:
                 left = request.num_tokens_left
-                most, least = min(most_of_all, left), min(least_of_all, left)
+                most, least = min(most, left), min(least, left)
             request.num_in_flight += most
             request.num_sure_in_flight += least
             most_all.append(most)
@@ -123,35 +125,47 @@ class Scheduler:
         """
         rounds = self.rounds
         limit = rounds.most
-        if not plan.requests:
+        at_least = 2 if rounds.kind is RowKind.DECODE else 1  # one round of decoding is a plain step
+        if limit < at_least or plan.prefill_rows or not plan.requests:
             return 0
         longest, shortest = 0, sys.maxsize
         for request in self.running:
-            left = request.num_tokens_left
+            left = request.max_total_tokens - len(request.token_ids) - request.num_sure_in_flight
             if left <= 0:
                 continue  # its last token is in flight: it takes no part any more
-            if not request.in_seat or request.adjusts_logits(request.num_known_tokens - request.num_prompt_tokens):
+            if not request.in_seat:
+                return 0
+            if request.may_adjust and request.adjusts_logits(request.num_known_tokens - request.num_prompt_tokens):
                 return 0
             if request.needs_host:
                 limit = 1
-            longest, shortest = max(longest, left), min(shortest, left)
+            if left > longest:
+                longest = left
+            if left < shortest:
+                shortest = left
         needed = shortest if len(self.waiting) else longest
         limit = min(limit, -(-needed // max(rounds.least_tokens, 1)))
-        at_least = 2 if rounds.kind is RowKind.DECODE else 1  # one round of decoding is a plain step
         while limit >= at_least:
-            more = limit * rounds.most_tokens
-            wanted = [
-                min(known + more, request.max_total_tokens) - 1
-                for request, known in zip(plan.requests, plan.known, strict=True)
-            ]
-            if sum(map(self.kv.missing_pages, plan.requests, wanted)) <= self.kv.num_available:
-                for index, request in enumerate(plan.requests):
-                    pages = self.kv.grow(request, wanted[index])
-                    if pages:
-                        plan.new_pages[index] = plan.new_pages[index] + pages
+            if self._take_pages_for(plan, limit * rounds.most_tokens):
                 return limit
             limit //= 2
         return 0
+
+    def _take_pages_for(self, plan: LaunchPlan, more: int) -> bool:
+        """Pages so that every row can land `more` tokens; False, and no change, where there are too few."""
+        wanted = [
+            min(known + more, request.max_total_tokens) - 1
+            for request, known in zip(plan.requests, plan.known, strict=True)
+        ]
+        missing = list(map(self.kv.missing_pages, plan.requests, wanted))
+        if sum(missing) > self.kv.num_available:
+            return False
+        for index, count in enumerate(missing):
+            if count:
+                plan.new_pages[index] = plan.new_pages[index] + (
+                    self.kv.grow(plan.requests[index], wanted[index]) or _NO_PAGES
+                )
+        return True
 
     def _schedule_running(self, plan: LaunchPlan) -> None:
         page_size, running = self.kv.page_size, RequestStatus.RUNNING
@@ -160,11 +174,17 @@ class Scheduler:
                 break
             if request.status is not running:
                 continue  # it was preempted to make room
-            known = request.num_known_tokens
-            count = plan.tokens_for(request, known)
-            if count == 0:
-                continue
-            needed = known if request.in_seat else request.num_computed_tokens + count
+            known = len(request.token_ids) + request.num_in_flight
+            if request.in_seat:
+                if not plan.takes_seated(request):
+                    continue
+                known = needed = min(known, request.max_total_tokens)
+                count = 1
+            else:
+                count = plan.tokens_of_chunk(request, known)
+                if count == 0:
+                    continue
+                needed = request.num_computed_tokens + count
             if needed <= len(request.pages) * page_size:
                 plan.add(request, count, known, _NO_PAGES)
             elif (new_pages := self._take_pages(request, needed, plan)) is not None:
@@ -204,7 +224,7 @@ class Scheduler:
             request = self.waiting.peek_request()
             known = request.num_known_tokens
             self.kv.find_prefix(request)
-            count = plan.tokens_for(request, known)
+            count = plan.tokens_of_chunk(request, known)
             if count == 0 or self.kv.grow(request, request.num_computed_tokens + count) is None:
                 self.kv.forgo_prefix(request)
                 break
