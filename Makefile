@@ -8,6 +8,8 @@ ARGS ?=
 # Test processes, one for each core; more than four meet at the memory of a laptop. One after the other: WORKERS=0.
 WORKERS ?= auto
 IN_PARALLEL := --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
+# What a GPU can say something about; tests/on_gpu.py names what of it is for CPUs only. A part: GPU_FOLDERS="gpu models".
+GPU_FOLDERS := gpu attention sampling models cache programs engine
 # The lock is made for this version of JAX; pyproject.toml says which versions are supported.
 LOCK_JAX := 0.11.2
 
@@ -48,8 +50,8 @@ test-aot:
 	@echo "tests/aot holds no tests: there is nothing to compile ahead of time"
 endif
 
-test-gpu: ## the GPU tests, with $PYTHON (default python3) of a machine that has a GPU
-	JAX_PLATFORMS=cuda $(or $(PYTHON),python3) -m pytest tests/gpu $(ARGS)
+test-gpu: ## the GPU tests and the suite on the GPU, with $PYTHON (default python3) of a machine that has one
+	JAX_PLATFORMS=cuda $(or $(PYTHON),python3) -m pytest --gpu $(GPU_FOLDERS:%=tests/%) $(ARGS)
 
 bench: .venv/.installed ## throughput of the embedded checkpoint, as `jaxinfer bench throughput` measures it
 	$(PYTHON_CPU) -m jaxinfer bench throughput $(ARGS)

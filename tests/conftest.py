@@ -1,40 +1,67 @@
-"""Settings of the whole test run: the platform, the long variants, and how Hypothesis looks for examples."""
+"""Settings of the whole test run: the platform, what is left out, and how Hypothesis looks for examples."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
 
 # Before anything imports jax. An interpreted kernel's threads wait for each other inside XLA's pool, which has one
 # thread for each core: on two cores those that wait can leave none to those that they wait for.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("NPROC", "8")
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    os.environ.setdefault("NPROC", "8")
 
 import pytest
-from hypothesis import HealthCheck, settings
+
+from tests import on_gpu
+
+if on_gpu.has_hypothesis():
+    from hypothesis import HealthCheck, settings
+
+    # Compiling in the first example would look like a slow one; no deadlines, and the same examples in every run.
+    settings.register_profile(
+        "default",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    settings.load_profile("default")
 
 MOST_MAPS = 30_000
-
-# Compiling in the first example would look like a slow one; no deadlines, and the same examples in every run.
-settings.register_profile(
-    "default",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the long variants too (tests marked slow)")
+    parser.addoption("--gpu", action="store_true", help="with the settings for a GPU, without what is for CPUs only")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--gpu"):
+        on_gpu.set_up()
+
+
+class LeftOut(pytest.Module):
+    """A test file that is skipped without being imported."""
+
+    def collect(self) -> NoReturn:
+        pytest.skip(str(on_gpu.why_not(self.nodeid)), allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    node = module_path.relative_to(parent.config.rootpath).as_posix()
+    if parent.config.getoption("--gpu") and on_gpu.why_not(node):
+        return LeftOut.from_parent(parent, path=module_path)
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow") or "slow" in config.option.markexpr:
-        return
-    skip = pytest.mark.skip(reason="a long variant: run it with --slow")
+    slow_too = config.getoption("--slow") or "slow" in config.option.markexpr
     for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(skip)
+        if not slow_too and "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="a long variant: run it with --slow"))
+        if config.getoption("--gpu") and (reason := on_gpu.why_not(item.nodeid)):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session", autouse=True)

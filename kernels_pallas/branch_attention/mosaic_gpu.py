@@ -29,7 +29,7 @@ from kernels_pallas.branch_attention.producer import drain, produce
 from kernels_pallas.branch_attention.tuning import QUERY_ROWS, Launch, Tuning
 from kernels_pallas.branch_attention.work import Item, item_of
 
-# Columns of the result that leave in float32 at a time: a buffer for all of them would cost a stage of tiles.
+# Columns of the result that are stored at a time. In float32 a buffer for all of them would cost a stage of tiles.
 PARTIAL_COLUMNS = 64
 _TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
 _accumulator = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
@@ -177,7 +177,6 @@ def _consume(launch: Launch, memory: Any, consumer: jax.Array, number: jax.Array
     plain = plgpu.load(memory.q_plain.at[consumer], layout=WGMMA, optimized=False)
     memory.q_tiled.at[consumer][...] = plain
     plgpu.commit_smem()
-    queries = masking.load_queries(memory, item.block, consumer)
 
     carry = (
         plgpu.layout_cast(jnp.zeros((QUERY_ROWS, launch.head_dim), jnp.float32), WGMMA),
@@ -190,18 +189,19 @@ def _consume(launch: Launch, memory: Any, consumer: jax.Array, number: jax.Array
     start = item.begin
     for name, hide in sections:
         stop = jnp.clip(memory.header[item.block, HEADER.index(name)], start, item.end)
-        carry = lax.fori_loop(start, stop, partial(_one_tile, launch, memory, item, queries, hide), carry)
+        carry = lax.fori_loop(start, stop, partial(_one_tile, launch, memory, item, consumer, hide), carry)
         start = stop
     total, top, weight = carry
+    queries = masking.load_queries(memory, item.block, consumer)
     weight = jnp.where(queries.branch == IDLE, 0.0, weight)
     _store(launch, memory, item, consumer, total, top, weight)
     plgpu.barrier_arrive(memory.q_used.at[consumer])
 
 
-def _one_tile(launch, memory, item, queries, hide, tile, carry):
+def _one_tile(launch, memory, item, consumer, hide, tile, carry):
     """One step of the online softmax; `hide` masks the scores, None where every query sees the whole tile."""
     total, top, weight = carry
-    tuning, consumer = launch.tuning, queries.consumer
+    tuning = launch.tuning
     stage = item.stage(tile, tuning.stages)
 
     def multiply_keys(accumulator):
@@ -213,6 +213,8 @@ def _one_tile(launch, memory, item, queries, hide, tile, carry):
     plgpu.barrier_arrive(memory.k_used.at[stage])
     scores *= launch.scale
     if hide is not None:
+        # Read in every tile that is masked: kept from one to the next, they would take registers from the result.
+        queries = masking.load_queries(memory, item.block, consumer)
         scores = hide(launch, memory, queries, tile, scores, 2 * _LOWEST)
     new_top = jnp.maximum(top, scores.max(axis=1))
     shrink = jnp.exp2(top - new_top)
@@ -267,7 +269,10 @@ def _store(launch: Launch, memory: Any, item: Item, consumer, total, top, weight
     heads = pl.ds(head * group, group)
     if not launch.split:
         place = memory.q_plain.at[consumer]
-        place[...] = total.astype(launch.dtype)
+        # Of long heads a few columns at a time: the addresses of all would take registers from the result.
+        width = PARTIAL_COLUMNS if launch.head_dim > 128 else launch.head_dim
+        for column in range(0, launch.head_dim, width):
+            place.at[:, pl.ds(column, width)][...] = total[:, column : column + width].astype(launch.dtype)
         store_tokens(place, lambda token: memory.out.at[token, heads])
         return
     place = memory.partial.at[consumer]

@@ -14,6 +14,9 @@ from kernels_pallas.branch_attention.blocks import HEADER, PAGE
 from kernels_pallas.branch_attention.tuning import Launch
 from kernels_pallas.branch_attention.work import Item
 
+# Numbers of a tile's pages in registers at a time, of which the producer has few. The others lie beside them, in L1.
+PAGES_AT_ONCE = 4
+
 
 def produce(launch: Launch, memory: Any, number: jax.Array, item: Item) -> None:
     """Load an item's tiles as soon as their places are free, and its queries when the last item's are done with."""
@@ -54,22 +57,23 @@ def _load_tiles(launch: Launch, memory: Any, item: Item, begin: jax.Array, end: 
     @pl.loop(begin, end)
     def _(tile):
         stage = item.stage(tile, stages)
-        pages = [
-            memory.pages[item.block, PAGE.index("page"), tile * launch.pages_per_tile + part]
-            for part in range(launch.pages_per_tile)
-        ]
         for source, target, loaded, used in (
             (memory.k, memory.k_tiles, memory.k_loaded, memory.k_used),
             (memory.v, memory.v_tiles, memory.v_loaded, memory.v_used),
         ):
+            for first in range(0, launch.pages_per_tile, PAGES_AT_ONCE):
+                parts = range(first, min(first + PAGES_AT_ONCE, launch.pages_per_tile))
+                entry = tile * launch.pages_per_tile
+                pages = [memory.pages[item.block, PAGE.index("page"), entry + part] for part in parts]
+                if first == 0:
 
-            @pl.when(item.step + tile - item.begin >= stages)
-            def _(used=used):
-                plgpu.barrier_wait(used.at[stage])
+                    @pl.when(item.step + tile - item.begin >= stages)
+                    def _(used=used):
+                        plgpu.barrier_wait(used.at[stage])
 
-            for part, page in enumerate(pages):
-                place = target.at[stage, pl.ds(part * page_size, page_size)]
-                plgpu.copy_gmem_to_smem(source.at[page, :, item.head], place, loaded.at[stage])
+                for part, page in zip(parts, pages, strict=True):
+                    place = target.at[stage, pl.ds(part * page_size, page_size)]
+                    plgpu.copy_gmem_to_smem(source.at[page, :, item.head], place, loaded.at[stage])
 
 
 def drain(launch: Launch, memory: Any, steps: jax.Array) -> None:

@@ -196,6 +196,10 @@ def _finish_tile(launch: Launch, place: Any, first: int) -> None:
     cos, sin = (_across(ref, (TILE_ROWS, half)) for ref in (place.cos, place.sin))
     rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=1)
     if first + TILE_ROWS > launch.rotated_heads:
+        if not launch.parts:
+            # Read again behind a fence, the heads need no registers meanwhile: with heads of 256 there are not enough.
+            plgpu.commit_smem()
+            projected = _load(place.heads.at[rows])
         rotated = jnp.where(_row(launch) < launch.rotated_heads - first, rotated, projected)
     _store(place.heads.at[rows], rotated.astype(launch.dtype))
 

@@ -92,16 +92,24 @@ SHAPES = {
     **{f"decode_heads_of_{d}": Shape(head_dim=d) for d in (64, 256)},
     **{f"one_row_heads_of_{d}": Shape(head_dim=d, decode_rows=1, lane_tokens=32768) for d in (64, 256)},
     **{f"pages_of_{size}": Shape(page_size=size, prefill_rows=1, prefill_tokens=128) for size in (32, 64)},
-    **{f"a_group_of_{g}": Shape(heads=4 * g, kv_heads=4, **PREFILL) for g in (1, 5, 7, 8, 16)},
+    **{f"a_group_of_{g}": Shape(heads=4 * g, kv_heads=4, **PREFILL) for g in (1, 2, 3, 5, 6, 7, 8, 16)},
     "float16": Shape(dtype=jnp.float16, prefill_rows=1, prefill_tokens=128),
 }
 
+# What a thread spills today, in bytes stored and loaded. The result of heads of 256 takes half of the registers that
+# there are; eight are missing where tails are masked too.
+SPILLED = {"trees_of_512_nodes_heads_of_256": 64}
+
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_serving_shape_compiles_with_the_sizes_chosen_for_it(name):
+def test_a_serving_shape_compiles_with_the_sizes_chosen_for_it_and_spills_no_more_than_is_known(name, ptxas):
     shape = SHAPES[name]
     groups = bool(shape.decode_rows) + bool(shape.prefill_tokens)
     assert kernels(compiled(*shape.arguments())) == groups
+    reports = ptxas()
+    assert [report.kernel for report in reports] == ["branch_attention"] * groups
+    assert max(report.spilled for report in reports) <= SPILLED.get(name, 0)
+    assert [report.serialised for report in reports] == [()] * groups
 
 
 def test_the_layers_of_a_step_share_one_plan():

@@ -40,7 +40,7 @@ def test_a_case_of_the_table_compiles(name):
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(32, 8, 128), (16, 8, 128), (64, 8, 128), (14, 2, 64), (32, 16, 256)]
 )
-def test_a_serving_shape_compiles(heads, kv_heads, head_dim, norms, tokens):
+def test_a_serving_shape_compiles_and_spills_nothing(heads, kv_heads, head_dim, norms, tokens, ptxas):
     def array(*extent: int, dtype=jnp.bfloat16) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(extent, dtype)
 
@@ -49,3 +49,5 @@ def test_a_serving_shape_compiles(heads, kv_heads, head_dim, norms, tokens):
     projected = ProjectedHeads(qkv, angles, angles, scale, scale, eps=1e-6)  # type: ignore[arg-type]
     pages = array(4096, 16, kv_heads, head_dim)
     check(compiled(projected, (pages, pages), array(tokens, dtype=jnp.int32)), 2 * 2 * pages.size)
+    [report] = ptxas()
+    assert (report.kernel, report.spilled, report.serialised) == ("rotate_and_write", 0, ())

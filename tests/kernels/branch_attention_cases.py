@@ -122,6 +122,12 @@ def heads_of_256_in_splits() -> Scene:
     return make_scene(lanes, heads=Heads(8, 2, 256, FP16), decode_width=3)
 
 
+@case(slow=True, tokens=5, stages=2)
+def heads_of_256_with_a_tree() -> Scene:
+    lanes = [tree(plain_lane(16, 70, 1), 5), plain_lane(16, 3, 1)]
+    return make_scene(lanes, heads=Heads(4, 2, 256, BF16), decode_width=5, num_words=1)
+
+
 def _sections(page_size: int) -> Scene:
     """Trunk, branches and tail, each of them empty in turn."""
     lanes = []

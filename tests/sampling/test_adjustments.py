@@ -8,6 +8,7 @@ import pytest
 
 from jaxinfer.sampling.adjustments import ALLOWED, IN_PROMPT, Adjustments, adjust
 from tests.sampling.reference import adjusted
+from tests.tolerances import tolerance
 
 VOCAB, ENTRIES = 40, 64
 PROMPT, OUTPUT = [1, 2, 3, 3, 8], [3, 5, 5, 5, 9]
@@ -68,7 +69,7 @@ def random_logits(rows: int) -> np.ndarray:
 def test_logits_are_adjusted_as_the_reference_says(name):
     logits = random_logits(3)
     out = run(logits, [{}, CASES[name], {}])
-    np.testing.assert_allclose(out[1], adjusted(logits[1], **CASES[name]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(out[1], adjusted(logits[1], **CASES[name]), rtol=tolerance(1e-5), atol=tolerance(1e-5))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -83,7 +84,9 @@ def test_each_row_has_adjustments_of_its_own():
     logits = random_logits(len(names))
     out = run(logits, [CASES[name] for name in names])
     for row, name in enumerate(names):
-        np.testing.assert_allclose(out[row], adjusted(logits[row], **CASES[name]), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            out[row], adjusted(logits[row], **CASES[name]), rtol=tolerance(1e-5), atol=tolerance(1e-5)
+        )
 
 
 def test_a_logit_of_minus_infinity_stays_one():

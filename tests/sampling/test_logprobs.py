@@ -7,6 +7,7 @@ import pytest
 from jaxinfer.limits import MAX_LOGPROBS
 from jaxinfer.sampling.logprobs import token_logprobs
 from tests.sampling.reference import log_softmax
+from tests.tolerances import tolerance
 
 
 def run(logits: np.ndarray, tokens: np.ndarray):
@@ -20,7 +21,7 @@ def logits(request) -> np.ndarray:
 
 def test_a_chosen_token_has_its_log_probability(logits):
     tokens = np.arange(6, dtype=np.int32)
-    np.testing.assert_allclose(run(logits, tokens).logprob, log_softmax(logits)[tokens, tokens], atol=1e-5)
+    np.testing.assert_allclose(run(logits, tokens).logprob, log_softmax(logits)[tokens, tokens], atol=tolerance(1e-5))
 
 
 def test_a_rank_is_one_more_than_the_number_of_likelier_tokens(logits):
@@ -34,7 +35,8 @@ def test_the_most_likely_tokens_come_in_order_with_their_log_probabilities(logit
     count = min(MAX_LOGPROBS, logits.shape[-1])
     expected = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
     assert np.array_equal(found.top_token, expected)
-    np.testing.assert_allclose(found.top_logprob, np.take_along_axis(log_softmax(logits), expected, axis=-1), atol=1e-5)
+    truth = np.take_along_axis(log_softmax(logits), expected, axis=-1)
+    np.testing.assert_allclose(found.top_logprob, truth, atol=tolerance(1e-5))
 
 
 def test_equally_likely_tokens_share_a_rank_and_come_by_id():

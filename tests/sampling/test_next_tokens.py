@@ -9,6 +9,7 @@ from jaxinfer.sampling.next_tokens import TABLE_FIRST_ROWS, logits_and_greedy, n
 from jaxinfer.sampling.sampler import sample
 from tests.builders import model_config, random_model
 from tests.sampling.reference import Filters, sampling_batch
+from tests.tolerances import tolerance
 
 FAMILIES = {"tied": "Qwen2ForCausalLM", "head of its own": "LlamaForCausalLM"}
 
@@ -21,7 +22,7 @@ def test_logits_and_greedy_tokens_are_those_of_the_plain_product(family, rows):
     logits, greedy = jax.jit(lambda hidden: logits_and_greedy(model, hidden))(hidden)
     expected = hidden @ (model.lm_head.kernel if model.lm_head else model.embed.embedding)[...].T
     assert logits.shape == (rows, model.config.vocab_size) and logits.dtype == jnp.float32
-    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits, expected, rtol=tolerance(1e-5), atol=tolerance(1e-5))
     assert np.array_equal(greedy, np.argmax(logits, axis=-1)) and greedy.dtype == jnp.int32
 
 

@@ -8,6 +8,7 @@ from jax.extend.random import threefry_2x32
 from scipy import stats
 
 from jaxinfer.sampling import noise
+from tests.tolerances import tolerance
 
 COUNT = 1 << 16
 FALSE_ALARM_RATE = 1e-6
@@ -77,7 +78,7 @@ def test_the_upper_tail_has_the_resolution_of_32_bits(monkeypatch):
     values = np.asarray(noise.gumbel(jnp.zeros(2, jnp.uint32), zero, zero), np.float64)
     exact = -np.log(-np.log1p(-(bits.astype(np.float64) + 0.5) / 2**32))
     assert np.all(np.diff(values) < 0)
-    np.testing.assert_allclose(values, exact, rtol=1e-6)
+    np.testing.assert_allclose(values, exact, rtol=tolerance(1e-6))
 
 
 def test_every_number_is_finite(monkeypatch):

@@ -1,0 +1,16 @@
+"""Shared by the tests that compile for a GPU: what ptxas says of the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.aot.ptxas import VARIABLE, KernelReport, read_reports
+
+
+@pytest.fixture
+def ptxas(capfd, monkeypatch) -> Callable[[], list[KernelReport]]:
+    """() -> the reports on the kernels that were compiled since the test began, or since it last asked."""
+    monkeypatch.setenv(VARIABLE, "1")
+    return lambda: read_reports(capfd.readouterr().out)
