@@ -9,6 +9,14 @@ import pytest
 from tests.aot.ptxas import VARIABLE, KernelReport, read_reports
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_kept(compiled_programs: None) -> None:
+    """What is compiled for a device that is not there can be kept on disk, but not read again."""
+    import jax
+
+    jax.config.update("jax_enable_compilation_cache", False)
+
+
 @pytest.fixture
 def ptxas(capfd, monkeypatch) -> Callable[[], list[KernelReport]]:
     """() -> the reports on the kernels that were compiled since the test began, or since it last asked."""
