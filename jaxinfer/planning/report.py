@@ -78,9 +78,7 @@ def plan_table(plan: Plan, request: Request, compiled: Compiled | None, *, model
         table.add_row("kernels per layer", f"{compiled.decode_kernels_per_layer:g}", "of a decode step")
         table.add_row("KV updated in place", _gigabytes(compiled.kv_alias_bytes), "by every program")
         table.add_row("copies of KV", f"{compiled.kv_copies}", "in all programs")
-        table.add_row(
-            "waits for the host", f"{compiled.host_waits}", "in all programs, between their first and last kernel"
-        )
+        table.add_row("waits for the host", f"{compiled.host_waits}", "in all programs")
         for program in compiled.programs:
             table.add_row(
                 program.name.replace("_", " "), f"{program.kernels} kernels",
