@@ -96,7 +96,6 @@ class EngineCore:
                 scheduling_policy=config.scheduling_policy,
             ),
             KVCacheManager(allocator, config.page_size, self.prefix_cache),
-            self.strategy.rounds,
         )
         self.input_batch = InputBatch(
             self.buckets, self.strategy, page_size=config.page_size, num_pages=config.num_pages
@@ -174,6 +173,7 @@ class EngineCore:
     def _launch(self) -> bool:
         """Schedule and launch; whether there was anything to run."""
         begin, compiles = time.perf_counter(), self.metrics.num_compiles_total
+        self.scheduler.rounds = self.strategy.rounds  # which may be others for every launch
         output = self.scheduler.schedule()
         self.input_batch.remove(output.finished_req_ids | output.preempted_req_ids)
         if not output.requests:

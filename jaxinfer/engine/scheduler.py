@@ -162,9 +162,9 @@ class Scheduler:
             return False
         for index, count in enumerate(missing):
             if count:
-                plan.new_pages[index] = plan.new_pages[index] + (
-                    self.kv.grow(plan.requests[index], wanted[index]) or _NO_PAGES
-                )
+                pages = self.kv.grow(plan.requests[index], wanted[index])
+                assert pages is not None, "pages were counted as available"
+                plan.new_pages[index] = plan.new_pages[index] + pages
         return True
 
     def _schedule_running(self, plan: LaunchPlan) -> None:

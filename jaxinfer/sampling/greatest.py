@@ -13,7 +13,10 @@ WORDS_PER_BLOCK = 64
 
 
 def greatest_of_rows(scores: jax.Array) -> jax.Array:
-    """int32 [Q]: in each row of scores [Q, V] the index of the greatest, the first of several; 0 for a row with NaN."""
+    """int32 [Q]: in each row of scores [Q, V] the index of the greatest, the first of several.
+
+    A row with NaN gives 0 on a CPU, and elsewhere the index of the first NaN.
+    """
 
     def on_cpu(scores: jax.Array) -> jax.Array:
         # In two passes that a CPU makes with vectors, where `argmax` goes from word to word: over what the maximum is
