@@ -34,13 +34,28 @@ def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Ar
     Returns:
         Like q.
     """
-    group = q.shape[-2] // k.shape[-2]
-    q = q.reshape(*q.shape[:-2], k.shape[-2], group, q.shape[-1])
-    scores = jnp.einsum("...qhgd,...khd->...hgqk", q, k, preferred_element_type=jnp.float32)
     length = k.shape[-3]
     visible = jnp.tril(jnp.ones((length, length), bool))
     if documents is not None:
-        visible = (visible & (documents[..., :, None] == documents[..., None, :]))[..., None, None, :, :]
+        visible = visible & (documents[..., :, None] == documents[..., None, :])
+    return masked_attention(q, k, v, visible)
+
+
+def masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
+    """Attention in which a mask says which of the S keys each of the T queries sees.
+
+    Args:
+        q: [..., T, num_heads, head_dim], not scaled yet.
+        k, v: [..., S, num_kv_heads, head_dim].
+        visible: bool [..., T, S], with a key for every query.
+
+    Returns:
+        Like q.
+    """
+    group = q.shape[-2] // k.shape[-2]
+    q = q.reshape(*q.shape[:-2], k.shape[-2], group, q.shape[-1])
+    scores = jnp.einsum("...qhgd,...khd->...hgqk", q, k, preferred_element_type=jnp.float32)
+    visible = visible[..., None, None, :, :]
     scores = jnp.where(visible, scores * q.shape[-1] ** -0.5, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     out = jnp.einsum("...hgqk,...khd->...qhgd", weights, v)

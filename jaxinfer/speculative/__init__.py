@@ -1,0 +1,1 @@
+"""Speculative decoding: several tokens from one step of the target model."""

@@ -1,0 +1,79 @@
+"""Entropy-adaptive draft lengths (EGAG): an uncertain drafter drafts less."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class EntropyReading:
+    """What one observation came to."""
+
+    normalised: float  # entropy / ln V, in [0, 1]
+    smoothed: float  # h: that, rescaled and averaged, in [0, 1]
+    gamma: int
+
+
+class EntropyGamma:
+    """The number of drafts as a falling line in the drafter's entropy.
+
+    No formula for this is published; this one is the project's. With the entropy H of the drafter's distribution in
+    nats, divided by its greatest value,
+
+        e = H / ln V,    s = min(1, e / scale),    h = beta h + (1 - beta) s  (the first s at first),
+        gamma = gamma_max - (gamma_max - gamma_min) h,  rounded half up and held within [gamma_min, gamma_max].
+
+    Language models have e of 0.05 to 0.3: without a scale the line would hardly be gone down.
+
+    Args:
+        vocab_size: V, at least 2.
+        gamma_min: drafts of an uncertain drafter, at least 1.
+        gamma_max: drafts of a certain one.
+        ema_beta: weight of the past, in [0, 1).
+        scale: the e that counts as uncertain, in (0, 1]; None: the greatest that was observed so far.
+    """
+
+    def __init__(
+        self, vocab_size: int, gamma_min: int, gamma_max: int, ema_beta: float = 0.0, scale: float | None = None
+    ) -> None:
+        if not vocab_size >= 2:
+            raise ValueError(f"vocab_size must be at least 2, got {vocab_size!r}")
+        if not 1 <= gamma_min <= gamma_max:
+            raise ValueError(f"gamma_min must be from 1 to gamma_max ({gamma_max!r}), got {gamma_min!r}")
+        if not 0 <= ema_beta < 1:
+            raise ValueError(f"egag_ema_beta must be in [0, 1), got {ema_beta!r}")
+        if scale is not None and not 0 < scale <= 1:
+            raise ValueError(f"scale must be in (0, 1] or None, got {scale!r}")
+        self.gamma_min, self.gamma_max = gamma_min, gamma_max
+        self._most = math.log(vocab_size)
+        self._beta = ema_beta
+        self._scale = scale
+        self._greatest = 0.0
+        self._smoothed: float | None = None
+
+    def observe(self, entropy: float) -> EntropyReading:
+        """The draft length after one more entropy in nats, which is held within 0 and ln V."""
+        normalised = min(max(entropy / self._most, 0.0), 1.0)
+        self._greatest = max(self._greatest, normalised)
+        scale = self._greatest if self._scale is None else self._scale
+        # A drafter that was never in doubt is certain.
+        share = min(1.0, normalised / scale) if scale > 0 else 0.0
+        before = share if self._smoothed is None else self._smoothed
+        self._smoothed = self._beta * before + (1 - self._beta) * share
+        length = self.gamma_max - (self.gamma_max - self.gamma_min) * self._smoothed
+        gamma = min(max(round_half_up(length), self.gamma_min), self.gamma_max)
+        return EntropyReading(normalised, self._smoothed, gamma)
+
+
+def entropy_of(probabilities: np.ndarray) -> float:
+    """In nats, of probabilities [V]; a token of probability 0 adds nothing."""
+    positive = probabilities[probabilities > 0]
+    return float(-(positive * np.log(positive)).sum())
+
+
+def round_half_up(value: float) -> int:
+    """The nearest integer; of two equally near ones the greater (Python's `round` takes the even one)."""
+    return math.floor(value + 0.5)
