@@ -24,7 +24,7 @@ class INgramStorage(ABC):
         self.n, self.vocab_size = int(n), int(vocab_size)
 
     @abstractmethod
-    def levels(self) -> Sequence[_Level]:
+    def levels(self) -> Sequence[GramLevel]:
         """The tables, that of the longest context first."""
 
     def next_token(self, input_ids: Sequence[int]) -> int | None:
@@ -69,9 +69,9 @@ class OneLevelNGramStorage(INgramStorage):
 
     def __init__(self, n: int, vocab_size: int) -> None:
         super().__init__(n, vocab_size)
-        self._level = _Level(self.n - 1)
+        self._level = GramLevel(self.n - 1)
 
-    def levels(self) -> Sequence[_Level]:
+    def levels(self) -> Sequence[GramLevel]:
         return (self._level,)
 
 
@@ -80,13 +80,13 @@ class NGramStorage(INgramStorage):
 
     def __init__(self, n: int, vocab_size: int) -> None:
         super().__init__(n, vocab_size)
-        self._levels = tuple(_Level(length) for length in range(self.n - 1, 0, -1))
+        self._levels = tuple(GramLevel(length) for length in range(self.n - 1, 0, -1))
 
-    def levels(self) -> Sequence[_Level]:
+    def levels(self) -> Sequence[GramLevel]:
         return self._levels
 
 
-class _Level:
+class GramLevel:
     """Counts of what follows contexts of one length. Of equally frequent tokens the first to get there stays best."""
 
     def __init__(self, length: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,11 +26,10 @@ class RandomChoices(Protocol):
 
 
 class RandomStream:
-    """`RandomChoices` of a generator that a JAX key seeds; every choice takes one uniform number of it."""
+    """`RandomChoices` of a generator with this seed, integers of at least 0; each takes one uniform number of it."""
 
-    def __init__(self, key: jax.Array) -> None:
-        words = np.asarray(jax.random.key_data(key)).ravel().tolist()
-        self._generator = np.random.default_rng(words)
+    def __init__(self, seed: Sequence[int]) -> None:
+        self._generator = np.random.default_rng(seed)
 
     def token(self, probabilities: np.ndarray) -> int:
         """By the inverse of the cumulated distribution.
@@ -68,7 +68,7 @@ class Streams:
             ValueError: it is not a key, or several.
         """
         try:
-            parts = jax.random.split(key, 3)
+            seeds = np.asarray(jax.random.key_data(jax.random.split(key, 3)))
         except (TypeError, ValueError) as error:
             raise ValueError(f"key must be one jax.random key, got {key!r}") from error
-        return cls(*(RandomStream(part) for part in parts))
+        return cls(*(RandomStream(seed.tolist()) for seed in seeds))

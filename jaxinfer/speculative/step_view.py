@@ -64,7 +64,9 @@ class StepView:
                 self._line(self._paint("red", f"{what}) {bad} after a rejection"))
         if num_landed == count:
             return
-        kind = "bonus token" if count == len(proposal.tokens) else "in place of the rejected draft"
+        kind = "in place of the rejected draft"
+        if count == len(proposal.tokens):
+            kind = "bonus token" if proposal.tokens else "no drafts"
         name = self._paint("blue", self._name(verdict.token))
         self._line(f"Target:\n  [{position + count}]: {name} (p={p[count, verdict.token]:.2f}, {kind})")
 

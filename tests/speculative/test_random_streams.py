@@ -17,7 +17,7 @@ from tests.sampling.reference import Filters
 from tests.speculative.toys import autoregressive_distribution, table_model
 
 PROMPT, LENGTH, DRAWS = [1, 0, 2, 1, 0], 2, 1200
-TARGET = table_model(3, seed=1)
+TARGET, DRAFTER = table_model(3, seed=1), table_model(3, seed=7)
 SAMPLED = MultinomialProcessor(0.8)
 EXPECTED = autoregressive_distribution(TARGET, PROMPT, LENGTH, Filters(temperature=0.8))
 KEYS = jax.random.split(jax.random.key(17), DRAWS)
@@ -30,7 +30,7 @@ def check(generate, streams_of=Streams.of):
     check_draws(np.asarray(found), np.asarray(list(EXPECTED.values())))
 
 
-def by_speculation(streams, drafter=table_model(3, seed=7)):
+def by_speculation(streams, drafter=DRAFTER):
     return speculative_generate(
         PROMPT, drafter, TARGET, gamma=1, logits_processor=SAMPLED, max_gen_len=LENGTH, eos_tokens_id=[], key=streams,
         first_target=False,
@@ -54,28 +54,28 @@ def test_sampled_output_has_the_exact_distribution(generate):
     check(generate)
 
 
-def shared_by_draft_and_acceptance(key):
-    first, second = jax.random.split(key)
-    return Streams(RandomStream(first), RandomStream(first), RandomStream(second))
+def streams_of_parts(draft, acceptance, final):
+    """Streams in which equal numbers stand for the same random numbers."""
+
+    def streams_of(key):
+        words = np.asarray(jax.random.key_data(key)).tolist()
+        return Streams(*(RandomStream([*words, part]) for part in (draft, acceptance, final)))
+
+    return streams_of
 
 
-def shared_by_draft_and_residual(key):
-    first, second = jax.random.split(key)
-    return Streams(RandomStream(first), RandomStream(second), RandomStream(first))
+SHARED = {
+    "draft and acceptance": (streams_of_parts(0, 0, 1), 6),  # with the seed of a drafter where the bias is large
+    "draft and residual": (streams_of_parts(0, 1, 0), 7),
+    "acceptance and residual": (streams_of_parts(0, 1, 1), 9),
+}
 
 
-def shared_by_acceptance_and_residual(key):
-    first, second = jax.random.split(key)
-    return Streams(RandomStream(first), RandomStream(second), RandomStream(second))
-
-
-@pytest.mark.parametrize(
-    ("planted", "seed"),  # of a drafter with which the bias is large
-    [(shared_by_draft_and_acceptance, 6), (shared_by_draft_and_residual, 7), (shared_by_acceptance_and_residual, 9)],
-)
-def test_streams_that_share_their_numbers_bias_the_output(planted, seed):
+@pytest.mark.parametrize("name", SHARED)
+def test_streams_that_share_their_numbers_bias_the_output(name):
+    planted, seed = SHARED[name]
     drafter = table_model(3, seed)
-    check(lambda streams: by_speculation(streams, drafter))
+    check(lambda streams: by_speculation(streams, drafter), streams_of_parts(0, 1, 2))
     with pytest.raises(WrongDistributionError):
         check(lambda streams: by_speculation(streams, drafter), planted)
 
@@ -99,7 +99,7 @@ def test_a_token_of_probability_zero_is_never_drawn_and_a_certain_one_always():
         def __init__(self, number):
             self.random = lambda: number
 
-    stream = RandomStream(jax.random.key(0))
+    stream = RandomStream([0])
     for number in (0.0, np.nextafter(1, 0)):
         stream._generator = Corner(number)
         assert stream.token(np.array([0.0, 0.0, 1.0, 0.0])) == 2
@@ -109,4 +109,4 @@ def test_a_token_of_probability_zero_is_never_drawn_and_a_certain_one_always():
 def test_probabilities_that_do_not_sum_to_one_are_refused():
     for wrong in ([0.5, 0.4], [np.nan, 1.0], [0.0, 0.0]):
         with pytest.raises(ValueError, match="probabilities must sum to 1"):
-            RandomStream(jax.random.key(0)).token(np.array(wrong))
+            RandomStream([0]).token(np.array(wrong))
