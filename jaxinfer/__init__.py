@@ -6,18 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxinfer.config import SpeculativeConfig
     from jaxinfer.llm import LLM
     from jaxinfer.outputs import CompletionOutput, RequestOutput
     from jaxinfer.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__"]
 
 _HOME = {
     "LLM": "jaxinfer.llm",
     "CompletionOutput": "jaxinfer.outputs",
     "RequestOutput": "jaxinfer.outputs",
     "SamplingParams": "jaxinfer.sampling_params",
+    "SpeculativeConfig": "jaxinfer.config",
 }
 
 

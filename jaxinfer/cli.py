@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxinfer.bench.options import BENCH_EXAMPLES, add_benchmarks
 from jaxinfer.planning.options import PLAN_EXAMPLES, add_plan_arguments
+from jaxinfer.speculative_options import add_speculative_options, speculative_config
 
 if TYPE_CHECKING:
     from jaxinfer import LLM, RequestOutput, SamplingParams
@@ -28,6 +29,7 @@ examples:
   jaxinfer generate "First prompt" "Second prompt" --model path/to/checkpoint --temperature 0.7 --seed 1
   jaxinfer generate "Once upon a time" --raw --max-tokens 64
   jaxinfer generate "One question." "Another question." --show-cache
+  jaxinfer generate "Write a guide with three points: build a drum." --speculative draft_model --show-drafts
 """
 CHAT_EXAMPLES = """\
 examples:
@@ -95,6 +97,9 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("prompts", nargs="+", metavar="PROMPT", help="one prompt streams; several run as one batch")
     generate.add_argument("--raw", action="store_true", help="continue the text as it stands, without a chat template")
     generate.add_argument("--show-cache", action="store_true", help=SHOW_CACHE_HELP)
+    generate.add_argument(
+        "--show-drafts", action="store_true", help="of one prompt with --speculative: accepted drafts in colour"
+    )
     generate.set_defaults(run=run_generate)
 
     chat = add_verb("chat", "talk with a model, line by line", CHAT_EXAMPLES, [engine, sampling, verbose])
@@ -123,6 +128,7 @@ def _engine_options() -> argparse.ArgumentParser:
     group.add_argument("--model", metavar="PATH", help="checkpoint directory or hub id (default: the embedded one)")
     group.add_argument("--dtype", default="auto", help="dtype of weights and KV (default: auto)")
     group.add_argument("--max-model-len", type=int, metavar="N", help="longest prompt plus output, in tokens")
+    add_speculative_options(group, default_draft_model="the embedded one")
     return parser
 
 
@@ -145,7 +151,14 @@ def run_generate(args: argparse.Namespace) -> None:
     if not args.raw and not llm.get_tokenizer().hf.chat_template:
         raise ValueError("the checkpoint has no chat template: add --raw to continue the text as it stands")
     prompts: list[Any] = args.prompts if args.raw else [[{"role": "user", "content": p}] for p in args.prompts]
-    if len(prompts) == 1:
+    if args.show_drafts:
+        from jaxinfer.show_drafts import drafts_line, print_drafts
+
+        if len(prompts) > 1 or args.speculative is None:
+            raise ValueError("--show-drafts shows the drafts of one prompt: give one, and --speculative METHOD")
+        outputs = [print_drafts(llm.stream(prompts[0], params), llm.get_tokenizer())]
+        print(drafts_line(outputs[0]), file=sys.stderr)
+    elif len(prompts) == 1:
         _, output = _print_stream(llm.stream(prompts[0], params))
         outputs = [output]
     else:
@@ -197,7 +210,9 @@ def _open(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     SamplingParams(**given)  # a bad value is reported before a model is loaded
-    llm = LLM(args.model, dtype=args.dtype, max_model_len=args.max_model_len)
+    llm = LLM(
+        args.model, dtype=args.dtype, max_model_len=args.max_model_len, speculative_config=speculative_config(args)
+    )
     return llm, llm.default_sampling_params(**given)
 
 

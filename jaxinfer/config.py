@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 from jaxinfer.attention.backend import ATTENTION_BACKENDS
 from jaxinfer.cache.eviction import EVICTION_POLICIES
 from jaxinfer.checkpoint.dtypes import parse_dtype
-from jaxinfer.limits import SCHEDULING_POLICIES
+from jaxinfer.limits import SCHEDULING_POLICIES, SPECULATIVE_METHODS
 from jaxinfer.models.config import ModelConfig
 
 
@@ -76,6 +78,90 @@ class EngineConfig:
     @property
     def num_pages(self) -> int:
         return self.kv_cache_tokens // self.page_size
+
+
+ADAPTIVE = ("cost", "entropy")
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How tokens are drafted and how many. It changes how fast tokens come, and never which.
+
+    Attributes:
+        method: "draft_model" (a small model with the target's vocabulary) or "ngram" (what followed the last time that
+            the sequence ended in the same tokens).
+        model: the draft model: a converted directory, a Hugging Face directory or a hub id. None: the embedded one, for
+            the embedded target.
+        num_speculative_tokens: most tokens drafted in a round. None: 4 of a draft model, 5 of n-grams.
+        prompt_lookup_min, prompt_lookup_max: tokens that have to agree, at least, and that are compared.
+        adaptive: "cost" drafts as many tokens as give the most tokens per second for the batch at hand, none included;
+            "entropy" drafts fewer where the draft model is in doubt; None drafts always as many.
+        gamma_min, gamma_max: with "entropy", the fewest and the most (None: `num_speculative_tokens`).
+        egag_ema_beta: with "entropy", the weight of earlier rounds, in [0, 1).
+
+    Raises:
+        ValueError: a field is out of range, named with its value and what is allowed.
+    """
+
+    method: str
+    model: str | os.PathLike[str] | None = None
+    num_speculative_tokens: int | None = None
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    adaptive: str | None = "cost"
+    gamma_min: int = 1
+    gamma_max: int | None = None
+    egag_ema_beta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.method not in SPECULATIVE_METHODS:
+            raise ValueError(f"method must be one of {', '.join(SPECULATIVE_METHODS)}, got {self.method!r}")
+        if self.num_speculative_tokens is None:
+            object.__setattr__(self, "num_speculative_tokens", 4 if self.method == "draft_model" else 5)
+        if self.gamma_max is None:
+            object.__setattr__(self, "gamma_max", self.num_speculative_tokens)
+        for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "gamma_min", "gamma_max"):
+            check_positive_integer(name, getattr(self, name))
+        if self.adaptive not in (*ADAPTIVE, None):
+            raise ValueError(f"adaptive must be one of {', '.join(ADAPTIVE)} or None, got {self.adaptive!r}")
+        if self.adaptive == "entropy" and self.method == "ngram":
+            raise ValueError("adaptive='entropy' looks at a draft model's distributions, and method='ngram' has none")
+        for small, large in (
+            ("prompt_lookup_min", "prompt_lookup_max"), ("gamma_min", "gamma_max"),
+            ("gamma_max", "num_speculative_tokens"),
+        ):  # fmt: skip
+            if getattr(self, small) > getattr(self, large):
+                raise ValueError(f"{small} ({getattr(self, small)}) must be at most {large} ({getattr(self, large)})")
+        if not 0 <= self.egag_ema_beta < 1:
+            raise ValueError(f"egag_ema_beta must be in [0, 1), got {self.egag_ema_beta!r}")
+        if self.model is not None and self.method == "ngram":
+            raise ValueError(f"method='ngram' drafts without a model, got model={os.fspath(self.model)!r}")
+
+    @classmethod
+    def of(cls, value: SpeculativeConfig | Mapping[str, Any]) -> SpeculativeConfig:
+        """The configuration itself, or the one that a dict of its fields says.
+
+        Raises:
+            ValueError: as for the class, or a key is no field of it.
+        """
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"speculative_config must be a SpeculativeConfig or a dict, got {value!r}")
+        names = [field.name for field in fields(cls)]
+        for key in value:
+            if key not in names:
+                raise ValueError(f"speculative_config has no field {key!r}; it has {', '.join(names)}")
+        if "method" not in value:
+            raise ValueError(f"speculative_config needs a method: one of {', '.join(SPECULATIVE_METHODS)}")
+        return cls(**value)
+
+    @property
+    def most_drafts(self) -> int:
+        """Tokens drafted in a round at most."""
+        most = self.gamma_max if self.adaptive == "entropy" else self.num_speculative_tokens
+        assert most is not None
+        return most
 
 
 def check_positive_integer(name: str, value: Any) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 from jaxinfer.checkpoint.directory import find_checkpoint, read_config, read_generation_config
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.compile_cache import enable_compile_cache
-from jaxinfer.config import EngineConfig, check_model_len, check_positive_integer, resolve_dtype
+from jaxinfer.config import EngineConfig, SpeculativeConfig, check_model_len, check_positive_integer, resolve_dtype
+from jaxinfer.drafters import check_drafter, load_speculator, with_drafter
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.memory import plan_memory
 from jaxinfer.engine.memory_share import set_jax_share
@@ -55,6 +56,8 @@ class LLM:
             it starts, which the first LLM sees to. Where JAX runs with less already (a warning says so), or the
             environment variable XLA_CLIENT_MEM_FRACTION gives it less, that is what the engine takes.
         enable_prefix_caching: keep what was computed, and start requests behind the longest beginning that is kept.
+        speculative_config: how tokens are drafted, a `SpeculativeConfig` or a dict of its fields; None: one token is
+            decoded after the other. It changes no token.
         scheduling_policy: "fcfs" or "priority".
         tensor_parallel_size: devices that share every layer.
         attention_backend: "auto", "xla" or "pallas" (a kernel for Hopper GPUs).
@@ -78,11 +81,13 @@ class LLM:
         kv_cache_tokens: int | None = None,
         gpu_memory_utilization: float = 0.9,
         enable_prefix_caching: bool = True,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
         scheduling_policy: str = "fcfs",
         tensor_parallel_size: int = 1,
         attention_backend: str = "auto",
         seed: int = 0,
     ) -> None:
+        speculative = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
         enable_compile_cache()
         set_jax_share(gpu_memory_utilization)  # before anything below starts JAX
         resolved = resolve_dtype(dtype)
@@ -114,15 +119,22 @@ class LLM:
         self.tokenizer = None
         if not skip_tokenizer_init and (tokenizer is not None or Tokenizer.exists(tokenizer_directory)):
             self.tokenizer = Tokenizer(tokenizer_directory)
+        if speculative is not None and speculative.method == "draft_model":
+            speculative = with_drafter(speculative, directory)
+            check_drafter(directory, speculative.model, max_model_len)
         config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh)
+        speculator = None if speculative is None else load_speculator(speculative, dtype=resolved, mesh=mesh)
         self.memory_budget = plan_memory(
             module, engine_config, dtype=resolved, kv_cache_tokens=kv_cache_tokens,
-            gpu_memory_utilization=gpu_memory_utilization, mesh=mesh,
+            gpu_memory_utilization=gpu_memory_utilization, mesh=mesh, speculator=speculator,
         )  # fmt: skip
         logger.info("memory of each device:\n%s", self.memory_budget.table())
         engine_config = dataclasses.replace(engine_config, kv_cache_tokens=self.memory_budget.kv_tokens)
         self.model_config = config
-        self.core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh)
+        strategy = {}
+        if speculator is not None:
+            strategy["make_strategy"] = speculator.strategy(engine_config, module, dtype=resolved, mesh=mesh)
+        self.core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, **strategy)
         self._processor = OutputProcessor(self.core, self.tokenizer)
         self._inputs = InputProcessor(engine_config, config, self.generation_config, self.tokenizer)
         self._outbox: deque[RequestOutput] = deque()  # for whoever calls `step`

@@ -41,6 +41,9 @@ class RequestMetrics:
     last_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    num_drafts: int = 0  # rounds in which tokens were drafted
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # of these
 
     @property
     def time_to_first_token(self) -> float | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer.speculative_options import speculative_config
+
 if TYPE_CHECKING:
     from jaxinfer.llm import LLM
 
@@ -21,7 +23,8 @@ def add_engine_limits(parser: argparse.ArgumentParser) -> None:
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `LLM` as far as options give them."""
     names = ("dtype", "max_model_len", *_OPTIONS)
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return {**given, "speculative_config": speculative_config(args)}
 
 
 def engine_settings(llm: LLM) -> dict[str, Any]:

@@ -57,14 +57,22 @@ def adjustments_of(output: SchedulerOutput, built: BuiltBatch, program: Adjusted
     return adjustments
 
 
-def take_logprobs(landings: Sequence[Landing], built: BuiltBatch, logprobs: TokenLogprobs) -> None:
-    """Give landed tokens' log probabilities to the requests that want them."""
+def wants_logprobs(output: SchedulerOutput) -> bool:
+    """Whether any row's request asks for log probabilities of its output."""
+    return any([request.sampling_params.logprobs is not None for request in output.requests if request.may_adjust])
+
+
+def take_logprobs(landings: Sequence[Landing], built: BuiltBatch, logprobs: TokenLogprobs, width: int = 1) -> None:
+    """Give landed tokens' log probabilities to the requests that want them; `width` of them are of each row."""
     arrays = jax.tree.map(np.asarray, logprobs)
-    for landing in landings:
-        wanted = landing.request.sampling_params.logprobs
-        if wanted is not None and landing.last > landing.first:
-            token = landing.request.token_ids[landing.first]
-            landing.request.logprobs.append(_as_dict(arrays, built.logits_rows[landing.index], token, wanted))
+    for request, index, first, last in landings:
+        wanted = request.sampling_params.logprobs
+        if wanted is not None:
+            row = int(built.logits_rows[index]) * width
+            request.logprobs += [
+                _as_dict(arrays, row + place, token, wanted)
+                for place, token in enumerate(request.token_ids[first:last])
+            ]
 
 
 def prompt_targets(output: SchedulerOutput, built: BuiltBatch) -> np.ndarray | None:

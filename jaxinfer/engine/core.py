@@ -17,13 +17,19 @@ from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.adjusting import adjustments_of, prompt_targets, take_logprobs, take_prompt_logprobs
+from jaxinfer.engine.adjusting import (
+    adjustments_of,
+    prompt_targets,
+    take_logprobs,
+    take_prompt_logprobs,
+    wants_logprobs,
+)
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
-from jaxinfer.engine.strategy import PlainDecoding, Strategy
+from jaxinfer.engine.strategy import PlainDecoding, RoundsResult, Strategy
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.adjusted_sampling import SamplingShape
 from jaxinfer.programs.buckets import Buckets
@@ -41,15 +47,22 @@ class CompileAfterWarmUpError(RuntimeError):
     """A step needed a program that warm-up had not compiled, and the engine was told to treat that as an error."""
 
 
-@dataclass(frozen=True)
+# A result that was there already when the host asked for it does not tell how long the device took.
+_WAITED = 20e-6
+
+
+@dataclass
 class _Launch:
     """A step on its way."""
 
     output: SchedulerOutput
     built: BuiltBatch
-    token_ids: jax.Array  # int32 [N, Q], those of a row in order; -1: none
-    logprobs: TokenLogprobs | None = None
+    token_ids: jax.Array  # int32 [N * width, Q], those of a row in order; -1: none
+    width: int = 1  # the most tokens that a step lands for a row
+    rounds: RoundsResult | None = None  # None: a plain step
+    logprobs: TokenLogprobs | None = None  # [width * Q]
     prompt_logprobs: TokenLogprobs | None = None
+    begin: float | None = None  # when it was launched; None: programs were compiled for it
 
 
 class EngineCore:
@@ -78,6 +91,7 @@ class EngineCore:
             self.buckets, vocab_size=model.config.vocab_size, max_decode_steps=config.max_decode_steps
         )
         self.strategy = make_strategy(self.programs, self.buckets)
+        self.programs = self.programs.followed_by(self.strategy.follower)
         cache = KVCache.allocate(
             model.config, num_pages=config.num_pages, page_size=config.page_size, dtype=dtype,
             sharding=sharding_of_pages(mesh),
@@ -111,6 +125,7 @@ class EngineCore:
         self.warm = False
         self.compile_listeners: list[Callable[[str], None]] = []  # are told what is compiled, in words, before it is
         self._in_flight: deque[_Launch] = deque()
+        self._ready = 0.0  # when the results that were read last were there
         self._progress_log = ProgressLog()
         self._arrivals = 0
 
@@ -127,6 +142,8 @@ class EngineCore:
             The number of programs.
         """
         count = warm_up(self.runner, progress=progress)
+        if not self.has_unfinished_requests():
+            self.strategy.measure(self.runner, self.scheduler.kv.allocator)
         self.warm = True
         return count
 
@@ -161,7 +178,8 @@ class EngineCore:
             The tokens that landed; a request that ended with them has a finished status.
         """
         landings = []
-        if self.scheduler.num_adjusting_by_output:
+        self.scheduler.rounds = self.strategy.choose(self.scheduler.running, len(self.scheduler.waiting))
+        if self.scheduler.num_adjusting_by_output or self.strategy.wants_landing:
             landings = self._land_all()
         launched = self._launch()
         if not launched or not self.config.overlap:
@@ -173,24 +191,33 @@ class EngineCore:
     def _launch(self) -> bool:
         """Schedule and launch; whether there was anything to run."""
         begin, compiles = time.perf_counter(), self.metrics.num_compiles_total
-        self.scheduler.rounds = self.strategy.rounds  # which may be others for every launch
         output = self.scheduler.schedule()
-        self.input_batch.remove(output.finished_req_ids | output.preempted_req_ids)
+        left = output.finished_req_ids | output.preempted_req_ids
+        if left:
+            self.strategy.left(left)
+            self.input_batch.remove(left)
         if not output.requests:
             return False
         built = self.input_batch.build(output)
+        self.strategy.prepare(output, built, self.input_batch, self.runner)
+        launch_begin = time.perf_counter()
         launched = self._launch_rounds(output, built) if output.num_rounds else self._launch_step(output, built)
-        self._in_flight.append(launched)
         metrics = self.metrics
         metrics.num_launches_total += 1
         metrics.scheduled_tokens_total += output.total_num_scheduled_tokens
         if metrics.num_compiles_total == compiles:  # a compile is not the host's everyday work
             metrics.host_seconds_total += time.perf_counter() - begin
+            launched.begin = launch_begin
+        self._in_flight.append(launched)
         return True
 
     def _launch_rounds(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
-        tokens = self.runner.launch(self.strategy.program, built.packed.shape, built.packed.buffer)
-        return _Launch(output, built, tokens)
+        result = self.strategy.launch(built, self.runner)
+        launched = _Launch(output, built, result.token_ids, result.width, result)
+        if result.sampled_after is not None and wants_logprobs(output):
+            hidden, sampled = result.sampled_after
+            launched.logprobs = self.runner.launch(self.programs.prompt_logprobs, hidden.shape[0], hidden, sampled)
+        return launched
 
     def _launch_step(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
         """A step, and what its rows need besides: adjusted sampling and log probabilities."""
@@ -206,7 +233,7 @@ class EngineCore:
             positions = result.hidden.shape[0]
             targets = np.pad(targets, (0, positions - len(targets)))
             prompt_logprobs = launch(programs.prompt_logprobs, positions, result.hidden, targets)
-        return _Launch(output, built, tokens[None], logprobs, prompt_logprobs)
+        return _Launch(output, built, tokens[None], logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     def _land_all(self) -> list[Landing]:
         landings = []
@@ -217,10 +244,15 @@ class EngineCore:
     def _land(self) -> list[Landing]:
         """Read the oldest launch's results and account for them."""
         launch = self._in_flight.popleft()
+        waits = time.perf_counter()
         tokens = np.asarray(launch.token_ids)[:, launch.built.logits_rows]  # waits for the device
         begin = time.perf_counter()
+        seconds = 0.0
+        if launch.begin is not None and begin - waits > _WAITED:
+            seconds = begin - max(launch.begin, self._ready)
+        self._ready = begin
         landed = tokens >= 0
-        steps = max(1, int(landed.any(axis=1).sum()))
+        steps = max(1, int(landed[:: launch.width].any(axis=1).sum()))
         by_request = tokens.T.tolist()
         if not landed.all():
             by_request = [[token for token in row if token >= 0] for row in by_request]
@@ -228,7 +260,8 @@ class EngineCore:
             take_prompt_logprobs(launch.output, launch.built, launch.prompt_logprobs)
         landings = self.scheduler.update_from_output(launch.output, by_request)
         if launch.logprobs is not None:
-            take_logprobs(landings, launch.built, launch.logprobs)
+            take_logprobs(landings, launch.built, launch.logprobs, launch.width)
+        self.strategy.landed(launch.output, launch.built, launch.rounds, steps, seconds, self.metrics)
         metrics = self.metrics
         metrics.num_steps_total += steps
         metrics.scheduled_rows_total += steps * len(launch.output.requests)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from jaxinfer.engine.request import Request
-from jaxinfer.engine.scheduler import SchedulerOutput
-from jaxinfer.engine.strategy import RowKind, Strategy
+from jaxinfer.engine.rounds import RowKind
+from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
-from jaxinfer.programs.batch_layout import PackedBatch, idle_batch
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, idle_batch
 from jaxinfer.programs.buckets import Buckets
 
 
@@ -22,15 +23,22 @@ class BuiltBatch:
     packed: PackedBatch
     rows: np.ndarray  # int32, its row of tokens
     logits_rows: np.ndarray  # int32, its row of logits and sampled tokens
+    seats: np.ndarray  # int32, its seat
+
+
+class ShapesOfRounds(Protocol):
+    """Says what shapes launches of rounds come in."""
+
+    def shape_for(self, *, rows: int, pages_per_row: int) -> BatchShape: ...
 
 
 class InputBatch:
     """Keeps what does not change from step to step (page tables, sampling parameters) in arrays, one seat a request."""
 
-    def __init__(self, buckets: Buckets, strategy: Strategy, *, page_size: int, num_pages: int) -> None:
+    def __init__(self, buckets: Buckets, rounds: ShapesOfRounds, *, page_size: int, num_pages: int) -> None:
         seats = buckets.max_num_seqs
         self.buckets = buckets
-        self.strategy = strategy
+        self.rounds = rounds
         self.page_size = page_size
         self.num_slots = page_size * num_pages
         self.free_seats = list(range(seats - 1, -1, -1))
@@ -62,7 +70,7 @@ class InputBatch:
         seated, chunks = np.flatnonzero(is_seated), np.flatnonzero(~is_seated)
         pages = int(self.num_pages[seats].max())
         if output.num_rounds:
-            shape = self.strategy.shape_for(rows=len(seated), pages_per_row=pages)
+            shape = self.rounds.shape_for(rows=len(seated), pages_per_row=pages)
         else:
             shape = self.buckets.shape_for(
                 decode_rows=len(seated),
@@ -75,38 +83,65 @@ class InputBatch:
         rows[chunks] = shape.decode_rows + np.arange(len(chunks))
         # Logits are as many as there can be requests, and no padding is between those of decodes and of prefills.
         logits_rows = np.where(is_seated, rows, rows - (shape.decode_rows - len(seated)))
-        packed = idle_batch(shape, num_slots=self.num_slots, num_seats=len(self.page_table))
+        packed = self._begin(shape, rows, seats)
         packed["num_steps"][...] = max(output.num_rounds, 1)
-        packed["page_table"][rows] = self.page_table[seats, : shape.pages_per_row]
-        packed["capacity"][rows] = self.num_pages[seats] * self.page_size
-        packed["row_seat"][: len(seated)] = seats[seated]
         packed["lengths"][: len(seated)] = self.prompt_len[seats[seated]]
         if len(chunks):
-            self._fill_chunks(packed, output, rows, seats, chunks)
+            computed = np.asarray(output.num_computed, np.int32)[chunks]
+            of_chunks = [requests[index] for index in chunks.tolist()]
+            self._fill_chunks(packed, of_chunks, computed, counts[chunks], rows[chunks], seats[chunks])
         lands = np.asarray(output.most_tokens) > 0
         packed["seat"][logits_rows[lands]] = seats[lands]
         packed["logits_index"][logits_rows] = packed["query_start_loc"][rows + 1] - 1
         packed["sample_position"][logits_rows[chunks]] = packed["kv_len"][rows[chunks]]
         for name in ("temperature", "top_k", "top_p", "min_p", "request_key", "ending_token_ids", "max_len"):
             packed[name][logits_rows] = getattr(self, name)[seats]
-        return BuiltBatch(packed, rows, logits_rows)
+        return BuiltBatch(packed, rows, logits_rows, seats)
+
+    def build_chunks(
+        self, shape: BatchShape, requests: Sequence[Request], computed: Sequence[int], counts: Sequence[int]
+    ) -> PackedBatch:
+        """Known tokens of requests in their seats, and nothing else: `counts` of them behind the first `computed`.
+
+        Nothing is sampled; each row's logits are those of its last token.
+        """
+        rows = np.arange(len(requests), dtype=np.int32)
+        seats = np.asarray([request.seat for request in requests], np.int32)
+        packed = self._begin(shape, rows, seats)
+        self._fill_chunks(packed, requests, np.asarray(computed, np.int32), np.asarray(counts, np.int32), rows, seats)
+        packed["seat"][rows] = seats
+        packed["logits_index"][rows] = packed["query_start_loc"][rows + 1] - 1
+        packed["sample_position"][rows] = packed["kv_len"][rows]
+        return packed
+
+    def _begin(self, shape: BatchShape, rows: np.ndarray, seats: np.ndarray) -> PackedBatch:
+        """Padding, but for whose each row is and which pages it has."""
+        packed = idle_batch(shape, num_slots=self.num_slots, num_seats=len(self.page_table))
+        packed["page_table"][rows] = self.page_table[seats, : shape.pages_per_row]
+        packed["capacity"][rows] = self.num_pages[seats] * self.page_size
+        packed["row_seat"][rows] = seats
+        return packed
 
     def _fill_chunks(
-        self, packed: PackedBatch, output: SchedulerOutput, rows: np.ndarray, seats: np.ndarray, chunks: np.ndarray
+        self,
+        packed: PackedBatch,
+        requests: Sequence[Request],
+        computed: np.ndarray,
+        counts: np.ndarray,
+        rows: np.ndarray,
+        seats: np.ndarray,
     ) -> None:
-        """The tokens of prompt chunks, packed one after the other behind the decode rows."""
+        """The tokens of chunks, packed one after the other behind the decode rows."""
         shape = packed.shape
-        counts = np.asarray(output.num_tokens, np.int32)[chunks]
-        computed = np.asarray(output.num_computed, np.int32)[chunks]
         total = int(counts.sum())
         first = np.cumsum(counts) - counts
         where = slice(shape.decode_rows, shape.decode_rows + total)
         positions = np.arange(total, dtype=np.int32) + np.repeat(computed - first, counts).astype(np.int32)
-        seat = np.repeat(seats[chunks], counts)
+        seat = np.repeat(seats, counts)
         packed["token_ids"][where] = np.concatenate(
             [
-                output.requests[i].token_ids[start : start + count]
-                for i, start, count in zip(chunks.tolist(), computed.tolist(), counts.tolist(), strict=True)
+                request.token_ids[start : start + count]
+                for request, start, count in zip(requests, computed.tolist(), counts.tolist(), strict=True)
             ]
         )
         packed["positions"][where] = packed["limit"][where] = positions
@@ -114,12 +149,12 @@ class InputBatch:
         packed["slot_mapping"][where] = (
             self.page_table[seat, positions // self.page_size] * self.page_size + positions % self.page_size
         )
-        packed["row"][where] = np.repeat(rows[chunks], counts)
+        packed["row"][where] = np.repeat(rows, counts)
         for name in ("kv_len", "trunk_len", "tail_start"):  # everything is trunk, and there is no tail
-            packed[name][rows[chunks]] = computed + counts
+            packed[name][rows] = computed + counts
         starts = packed["query_start_loc"]
-        starts[shape.decode_rows + 1 : shape.decode_rows + 1 + len(chunks)] = shape.decode_rows + first + counts
-        starts[shape.decode_rows + 1 + len(chunks) :] = shape.decode_rows + total
+        starts[shape.decode_rows + 1 : shape.decode_rows + 1 + len(rows)] = shape.decode_rows + first + counts
+        starts[shape.decode_rows + 1 + len(rows) :] = shape.decode_rows + total
 
     def _enter(self, request: Request) -> int:
         seat = request.seat = self.free_seats.pop()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxinfer.engine.request import Request
+from jaxinfer.engine.rounds import RowKind
 from jaxinfer.engine.scheduler_output import SchedulerLimits
-from jaxinfer.engine.strategy import RowKind
 
 
 class LaunchPlan:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +17,12 @@ from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.memory_share import check_utilization, engine_limit, reserve_of
+from jaxinfer.engine.speculator import Speculator
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.buckets import Buckets
-from jaxinfer.programs.program import TARGET, everywhere_on
+from jaxinfer.programs.engine_programs import EnginePrograms
+from jaxinfer.programs.program import TARGET, Program, everywhere_on
 from jaxinfer.programs.runner import Runner, initial_state
-from jaxinfer.programs.step import Step
 
 # On a CPU the pool shares memory with everything else: enough for a laptop's work, and a parameter away from more.
 DEFAULT_CPU_KV_BYTES = 512 * 2**20
@@ -72,12 +75,14 @@ def plan_memory(
     kv_cache_tokens: int | None,
     gpu_memory_utilization: float,
     mesh: Mesh | None,
+    speculator: Speculator | None = None,
 ) -> MemoryBudget:
     """The budget of an engine, its KV pool as asked for or, with None, as large as is sensible.
 
     On a GPU the largest step is compiled to learn its workspace, and the pool fills what is left of the share
     `gpu_memory_utilization` of the card, or of JAX's share if that is less; on a CPU it takes at most
-    DEFAULT_CPU_KV_BYTES. It never exceeds what all requests at full length need, and holds at least one request.
+    DEFAULT_CPU_KV_BYTES. It never exceeds what all requests at full length need, and holds at least one request. What
+    speculates takes its part of all of this.
 
     Raises:
         ValueError: what is asked for does not fit; names the largest pool that does.
@@ -87,14 +92,18 @@ def plan_memory(
     num_devices = 1 if mesh is None else mesh.size
     device = jax.local_devices()[0]
     on_gpu = device.platform != "cpu"
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model))) // num_devices
-    per_token = kv_bytes_per_token(config, dtype) // num_devices
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model)))
+    per_token = kv_bytes_per_token(config, dtype)
+    if speculator is not None:
+        weights += speculator.weights_bytes
+        per_token += speculator.kv_bytes_per_token(dtype)
+    weights, per_token = weights // num_devices, per_token // num_devices
     page_size = engine.page_size
     one = -(-engine.max_model_len // page_size) * page_size
     if on_gpu:
         limit = engine_limit(device.memory_stats()["bytes_limit"], gpu_memory_utilization)
         reserve = reserve_of(limit)
-        workspace = largest_workspace(model, engine, dtype=dtype, mesh=mesh)
+        workspace = largest_workspace(model, engine, dtype=dtype, mesh=mesh, speculator=speculator)
     else:
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         workspace = reserve = 0
@@ -112,25 +121,39 @@ def plan_memory(
     return budget
 
 
-def largest_workspace(model: DecoderLM, engine: EngineConfig, *, dtype: jnp.dtype, mesh: Mesh | None) -> int:
-    """A device's bytes of temporaries and results of the step with the most tokens and rows; compiles it.
+def largest_workspace(
+    model: DecoderLM,
+    engine: EngineConfig,
+    *,
+    dtype: jnp.dtype,
+    mesh: Mesh | None,
+    speculator: Speculator | None = None,
+) -> int:
+    """A device's bytes of temporaries and results of the step with the most tokens and rows, or of the rounds with the
+    most, if those take more; compiles them.
 
     Raises:
         RuntimeError: the compiler does not tell.
     """
     buckets = Buckets.from_config(engine)
-    step = Step(tuple(buckets.all_shapes()))
-    shape = step.largest
+    programs = EnginePrograms.of(buckets, vocab_size=model.config.vocab_size, max_decode_steps=engine.max_decode_steps)
     # Temporaries do not depend on the pool's size: the table's rows of pages are enough for the compiler.
+    shape = programs.step.largest
+    pages = shape.pages_per_row * shape.num_rows
+    small = dataclasses.replace(engine, kv_cache_tokens=pages * engine.page_size)
     cache = KVCache.shapes(
-        model.config, num_pages=shape.pages_per_row * shape.num_rows, page_size=engine.page_size, dtype=dtype,
-        sharding=sharding_of_pages(mesh),
-    )  # fmt: skip
-    backend = select_backend(engine.attention_backend)
-    runner = Runner(
-        {TARGET: model}, initial_state(cache, buckets.max_num_seqs, everywhere_on(mesh)), backend, mesh=mesh
+        model.config, num_pages=pages, page_size=engine.page_size, dtype=dtype, sharding=sharding_of_pages(mesh)
     )
-    return workspace_of(runner.compile(step, shape))
+    models, state = {TARGET: model}, initial_state(cache, buckets.max_num_seqs, everywhere_on(mesh))
+    compiled: list[tuple[Program, Any]] = []
+    if speculator is not None:
+        strategy = speculator.strategy(small, model, dtype=dtype, mesh=mesh, abstract=True)(programs, buckets)
+        models, state = {**models, **strategy.models}, {**state, **strategy.state}
+        programs = programs.followed_by(strategy.follower)
+        compiled += [(program, shape) for program in strategy.programs for shape in program.planned.values()]
+    compiled.append((programs.step, shape))
+    runner = Runner(models, state, select_backend(engine.attention_backend), mesh=mesh)
+    return max(workspace_of(runner.compile(*program)) for program in compiled)
 
 
 def workspace_of(program: jax.stages.Compiled) -> int:

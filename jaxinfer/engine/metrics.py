@@ -7,13 +7,21 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
+import numpy as np
+
 logger = logging.getLogger(__name__)
 
 LOG_INTERVAL_SECONDS = 10.0
 # Upper ends of the buckets, in seconds: from a fast GPU's step to a slow CPU's prompt.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 # Counters whose customary names do not say so.
-_COUNTERS = ("prefix_cache_queries", "prefix_cache_hits")
+_COUNTERS = (
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "spec_decode_num_drafts",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
+)
 
 
 @dataclass
@@ -57,9 +65,23 @@ class EngineMetrics:
     num_launches_total: int = 0
     scheduled_rows_total: int = 0  # rows summed over steps: divided by steps, the average batch
     scheduled_tokens_total: int = 0
+    spec_decode_num_drafts: int = 0  # rounds of requests in which tokens were drafted
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
+    spec_decode_num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
     host_seconds_total: float = 0.0  # spent by scheduler, batch building and accounting
     time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
     inter_token_latency_seconds: Histogram = field(default_factory=Histogram)
+
+    def count_drafts(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
+        """Account for tokens drafted in rounds of requests, integers of any shape, and for those accepted of each."""
+        self.spec_decode_num_drafts += int((drafted > 0).sum())
+        self.spec_decode_num_draft_tokens += int(drafted.sum())
+        self.spec_decode_num_accepted_tokens += int(accepted.sum())
+        per_position = self.spec_decode_num_accepted_tokens_per_pos
+        per_position += [0] * (int(drafted.max(initial=0)) - len(per_position))
+        for position in range(int(accepted.max(initial=0))):
+            per_position[position] += int((accepted > position).sum())
 
     @property
     def average_batch(self) -> float:
@@ -78,6 +100,9 @@ class EngineMetrics:
                     total += count
                     lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
                 lines += [f"{name}_sum {value.sum}", f"{name}_count {total}"]
+            elif isinstance(value, list):
+                lines.append(f"# TYPE {name} counter")
+                lines += [f'{name}{{position="{place}"}} {count}' for place, count in enumerate(value)]
             else:
                 kind = "counter" if item.name.endswith("_total") or item.name in _COUNTERS else "gauge"
                 lines += [f"# TYPE {name} {kind}", f"{name} {value}"]

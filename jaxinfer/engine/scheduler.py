@@ -15,6 +15,7 @@ from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.launch_plan import LaunchPlan
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.request_queue import make_request_queue
+from jaxinfer.engine.rounds import Rounds, RowKind
 from jaxinfer.engine.scheduler_output import (
     CachedRequestData,
     Landing,
@@ -22,7 +23,6 @@ from jaxinfer.engine.scheduler_output import (
     SchedulerLimits,
     SchedulerOutput,
 )
-from jaxinfer.engine.strategy import Rounds, RowKind
 
 __all__ = ["CachedRequestData", "Landing", "NewRequestData", "Scheduler", "SchedulerLimits", "SchedulerOutput"]
 

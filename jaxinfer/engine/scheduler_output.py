@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxinfer.engine.request import Request
-from jaxinfer.engine.strategy import RowKind
+from jaxinfer.engine.rounds import RowKind
 from jaxinfer.sampling_params import SamplingParams
 
 

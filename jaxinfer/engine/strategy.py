@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import jax
+
+from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.request import Request
+from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.decode_loop import DecodeLoop
 from jaxinfer.programs.program import Program
-
-
-class RowKind(enum.Enum):
-    """What a row of a launch does."""
-
-    PROMPT_CHUNK = "prompt chunk"  # computes tokens that the host knows; the last chunk samples one
-    DECODE = "decode"  # computes the latest token, which is in its seat, and samples the next one
-    VERIFICATION = "verification"  # drafts tokens and keeps those that decoding would have sampled
-    BLOCK = "block"  # denoises a block of tokens
+from jaxinfer.programs.runner import Runner
+from jaxinfer.programs.step import Follower
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """A launch of rows that are all in their seats: how many rounds it may run, and what each round lands for a row.
+class RoundsResult:
+    """What a launch of rounds leaves on the device."""
 
-    A sequence that ends lands no more, whatever `least_tokens` says.
-    """
-
-    kind: RowKind = RowKind.DECODE
-    most: int = 1  # rounds in one launch
-    most_tokens: int = 1
-    least_tokens: int = 1
+    token_ids: jax.Array  # int32 [N * W, Q], those of a row in order; -1: none
+    width: int = 1  # W, the most tokens that a round lands for a row
+    # Of the last round, if it can say, hidden states [T, hidden] of Q * W tokens and padding, and what was sampled
+    # after each, int32 [T].
+    sampled_after: tuple[jax.Array, jax.Array] | None = None
+    details: Any = None  # the strategy's own
 
 
 class Strategy(Protocol):
     """A way to decode in rounds. What it chooses may change from launch to launch, and changes no token."""
-
-    @property
-    def rounds(self) -> Rounds: ...
 
     @property
     def programs(self) -> Sequence[Program]:
@@ -57,13 +54,59 @@ class Strategy(Protocol):
         ...
 
     @property
-    def program(self) -> Program:
-        """Runs `PackedBatch["num_steps"]` rounds; its results are the tokens int32 [N, Q], in order for each row, with
-        -1 where none landed."""
+    def follower(self) -> Follower | None:
+        """What takes in the tokens of plain steps."""
         ...
 
-    def shape_for(self, *, rows: int, pages_per_row: int) -> Any:
-        """The smallest of the program's shapes that holds a launch."""
+    def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
+        """What the next launch may be, if all of these running requests are in their seats then."""
+        ...
+
+    @property
+    def wants_landing(self) -> bool:
+        """Whether the choice needs to know all tokens that are in flight."""
+        ...
+
+    def shape_for(self, *, rows: int, pages_per_row: int) -> BatchShape:
+        """The smallest shape of a packed batch that holds a launch of what was chosen.
+
+        Raises:
+            ValueError: there is none.
+        """
+        ...
+
+    def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
+        """Take part in a launch, of rounds or of a plain step, before it runs."""
+        ...
+
+    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
+        """Run `built.packed["num_steps"]` rounds of what was chosen."""
+        ...
+
+    def landed(
+        self,
+        output: SchedulerOutput,
+        built: BuiltBatch,
+        result: RoundsResult | None,
+        steps: int,
+        seconds: float,
+        metrics: EngineMetrics,
+    ) -> None:
+        """Take note of a launch whose tokens were read and appended; `result` None: it was a plain step.
+
+        Args:
+            steps: steps or rounds in which anything landed.
+            seconds: that the device worked on it, or 0 where that is not known.
+            metrics: to count in.
+        """
+        ...
+
+    def measure(self, runner: Runner, allocator: PageAllocator) -> None:
+        """Time launches, once all programs are compiled and while there are no requests."""
+        ...
+
+    def left(self, request_ids: Iterable[str]) -> None:
+        """Requests that finished or were preempted leave their seats."""
         ...
 
 
@@ -73,11 +116,40 @@ class PlainDecoding:
     programs: Sequence[Program] = ()
     models: Mapping[str, DecoderLM] = {}
     state: Mapping[str, Any] = {}
+    follower: Follower | None = None
+    wants_landing = False
 
     def __init__(self, program: DecodeLoop, buckets: Buckets) -> None:
-        self.program = program
+        self.program: Program = program
+        self.shapes = tuple(program.shapes)
         self.rounds = Rounds(RowKind.DECODE, most=program.max_steps)
         self._buckets = buckets
 
-    def shape_for(self, *, rows: int, pages_per_row: int) -> Any:
+    def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
+        return self.rounds
+
+    def shape_for(self, *, rows: int, pages_per_row: int) -> BatchShape:
         return self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
+
+    def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
+        pass
+
+    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
+        return RoundsResult(runner.launch(self.program, built.packed.shape, built.packed.buffer))
+
+    def landed(
+        self,
+        output: SchedulerOutput,
+        built: BuiltBatch,
+        result: RoundsResult | None,
+        steps: int,
+        seconds: float,
+        metrics: EngineMetrics,
+    ) -> None:
+        pass
+
+    def measure(self, runner: Runner, allocator: PageAllocator) -> None:
+        pass
+
+    def left(self, request_ids: Iterable[str]) -> None:
+        pass

@@ -11,14 +11,16 @@ from rich.console import Console
 
 from jaxinfer.checkpoint.directory import find_config, read_config_file
 from jaxinfer.checkpoint.dtypes import parse_dtype
-from jaxinfer.config import EngineConfig, check_model_len, check_positive_integer
+from jaxinfer.config import EngineConfig, SpeculativeConfig, check_model_len, check_positive_integer
 from jaxinfer.engine.memory_share import share_in_environment
+from jaxinfer.engine.speculator import check_vocabularies
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.compile_target import compile_target, cuda_plugin
 from jaxinfer.planning.devices import find_gpu
-from jaxinfer.planning.plan import Compiled, Request, compiled_figures, make_plan
+from jaxinfer.planning.plan import Compiled, PlannedSpeculation, Request, compiled_figures, make_plan
 from jaxinfer.planning.programs import compile_plan
 from jaxinfer.planning.report import HOW_TO_COMPILE, as_json, plan_table, verdict
+from jaxinfer.speculative_options import speculative_config
 
 
 def run_plan(args: argparse.Namespace) -> bool:
@@ -67,8 +69,23 @@ def request_of(args: argparse.Namespace) -> Request:
         dtype=dtype,
         gpu_memory_utilization=args.gpu_memory_utilization,
         tensor_parallel_size=args.tensor_parallel_size,
+        speculation=_speculation(args, model),
         jax_memory_share=share_in_environment(),
     )
+
+
+def _speculation(args: argparse.Namespace, target: ModelConfig) -> PlannedSpeculation | None:
+    fields = speculative_config(args)
+    if fields is None:
+        return None
+    config = SpeculativeConfig(**fields)
+    if config.method != "draft_model":
+        return PlannedSpeculation(config)
+    if args.draft_model is None:
+        raise ValueError("--speculative draft_model needs --draft-model, a model with the target's vocabulary")
+    drafter = read_config_file(find_config(args.draft_model))
+    check_vocabularies(target, drafter)
+    return PlannedSpeculation(config, drafter)
 
 
 def _engine(args: argparse.Namespace, model: ModelConfig) -> EngineConfig:
@@ -89,5 +106,7 @@ def _compile(request: Request) -> Compiled:
         print(f"compiling for {request.gpu.device_kind}: {what} ...", file=sys.stderr, flush=True)
 
     target = compile_target(request.gpu, request.tensor_parallel_size)
-    programs, kernels = compile_plan(request.model, request.engine, target, dtype=request.dtype, progress=progress)
+    programs, kernels = compile_plan(
+        request.model, request.engine, target, dtype=request.dtype, speculation=request.speculation, progress=progress
+    )
     return compiled_figures(programs, kernels)

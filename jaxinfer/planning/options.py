@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 
+from jaxinfer.speculative_options import add_speculative_options
+
 EXIT_DOES_NOT_FIT = 3
 
 PLAN_EXAMPLES = f"""\
 examples:
   jaxinfer plan path/to/Qwen3-8B --device h200 --max-num-seqs 64 --max-model-len 4096
+  jaxinfer plan path/to/Qwen3-8B --speculative draft_model --draft-model path/to/Qwen3-0.6B
   jaxinfer plan Qwen/Qwen3-8B --device h100 --max-num-seqs 16 --max-model-len 8192 --json
 
 Only config.json is read; no weights and no GPU are needed. The engine's steps are compiled for the GPU if JAX's CUDA
@@ -37,6 +40,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu-memory-utilization", type=float, default=0.9, metavar="X", help="as for LLM (default: %(default)s)"
     )
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs that share every layer")
+    add_speculative_options(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.set_defaults(run=_plan)
 

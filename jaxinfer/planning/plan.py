@@ -9,12 +9,20 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxinfer.config import EngineConfig
+from jaxinfer.config import EngineConfig, SpeculativeConfig
 from jaxinfer.engine.memory import MemoryBudget
 from jaxinfer.engine.memory_share import check_utilization, engine_share, reserve_of
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.arithmetic import decode_bytes, prefill_operations, token_bytes, weights_bytes
 from jaxinfer.planning.devices import GPU
+
+
+@dataclass(frozen=True)
+class PlannedSpeculation:
+    """How an engine is to speculate, and the configuration of its draft model, if the method has one."""
+
+    config: SpeculativeConfig
+    drafter: ModelConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Request:
     dtype: jnp.dtype
     gpu_memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
+    speculation: PlannedSpeculation | None = None
     jax_memory_share: float | None = None  # of the GPU, as the environment says; None: as the engine sets it
 
     def __post_init__(self) -> None:
@@ -120,9 +129,13 @@ def make_plan(request: Request, compiled: Compiled | None = None) -> Plan:
     """
     model, engine, dtype, devices = request.model, request.engine, request.dtype, request.tensor_parallel_size
     per_token = token_bytes(model, dtype, devices=devices)
+    weights = weights_bytes(model, dtype, devices=devices)
+    if request.speculation is not None and request.speculation.drafter is not None:
+        per_token += token_bytes(request.speculation.drafter, dtype, devices=devices)
+        weights += weights_bytes(request.speculation.drafter, dtype, devices=devices)
     budget = MemoryBudget(
         limit_bytes=request.limit_bytes,
-        weights_bytes=weights_bytes(model, dtype, devices=devices),
+        weights_bytes=weights,
         workspace_bytes=0 if compiled is None else compiled.temp_bytes,
         kv_bytes_per_token=per_token,
         kv_tokens=engine.max_num_seqs * request.sequence_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +19,17 @@ from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.memory import workspace_of
+from jaxinfer.engine.speculator import Speculator
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.planning.compile_target import CompileTarget
 from jaxinfer.planning.hlo import Pool, ProgramText
+from jaxinfer.planning.plan import PlannedSpeculation
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import KV, TARGET, Program
 from jaxinfer.programs.runner import Runner, initial_state
+from jaxinfer.speculative.draft_model import DRAFT_STATE
 
 PREFILL, DECODE, DECODE_LOOP = "prefill", "decode", "decode_loop"
 _FEW_LAYERS = 2
@@ -41,7 +44,7 @@ class CompiledProgram:
     shape: Any
     description: str
     temp_bytes: int  # temporaries and results, beside weights and KV
-    kv_alias_bytes: int | None  # KV that it updates where it lies; None: it does not touch KV
+    kv_alias_bytes: int | None  # KV that it updates where it lies or leaves alone; None: it touches none
     kv_copies: int  # times that it writes an array of the pool anew
     kernels: int
     host_waits: int  # places where the GPU must ask the host how to go on
@@ -50,21 +53,46 @@ class CompiledProgram:
 class AbstractEngine:
     """The programs that an engine would have on a GPU, with shapes in the place of weights and KV."""
 
-    def __init__(self, config: ModelConfig, engine: EngineConfig, target: CompileTarget, *, dtype: jnp.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        engine: EngineConfig,
+        target: CompileTarget,
+        *,
+        dtype: jnp.dtype,
+        speculation: PlannedSpeculation | None = None,
+    ) -> None:
         devices = target.mesh.size
-        self.target, self.pool = target, pool_array(config, engine, dtype, devices)
+        self.target = target
+        self.pools = {KV: (pool_array(config, engine, dtype, devices), 2 * config.num_layers)}
         config = for_tensor_parallel(config, devices)
         mesh = target.mesh if devices > 1 else None
         kv = KVCache.shapes(
             config, num_pages=engine.num_pages, page_size=engine.page_size, dtype=dtype,
             sharding=sharding_of_pages(target.mesh),
         )  # fmt: skip
+        model = abstract_model(config, target, dtype=dtype)
+        models, state = {TARGET: model}, initial_state(kv, engine.max_num_seqs, target.sharding)
+        programs = engine_programs(config, engine)
+        of_strategy: Sequence[Program] = ()
         with target.lowering():
+            if speculation is not None:
+                drafter = None
+                if speculation.drafter is not None:
+                    of_drafter = for_tensor_parallel(speculation.drafter, devices)
+                    drafter = abstract_model(of_drafter, target, dtype=dtype)
+                    pool = pool_array(speculation.drafter, engine, dtype, devices)
+                    self.pools[DRAFT_STATE] = (pool, 2 * of_drafter.num_layers)
+                strategy = Speculator(speculation.config, drafter).strategy(
+                    engine, model, dtype=dtype, mesh=target.mesh, whole=target.sharding, abstract=True
+                )(programs, Buckets.from_config(engine))
+                models, state = {**models, **strategy.models}, {**state, **strategy.state}
+                programs, of_strategy = programs.followed_by(strategy.follower), strategy.programs
             self.runner = Runner(
-                {TARGET: abstract_model(config, target, dtype=dtype)},
-                initial_state(kv, engine.max_num_seqs, target.sharding),
+                models,
+                state,
                 select_backend(engine.attention_backend),
-                programs=engine_programs(config, engine),
+                programs=[*programs.all, *of_strategy],
                 mesh=mesh,
             )
 
@@ -87,19 +115,24 @@ class AbstractEngine:
             shape=shape,
             description=program.describe(shape),
             temp_bytes=workspace_of(compiled),
-            kv_alias_bytes=text.kv_alias_bytes(self.pool) if KV in program.writes else None,
-            kv_copies=len(text.kv_copies(self.pool)),
+            kv_alias_bytes=self._kv_left_in_place(text, program) if set(self.pools) & set(program.writes) else None,
+            kv_copies=sum(len(text.kv_copies(pool)) for pool in {pool for pool, _ in self.pools.values()}),
             kernels=text.kernels(),
             host_waits=len(text.host_waits()),
         )
 
+    def _kv_left_in_place(self, text: ProgramText, program: Program) -> int:
+        """Bytes of all pools that the program updates where they lie or does not touch."""
+        touched = {pool for part, (pool, _) in self.pools.items() if part in program.writes}
+        untouched = sum(pool.nbytes * count for part, (pool, count) in self.pools.items() if part not in program.writes)
+        return untouched + sum(text.kv_alias_bytes(pool) for pool in touched)
 
-def engine_programs(config: ModelConfig, engine: EngineConfig) -> list[Program]:
-    """The list that the engine itself warms up."""
-    programs = EnginePrograms.of(
+
+def engine_programs(config: ModelConfig, engine: EngineConfig) -> EnginePrograms:
+    """Those that the engine itself warms up."""
+    return EnginePrograms.of(
         Buckets.from_config(engine), vocab_size=config.vocab_size, max_decode_steps=engine.max_decode_steps
     )
-    return programs.all
 
 
 def abstract_model(config: ModelConfig, target: CompileTarget, *, dtype: jnp.dtype) -> DecoderLM:
@@ -126,6 +159,7 @@ def compile_plan(
     target: CompileTarget,
     *,
     dtype: jnp.dtype,
+    speculation: PlannedSpeculation | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> tuple[list[CompiledProgram], float]:
     """All programs of a plan, and the kernels that a layer adds to a decode step.
@@ -137,7 +171,7 @@ def compile_plan(
     Args:
         progress: is told what is compiled next, in words.
     """
-    whole = AbstractEngine(config, engine, target, dtype=dtype)
+    whole = AbstractEngine(config, engine, target, dtype=dtype, speculation=speculation)
     programs = []
     for name, (program, shape) in whole.planned.items():
         progress(f"{name.replace('_', ' ')}: {program.describe(shape)}")

@@ -101,6 +101,7 @@ def as_json(plan: Plan, request: Request, compiled: Compiled | None, *, model: s
             "gpu_memory_utilization": request.gpu_memory_utilization,
             "jax_memory_share": request.jax_memory_share,
             "tensor_parallel_size": request.tensor_parallel_size,
+            "speculative": None if request.speculation is None else request.speculation.config.method,
         },
         "device": dataclasses.asdict(request.gpu),
         "programs": None if compiled is None else [dataclasses.asdict(program) for program in compiled.programs],

@@ -66,11 +66,11 @@ class BatchShape:
             "row": ((t,), i), "limit": ((t,), i), "branch": ((t,), i), "tail_bits": ((t, self.tail_words), u),
             "page_table": ((r, p), i), "page_branch": ((r, p), i), "kv_len": ((r,), i), "trunk_len": ((r,), i),
             "tail_start": ((r,), i), "query_start_loc": ((r + 1,), i), "row_seat": ((r,), i), "capacity": ((r,), i),
-            "logits_index": ((q,), i),
+            "max_drafts": ((r,), i), "logits_index": ((q,), i),
             "temperature": ((q,), f), "top_k": ((q,), i), "top_p": ((q,), f), "min_p": ((q,), f),
             "request_key": ((q, 2), u), "sample_position": ((q,), i),
             "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "max_len": ((q,), i),
-            "num_steps": ((), i),
+            "num_steps": ((), i), "drafter_follows": ((), i),
         }  # fmt: skip
 
 
@@ -94,10 +94,14 @@ class StepBatch(AttentionMetadata):
     positions: jax.Array  # int32 [T], depth of the token in its own branch
     lengths: jax.Array  # int32 [T], the sequence's length when the token was first computed (dynamic rotary types)
     logits_index: jax.Array  # int32 [Q], the tokens whose logits are wanted
-    row_seat: jax.Array  # int32 [R], the seat that says what a decode row of one token is (`read_seats`); -1: none
+    row_seat: (
+        jax.Array
+    )  # int32 [R], the row's seat, which says what a decode row of one token is (`read_seats`); -1: none
     capacity: jax.Array  # int32 [R], lane indices that the row's pages have room for; columns behind them are stale
+    max_drafts: jax.Array  # int32 [R], tokens that may be drafted in a round of a row in its seat
     samples: Samples  # [Q]
-    num_steps: jax.Array  # int32 [], of a decode loop
+    num_steps: jax.Array  # int32 [], steps of a decode loop, or rounds
+    drafter_follows: jax.Array  # int32 [], 1: a drafter, if there is one, computes the step's tokens as well
 
 
 class PackedBatch:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxinfer.programs.adjusted_sampling import AdjustedSampling, SamplingShape, entry_buckets
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.decode_loop import DecodeLoop
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.prompt_logprobs import PromptLogprobs
-from jaxinfer.programs.step import Step, padded_tokens
+from jaxinfer.programs.step import Follower, Step, padded_tokens
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class EnginePrograms:
             PromptLogprobs(tuple(dict.fromkeys(padded_tokens(shape.num_tokens) for shape in steps))),
             DecodeLoop(max_decode_steps, tuple(buckets.all_loops()) if max_decode_steps > 1 else ()),
         )
+
+    def followed_by(self, follower: Follower | None) -> EnginePrograms:
+        """The same, with steps whose tokens somebody takes in."""
+        return self if follower is None else replace(self, step=replace(self.step, follower=follower))
 
     @property
     def all(self) -> list[Program]:

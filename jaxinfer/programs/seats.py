@@ -39,6 +39,15 @@ class Seats:
         return cls(shape, shape)
 
 
+def latest_tokens(batch: StepBatch, seats: Seats) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """For each decode row, int32 [R]: the latest token of its sequence and the sequence's length; and bool [R]: whether
+    the row runs, that is, has a seat, and its sequence has neither ended nor grown beyond the row's capacity."""
+    rows = batch.decode_rows
+    seat = batch.row_seat[:rows]
+    token, length = (x.at[jnp.maximum(seat, 0)].get(mode="clip") for x in (seats.token, seats.length))
+    return token, length, (seat >= 0) & (token != ENDED) & (length <= batch.capacity[:rows])
+
+
 def read_seats(batch: StepBatch, seats: Seats, *, page_size: int, num_slots: int) -> StepBatch:
     """The batch with its decode rows completed from the seats that `batch.row_seat` names; others stay as given.
 
@@ -51,10 +60,8 @@ def read_seats(batch: StepBatch, seats: Seats, *, page_size: int, num_slots: int
     rows = batch.decode_rows
     if rows == 0 or batch.decode_width > 1:
         return batch
-    seat = batch.row_seat[:rows]
-    seated = seat >= 0
-    token, length = (x.at[jnp.maximum(seat, 0)].get(mode="clip") for x in (seats.token, seats.length))
-    runs = seated & (token != ENDED) & (length <= batch.capacity[:rows])
+    seated = batch.row_seat[:rows] >= 0
+    token, length, runs = latest_tokens(batch, seats)
     position = length - 1
     page = jnp.take_along_axis(batch.page_table[:rows], (position // page_size)[:, None], axis=1, mode="clip")[:, 0]
     slot = jnp.where(runs, page * page_size + position % page_size, num_slots + jnp.arange(rows))

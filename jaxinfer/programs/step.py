@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.cache.kv_cache import KVCache
@@ -43,6 +44,18 @@ def step(
     return kv, seats, StepOutput(landed, logits, hidden, batch.samples)
 
 
+class Follower(Protocol):
+    """Takes in the tokens of steps, in parts of the device's state that it returns as it has changed them."""
+
+    @property
+    def reads(self) -> Sequence[str]: ...  # names of models
+
+    @property
+    def writes(self) -> Sequence[str]: ...  # names of parts of the state
+
+    def follow(self, device: Device, batch: StepBatch) -> dict[str, Any]: ...
+
+
 def padded_tokens(num_tokens: int) -> int:
     """The number of hidden states that a step of `num_tokens` returns: the next power of two."""
     return 1 << (num_tokens - 1).bit_length()
@@ -50,11 +63,19 @@ def padded_tokens(num_tokens: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The program of one step, mixed or of decodes alone. Its input is a packed batch."""
+    """The program of one step, mixed or of decodes alone. Its input is a packed batch, which says whether the follower,
+    where there is one, takes part."""
 
     shapes: Sequence[BatchShape] = ()
-    reads = (TARGET,)
-    writes = (KV, SEATS)
+    follower: Follower | None = None
+
+    @property
+    def reads(self) -> Sequence[str]:
+        return (TARGET,) if self.follower is None else (TARGET, *self.follower.reads)
+
+    @property
+    def writes(self) -> Sequence[str]:
+        return (KV, SEATS) if self.follower is None else (KV, SEATS, *self.follower.writes)
 
     @property
     def planned(self) -> dict[str, BatchShape]:
@@ -79,11 +100,25 @@ class Step:
         """The state, and the output with its hidden states padded: few shapes of them mean few programs that read
         them."""
         model, kv, seats = device.models[TARGET], device.state[KV], device.state[SEATS]
-        kv, seats, output = step(model, kv, seats, unpack(buffer, shape), device.backend)
+        batch = unpack(buffer, shape)
+        state = {} if self.follower is None else _followed(self.follower, device, batch)
+        kv, seats, output = step(model, kv, seats, batch, device.backend)
         extra = padded_tokens(shape.num_tokens) - shape.num_tokens
-        return {KV: kv, SEATS: seats}, StepOutput(
+        return {**state, KV: kv, SEATS: seats}, StepOutput(
             token_ids=device.readable(output.token_ids),
             logits=device.split_by_word(output.logits),
             hidden=device.readable(jnp.pad(output.hidden, ((0, extra), (0, 0)))),
             samples=device.readable(output.samples),
         )
+
+
+def _followed(follower: Follower, device: Device, batch: StepBatch) -> dict[str, Any]:
+    """The follower's parts of the state, with the tokens of a step if the batch says so."""
+    kv: KVCache = device.state[KV]
+    batch = read_seats(batch, device.state[SEATS], page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size)
+
+    def follow(state: dict[str, Any]) -> dict[str, Any]:
+        return follower.follow(replace(device, state=state), batch)
+
+    own = {name: device.state[name] for name in follower.writes}
+    return lax.cond(batch.drafter_follows > 0, follow, lambda state: state, own)

@@ -12,8 +12,8 @@ from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.request import Request
+from jaxinfer.engine.rounds import Rounds, RowKind
 from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
-from jaxinfer.engine.strategy import Rounds, RowKind
 
 VOCAB = 60
 

@@ -9,8 +9,8 @@ import pytest
 
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.rounds import Rounds, RowKind
 from jaxinfer.engine.scheduler import SchedulerOutput
-from jaxinfer.engine.strategy import Rounds, RowKind
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.decode_loop import DecodeLoop

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxinfer.engine.request import RequestStatus
-from jaxinfer.engine.strategy import RowKind
+from jaxinfer.engine.rounds import RowKind
 from tests.builders import make_request
 from tests.engine.fake_device import Simulation, expected_output
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxinfer.engine.request import Request, RequestStatus
-from jaxinfer.engine.strategy import Rounds, RowKind
+from jaxinfer.engine.rounds import Rounds, RowKind
 from tests.builders import make_request
 from tests.engine.fake_device import Simulation, expected_output
 

@@ -12,7 +12,8 @@ from jax import lax
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.strategy import Rounds, RowKind
+from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.engine.strategy import PlainDecoding
 from jaxinfer.programs.batch_layout import BatchShape, idle_batch, unpack
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
@@ -60,17 +61,12 @@ class Jumps:
         return {KV: kv, SEATS: seats, LAUNCHES: launches + 1}, device.readable(tokens)
 
 
-class Jumping:
-    models = {}
-
-    def __init__(self, kind: RowKind, buckets: Buckets) -> None:
+class Jumping(PlainDecoding):
+    def __init__(self, kind: RowKind, programs: EnginePrograms, buckets: Buckets) -> None:
+        super().__init__(programs.decode_loop, buckets)
         self.program = Jumps(buckets.all_loops())
         self.programs, self.state = [self.program], {LAUNCHES: jnp.int32(0)}
         self.rounds = Rounds(kind, most=2, most_tokens=MOST_TOKENS, least_tokens=0)
-        self._buckets = buckets
-
-    def shape_for(self, *, rows: int, pages_per_row: int) -> BatchShape:
-        return self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +79,7 @@ def jumping(model, request) -> EngineCore:
     """An engine with a pool too small for all of its requests."""
 
     def make_strategy(programs: EnginePrograms, buckets: Buckets) -> Jumping:
-        return Jumping(request.param, buckets)
+        return Jumping(request.param, programs, buckets)
 
     config = EngineConfig(
         max_model_len=160, max_num_seqs=4, max_num_batched_tokens=64, page_size=4, kv_cache_tokens=256

@@ -1,0 +1,250 @@
+"""Speculative decoding as a strategy: rounds where they pay, else plain decoding, and a drafter kept up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.engine.drafter_lanes import DrafterLanes
+from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.launch_timing import LaunchTiming
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.request import Request
+from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.engine.scheduler_output import SchedulerOutput
+from jaxinfer.engine.strategy import PlainDecoding, RoundsResult
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
+from jaxinfer.programs.program import Program
+from jaxinfer.programs.runner import Runner
+from jaxinfer.speculative import rounds as device_rounds
+from jaxinfer.speculative.catch_up import CatchUp
+from jaxinfer.speculative.costs import Key
+from jaxinfer.speculative.gamma import GammaController, RoundsReport
+from jaxinfer.speculative.proposer import Proposer
+from jaxinfer.speculative.rounds import RoundsOutput, RoundsShape
+from jaxinfer.speculative.shapes import SpeculationShapes
+
+
+class Speculation:
+    """Decides for every launch how many tokens are drafted, and sees to it that the drafter knows the sequences.
+
+    Args:
+        proposer: drafts.
+        controller: decides.
+        plain: what runs where nothing is drafted.
+        shapes: of rounds and of catching up.
+        max_rounds: most rounds in one launch.
+        state: the proposer's, on the device.
+        num_pages, page_size, num_seats: of the pool and the engine.
+        max_catch_up: tokens that a drafter may catch up on before one launch.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        controller: GammaController,
+        plain: PlainDecoding,
+        shapes: SpeculationShapes,
+        *,
+        max_rounds: int,
+        state: Mapping[str, Any],
+        num_pages: int,
+        page_size: int,
+        num_seats: int,
+        max_catch_up: int,
+    ) -> None:
+        self.follower = proposer
+        self.models, self.state = proposer.models, state
+        self.controller = controller
+        self.lanes = DrafterLanes(num_pages=num_pages, page_size=page_size, num_seats=num_seats)
+        self.wants_landing = False
+        self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
+        self._rounds = device_rounds.Rounds(proposer, max_rounds, shapes.rounds)
+        self._catch_up = CatchUp(proposer, shapes.catch_up)
+        self._max_catch_up = max_catch_up
+        self._page_table = np.zeros((0, 0), np.int32)  # the engine's, of the latest launch
+        self._chosen = np.zeros(num_seats, int)  # drafts of the sequence in each seat
+        self._num_drafts = 0  # of the next launch, if it is one of rounds
+        self._feeds = False  # whether the drafter takes in what the next launch computes, if that is a plain step
+        self._shape: RoundsShape | None = None
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        return [self._rounds, self._catch_up]
+
+    def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
+        self._num_drafts, self.wants_landing = 0, False
+        pages = max([len(request.pages) for request in requests], default=1)
+        if requests:
+            seats = np.asarray([request.seat for request in requests], np.int32)
+            chosen = self.controller.choose(seats, pages)
+            self._chosen[seats] = chosen
+            self._num_drafts = int(chosen.max())
+            if self._num_drafts and self._bucket(len(requests), pages, self._num_drafts) is None:
+                self._num_drafts = 0
+        running = min(len(requests) + num_waiting, len(self._chosen))
+        self._feeds = self._num_drafts > 0 or (running > len(requests) and self.controller.would_draft(running, pages))
+        if not self._num_drafts:
+            return self._plain.choose(requests, num_waiting)
+        for request in self.lanes.behind(requests):
+            missing = request.num_tokens - 1 - self.lanes.length[request.seat]
+            if request.num_in_flight and missing <= self._max_catch_up:
+                self.wants_landing = True
+        return Rounds(RowKind.VERIFICATION, self._rounds.max_rounds, self._num_drafts + 1, 1)
+
+    def shape_for(self, *, rows: int, pages_per_row: int) -> BatchShape:
+        if not self._num_drafts:
+            return self._plain.shape_for(rows=rows, pages_per_row=pages_per_row)
+        self._shape = self._shapes.rounds_for(rows=rows, pages_per_row=pages_per_row, num_drafts=self._num_drafts)
+        if self._shape is None:
+            raise ValueError(f"{rows} rows with {self._num_drafts} drafts each exceed the limits")
+        return self._shape.batch
+
+    def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
+        self._page_table = batch.page_table
+        if output.first_scheduled or output.resumed or any(output.new_pages):
+            for request_id in output.first_scheduled | output.resumed:
+                self.controller.enter(batch.seat_of[request_id])
+            self.lanes.take_pages(output)
+        feeds = self._num_drafts > 0 if output.num_rounds else self._feeds
+        if feeds:
+            self._let_catch_up(output, batch, runner)
+        if output.num_rounds and feeds:
+            drafts = np.where(self.lanes.follows[built.seats], self._chosen[built.seats], 0)
+            built.packed["max_drafts"][built.rows] = drafts
+        built.packed["drafter_follows"][...] = feeds
+        self.lanes.launched(output, with_drafter=feeds)
+
+    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
+        if not self._num_drafts:
+            return self._plain.launch(built, runner)
+        assert self._shape is not None
+        result: RoundsOutput = runner.launch(self._rounds, self._shape, built.packed.buffer)
+        return RoundsResult(
+            result.tokens, self._shape.width, (result.hidden, result.sampled), (self._num_drafts, result)
+        )
+
+    def landed(
+        self,
+        output: SchedulerOutput,
+        built: BuiltBatch,
+        result: RoundsResult | None,
+        steps: int,
+        seconds: float,
+        metrics: EngineMetrics,
+    ) -> None:
+        if result is None or result.details is None:
+            if seconds and output.num_rounds:
+                self.controller.timed(0, len(output.requests), built.packed.shape.pages_per_row, steps, seconds)
+            return
+        num_drafts, arrays = result.details
+        rows = built.rows
+        report = RoundsReport(
+            seats=built.seats,
+            ran=np.asarray(arrays.tokens)[:: result.width, rows] >= 0,
+            wanted=built.packed["max_drafts"][rows],
+            drafted=np.asarray(arrays.num_drafts)[:, rows],
+            accepted=np.asarray(arrays.num_accepted)[:, rows],
+            entropy=np.asarray(arrays.entropy)[:, rows],
+        )
+        self.controller.observe(report)
+        if seconds:
+            self.controller.timed(num_drafts, len(output.requests), built.packed.shape.pages_per_row, steps, seconds)
+        metrics.count_drafts(report.drafted, report.accepted)
+        for request, drafts, tokens, kept in zip(
+            output.requests, (report.drafted > 0).sum(axis=0).tolist(), report.drafted.sum(axis=0).tolist(),
+            report.accepted.sum(axis=0).tolist(), strict=True,
+        ):  # fmt: skip
+            own = request.metrics
+            own.num_drafts += drafts
+            own.num_draft_tokens += tokens
+            own.num_accepted_tokens += kept
+
+    def measure(self, runner: Runner, allocator: PageAllocator) -> None:
+        costs = self.controller.costs
+        timing = LaunchTiming(
+            runner, allocator, page_size=self.lanes.page_size,
+            most_tokens=self._rounds.max_rounds * max(shape.width for shape in self._shapes.rounds),
+        )  # fmt: skip
+        if costs is None or not timing.has_room:
+            return
+        plain = self._plain.program
+        for batch in self._plain.shapes:
+            step = timing.seconds(
+                batch, lambda packed, batch=batch: runner.launch(plain, batch, packed.buffer), max_rounds=4
+            )
+            costs.set((batch.num_rows, batch.pages_per_row, 1), verification=step, draft=0.0)
+        for shape in self._shapes.rounds:
+
+            def launch(packed: PackedBatch, shape: RoundsShape = shape) -> Any:
+                return runner.launch(self._rounds, shape, packed.buffer)
+
+            few, many = (
+                timing.seconds(shape.batch, launch, max_rounds=self._rounds.max_rounds, num_drafts=number)
+                for number in (1, shape.width - 1)
+            )
+            draft = max(0.0, (many - few) / (shape.width - 2)) if shape.width > 2 else 0.0
+            costs.set(
+                (shape.batch.num_rows, shape.batch.pages_per_row, shape.width), verification=few - draft, draft=draft
+            )
+
+    def left(self, request_ids: Iterable[str]) -> None:
+        self.lanes.left(request_ids, self._page_table)
+
+    def _let_catch_up(self, output: SchedulerOutput, batch: InputBatch, runner: Runner) -> None:
+        """Launch what the drafter lacks of rows that it does not follow, as far as the host knows their tokens."""
+        lanes, budget = self.lanes, self._max_catch_up
+        found: list[tuple[Request, int, int]] = []
+        for index, request in enumerate(output.requests):
+            if lanes.follows[request.seat] or not budget:
+                continue
+            known = request.num_tokens
+            is_chunk = output.kinds[index] is RowKind.PROMPT_CHUNK
+            end = output.num_computed[index] if is_chunk else known - 1
+            first = int(lanes.length[request.seat])
+            count = min(end - first, budget)
+            if count > 0:
+                found.append((request, first, count))
+                budget -= count
+                lanes.computed(request, first + count)
+            if not is_chunk and output.num_known[index] == known:
+                lanes.follows[request.seat] = lanes.length[request.seat] >= known - 1
+        while found:
+            found = self._launch_catch_up(found, batch, runner)
+
+    def _launch_catch_up(
+        self, found: list[tuple[Request, int, int]], batch: InputBatch, runner: Runner
+    ) -> list[tuple[Request, int, int]]:
+        """One launch of (request, first token, count); what did not fit into it."""
+        pages = int(max(batch.num_pages[request.seat] for request, _, _ in found))
+        shape = self._shapes.catch_up_for(
+            rows=len(found), tokens=sum(count for *_, count in found), pages_per_row=pages
+        )
+        taken, room = [], shape.num_tokens
+        while found and room and len(taken) < shape.num_rows:
+            request, first, count = found[0]
+            now = min(count, room)
+            taken.append((request, first, now))
+            room -= now
+            found = [(request, first + now, count - now), *found[1:]] if now < count else found[1:]
+        requests, starts, counts = zip(*taken, strict=True)
+        packed = batch.build_chunks(shape, requests, starts, counts)
+        runner.launch(self._catch_up, shape, packed.buffer)
+        return found
+
+
+def launch_bucket(plain: PlainDecoding, shapes: SpeculationShapes) -> Callable[[int, int, int], Key | None]:
+    """(rows, pages per row, drafts) -> the rows, pages per row and width of the shape of such a launch; None: there is
+    none."""
+
+    def bucket(rows: int, pages_per_row: int, num_drafts: int) -> Key | None:
+        if not num_drafts:
+            shape = plain.shape_for(rows=rows, pages_per_row=pages_per_row)
+            return shape.num_rows, shape.pages_per_row, 1
+        found = shapes.rounds_for(rows=rows, pages_per_row=pages_per_row, num_drafts=num_drafts)
+        return None if found is None else (found.batch.num_rows, found.batch.pages_per_row, found.width)
+
+    return bucket

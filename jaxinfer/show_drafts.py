@@ -1,0 +1,47 @@
+"""Streamed text with accepted drafts in colour, for terminals, and in brackets for everything else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import TextIO
+
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.tokenizer import Tokenizer
+
+_ACCEPTED, _PLAIN = "\x1b[32m", "\x1b[0m"
+
+
+def print_drafts(deltas: Iterable[RequestOutput], tokenizer: Tokenizer, out: TextIO | None = None) -> RequestOutput:
+    """Print a stream token by token and say what was accepted; the last output.
+
+    A round lands some accepted drafts and one token more: of what came at once all but the last was drafted.
+    """
+    to: TextIO = sys.stdout if out is None else out
+    in_colour = to.isatty() and "NO_COLOR" not in os.environ
+    begin, end = (_ACCEPTED, _PLAIN) if in_colour else ("[", "]")
+    text = None
+    for output in deltas:
+        if text is None:
+            text = tokenizer.stream(output.prompt_token_ids, skip_special_tokens=True)
+        *drafted, last = ["", *(text.append(token) for token in output.outputs[0].token_ids)]
+        accepted = "".join(drafted)
+        to.write(f"{begin}{accepted}{end}{last}" if accepted else last)
+        if output.finished:
+            to.write(text.finish())
+        to.flush()
+    to.write("\n")
+    return output
+
+
+def drafts_line(output: RequestOutput) -> str:
+    """What became of a request's drafts, in one line."""
+    own = output.metrics
+    if own is None or not own.num_drafts:
+        return "nothing was drafted"
+    rate = own.num_accepted_tokens / own.num_draft_tokens
+    return (
+        f"{own.num_accepted_tokens} of {own.num_draft_tokens} drafted tokens accepted ({rate:.0%}) in "
+        f"{own.num_drafts} rounds"
+    )

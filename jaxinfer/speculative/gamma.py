@@ -1,0 +1,113 @@
+"""How many tokens to draft: always as many, or fewer where the drafter is in doubt. What is chosen changes no token."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from jaxinfer.speculative.costs import LaunchCosts
+from jaxinfer.speculative.egag import EntropyGamma
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RoundsReport:
+    """What became of a launch of N rounds of R sequences."""
+
+    seats: np.ndarray  # int [R]
+    ran: np.ndarray  # bool [N, R], whether the sequence took part in the round
+    wanted: np.ndarray  # int [R], drafts that were asked for
+    drafted: np.ndarray  # int [N, R]
+    accepted: np.ndarray  # int [N, R]
+    entropy: np.ndarray  # float [N, R], of the drafter's last distribution in nats
+
+
+class GammaController(Protocol):
+    """Chooses the numbers of drafts of a launch, and hears what came of it."""
+
+    def choose(self, seats: np.ndarray, pages_per_row: int) -> np.ndarray:
+        """Drafts in each round of a launch for the R sequences in these seats, int [R]; all 0: the plain program."""
+        ...
+
+    def would_draft(self, rows: int, pages_per_row: int) -> bool:
+        """Whether any drafts were chosen for so many sequences: then a drafter is fed with their prompts."""
+        ...
+
+    def enter(self, seat: int) -> None:
+        """Another sequence has the seat."""
+        ...
+
+    def observe(self, report: RoundsReport) -> None:
+        """What came of a launch of rounds."""
+        ...
+
+    @property
+    def costs(self) -> LaunchCosts | None:
+        """Where measured costs of launches belong, if it wants to know them."""
+        ...
+
+    def timed(self, num_drafts: int, rows: int, pages_per_row: int, rounds: int, seconds: float) -> None:
+        """A launch of so many rounds, or steps where `num_drafts` is 0, took the device so long."""
+        ...
+
+
+class FixedGamma:
+    """Always as many."""
+
+    costs: LaunchCosts | None = None
+
+    def __init__(self, num_drafts: int) -> None:
+        self.num_drafts = num_drafts
+
+    def choose(self, seats: np.ndarray, pages_per_row: int) -> np.ndarray:
+        return np.full(len(seats), self.num_drafts)
+
+    def would_draft(self, rows: int, pages_per_row: int) -> bool:
+        return True
+
+    def enter(self, seat: int) -> None:
+        pass
+
+    def observe(self, report: RoundsReport) -> None:
+        pass
+
+    def timed(self, num_drafts: int, rows: int, pages_per_row: int, rounds: int, seconds: float) -> None:
+        pass
+
+
+class EntropyController(FixedGamma):
+    """Fewer drafts for sequences whose drafter is in doubt: `EntropyGamma` for each, fed once a round.
+
+    What a launch finds out counts from the next launch on that is built after it has landed. Entropies and lengths of
+    each round are logged at level DEBUG.
+    """
+
+    def __init__(
+        self, num_seats: int, vocab_size: int, *, gamma_min: int, gamma_max: int, ema_beta: float = 0.0
+    ) -> None:
+        super().__init__(gamma_max)
+        self._make = lambda: EntropyGamma(vocab_size, gamma_min, gamma_max, ema_beta)
+        self._rules = [self._make() for _ in range(num_seats)]
+        self._lengths = np.full(num_seats, gamma_max)
+
+    def choose(self, seats: np.ndarray, pages_per_row: int) -> np.ndarray:
+        return self._lengths[seats]
+
+    def enter(self, seat: int) -> None:
+        self._rules[seat] = self._make()
+        self._lengths[seat] = self.num_drafts
+
+    def observe(self, report: RoundsReport) -> None:
+        for number, row in np.argwhere(report.drafted > 0).tolist():
+            seat = int(report.seats[row])
+            found = self._rules[seat].observe(float(report.entropy[number, row]))
+            self._lengths[seat] = found.gamma
+            logger.debug(
+                "seat %d: %d drafted, %d accepted, entropy %.3f of ln V, smoothed %.3f: %d drafts next",
+                seat, report.drafted[number, row], report.accepted[number, row], found.normalised, found.smoothed,
+                found.gamma,
+            )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Prompt lookup: what followed the last time that a sequence ended in the same few tokens is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.batch_layout import StepBatch
+from jaxinfer.programs.program import Device
+from jaxinfer.speculative.proposer import Drafts, Seated, integers
+
+HISTORY = "history"
+
+
+def look_up(tokens: jax.Array, length: jax.Array, *, shortest: int, longest: int) -> tuple[jax.Array, jax.Array]:
+    """Where the end of each sequence occurred before, int32 [R] and bool [R]: the place behind it, and whether it did.
+
+    Of all places those count that follow the most of the last `longest` tokens, at least `shortest`; of equal ones the
+    latest.
+
+    Args:
+        tokens: int32 [R, M].
+        length: int32 [R], how many of a row's tokens there are.
+    """
+    capacity = tokens.shape[1]
+    place = jnp.arange(capacity)
+    agrees = jnp.ones(tokens.shape, bool)
+    matched = jnp.zeros(tokens.shape, jnp.int32)
+    for back in range(1, longest + 1):
+        own = jnp.take_along_axis(tokens, jnp.maximum(length - back, 0)[:, None], axis=1)
+        earlier = jnp.pad(tokens, ((0, 0), (back, 0)))[:, :capacity]
+        agrees &= (earlier == own) & (place >= back) & (length >= back)[:, None]
+        matched += agrees
+    found = (matched >= shortest) & (place < length[:, None])
+    score = jnp.where(found, matched * capacity + place, -1)
+    return jnp.argmax(score, axis=1).astype(jnp.int32), jnp.any(found, axis=1)
+
+
+class NgramProposer:
+    """Drafts from each sequence's own tokens, prompt and output, which lie on the device by seats.
+
+    Where the end of a sequence is not found earlier in it, nothing is drafted. A place near the end has fewer tokens
+    behind it than are wanted: they are repeated, because what has begun to repeat itself often goes on.
+
+    Args:
+        shortest, longest: how many of the last tokens have to agree at least, and how many are compared.
+    """
+
+    reads = ()
+    writes = (HISTORY,)
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self.shortest, self.longest = shortest, longest
+        self.models: Mapping[str, DecoderLM] = {}
+
+    def follow(self, device: Device, batch: StepBatch) -> dict[str, Any]:
+        history: jax.Array = device.state[HISTORY]
+        seat = batch.row_seat[batch.row]
+        at = jnp.where((batch.limit >= 0) & (seat >= 0), seat, history.shape[0])
+        return {HISTORY: history.at[at, batch.positions].set(batch.token_ids, mode="drop")}
+
+    def propose(self, device: Device, seated: Seated, width: int) -> tuple[dict[str, Any], Drafts]:
+        history: jax.Array = device.state[HISTORY]
+        history = _noted(history, seated, seated.length - 1, seated.token[:, None])
+        own = history.at[jnp.maximum(seated.batch.row_seat, 0)].get(mode="clip")
+        place, found = look_up(own, seated.length, shortest=self.shortest, longest=self.longest)
+        behind = jnp.maximum(seated.length - place, 1)
+        offset = jnp.arange(width - 1)
+        drafts = jnp.take_along_axis(own, place[:, None] + offset % behind[:, None], axis=1, mode="clip")
+        rows = place.shape[0]
+        return {HISTORY: history}, Drafts(drafts, jnp.where(found, seated.num_drafts, 0), jnp.zeros(rows, jnp.float32))
+
+    def settle(self, device: Device, seated: Seated, landed: jax.Array) -> dict[str, Any]:
+        return {HISTORY: _noted(device.state[HISTORY], seated, seated.length, landed)}
+
+
+def history_of(
+    num_seats: int, max_len: int, whole: jax.sharding.Sharding | None = None, *, abstract: bool = False
+) -> jax.Array:
+    """The tokens of S sequences, int32 [S, max_len], of which none is known yet; see `draft_state`."""
+    return integers((num_seats, max_len), whole, abstract=abstract)
+
+
+def _noted(history: jax.Array, seated: Seated, first: jax.Array, tokens: jax.Array) -> jax.Array:
+    """The history with tokens int32 [R, N] of the rows that run at successive places from `first` on; -1: none."""
+    seats, capacity = history.shape
+    place = first[:, None] + jnp.arange(tokens.shape[1])
+    there = seated.runs[:, None] & (tokens >= 0) & (place < capacity)
+    at = jnp.where(there, seated.batch.row_seat[:, None], seats)
+    return history.at[at, place].set(tokens, mode="drop")

@@ -1,0 +1,74 @@
+"""The few shapes that rounds and catching up come in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.buckets import Buckets
+from jaxinfer.speculative.rounds import RoundsShape
+
+# Rows times tokens of a verification: each gets a row of logits, of up to 150,000 words.
+MOST_VERIFIED = 1024
+# Up to so many rows there is a shape for each power of two, above for every other one; with wider page tables for
+# every other one throughout, and for the most drafts alone.
+_ROWS_OF_ALL_POWERS = 32
+_CATCH_UP_TOKENS = 256
+_TOKENS_PER_ROW = 16
+
+
+@dataclass(frozen=True)
+class SpeculationShapes:
+    """All of them, from few to many."""
+
+    rounds: tuple[RoundsShape, ...]
+    catch_up: tuple[BatchShape, ...]
+
+    @classmethod
+    def of(cls, buckets: Buckets, num_drafts: int, *, widths: Sequence[int]) -> SpeculationShapes:
+        """Those of an engine that drafts up to `num_drafts` tokens.
+
+        Args:
+            widths: of verifications, ascending; the last is num_drafts + 1.
+        """
+        assert widths[-1] == num_drafts + 1
+        most = min(MOST_VERIFIED, buckets.max_num_batched_tokens)
+        rounds = []
+        for pages in buckets.pages_per_row:
+            is_first = pages == buckets.pages_per_row[0]
+            for rows in _some(buckets.decode_rows, _ROWS_OF_ALL_POWERS if is_first else 1):
+                fitting = [width for width in widths if rows * width <= most]
+                rounds += [
+                    RoundsShape(BatchShape(rows, 0, 0, pages), w) for w in (fitting if is_first else fitting[-1:])
+                ]
+        tokens = sorted({min(_CATCH_UP_TOKENS, buckets.max_num_batched_tokens), buckets.max_num_batched_tokens})
+        catch_up = [
+            BatchShape(0, max(1, min(buckets.max_num_seqs, count // _TOKENS_PER_ROW)), count, pages)
+            for pages in buckets.pages_per_row
+            for count in tokens
+        ]
+        return cls(tuple(rounds), tuple(catch_up))
+
+    def rounds_for(self, *, rows: int, pages_per_row: int, num_drafts: int) -> RoundsShape | None:
+        """The smallest shape that holds a launch; None: there is none."""
+        holding = [
+            shape
+            for shape in self.rounds
+            if shape.batch.num_rows >= rows and shape.batch.pages_per_row >= pages_per_row and shape.width > num_drafts
+        ]
+        return min(holding, key=lambda s: (s.batch.pages_per_row, s.batch.num_rows, s.width), default=None)
+
+    def catch_up_for(self, *, rows: int, tokens: int, pages_per_row: int) -> BatchShape:
+        """The smallest shape for so many rows and tokens; where there is none, the largest with such page tables."""
+        wide = [shape for shape in self.catch_up if shape.pages_per_row >= pages_per_row]
+        pages = min(shape.pages_per_row for shape in wide)
+        fitting = [shape for shape in wide if shape.pages_per_row == pages]
+        holding = [shape for shape in fitting if shape.num_rows >= rows and shape.num_tokens >= tokens]
+        return min(holding or fitting[-1:], key=lambda shape: shape.num_tokens)
+
+
+def _some(powers: Sequence[int], first: int) -> list[int]:
+    """All up to `first`, every other one above, and the last."""
+    few = [power for power in powers if power <= first]
+    return sorted({*few, *powers[len(few) + 1 :: 2], powers[-1]})

@@ -1,0 +1,79 @@
+"""Speculating engines for tests: drafters of several qualities, and controllers that choose anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxinfer.config import EngineConfig, SpeculativeConfig
+from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.speculation import Speculation
+from jaxinfer.engine.speculator import Speculator
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.speculative.gamma import FixedGamma, GammaController
+
+NUM_DRAFTS = 3
+
+
+class AnyGamma(FixedGamma):
+    """Chooses at random in every launch, 0 included."""
+
+    def __init__(self, num_drafts: int, seed: int = 0) -> None:
+        super().__init__(num_drafts)
+        self._rng = np.random.default_rng(seed)
+        self.chosen: list[int] = []
+
+    def choose(self, seats: np.ndarray, pages_per_row: int) -> np.ndarray:
+        self.chosen.append(int(self._rng.integers(0, self.num_drafts + 1)))
+        return np.minimum(self._rng.integers(1, self.num_drafts + 1, len(seats)), self.chosen[-1])
+
+
+def disturbed(model: DecoderLM, scale: float, seed: int = 3) -> DecoderLM:
+    """A copy whose weights differ by a share of their size: it agrees with the model now and then."""
+    graph, state = nnx.split(model)
+    rng = np.random.default_rng(seed)
+    state = jax.tree.map(lambda x: x * (1 + scale * rng.standard_normal(x.shape)).astype(np.float32), state)
+    return nnx.merge(graph, state)
+
+
+def speculating_engine(
+    model: DecoderLM,
+    drafter: DecoderLM | None = None,
+    controller: GammaController | None = None,
+    *,
+    speculative: dict[str, Any] | None = None,
+    mesh: Any = None,
+    **limits: Any,
+) -> EngineCore:
+    """`tests.builders.make_engine` that speculates, with n-grams where there is no drafter.
+
+    Args:
+        controller: in the place of the configuration's.
+        speculative: fields of the configuration; by default NUM_DRAFTS drafts in every round.
+    """
+    config = SpeculativeConfig(
+        "ngram" if drafter is None else "draft_model",
+        **{"num_speculative_tokens": NUM_DRAFTS, "adaptive": None, **(speculative or {})},
+    )
+    engine = EngineConfig(
+        **{
+            "max_model_len": 160, "max_num_seqs": 4, "max_num_batched_tokens": 64, "page_size": 4,
+            "kv_cache_tokens": 256, **limits,
+        }
+    )  # fmt: skip
+    dtype = jnp.dtype(jnp.float32)
+    make_strategy = Speculator(config, drafter).strategy(engine, model, dtype=dtype, mesh=mesh)
+    core = EngineCore(model, engine, dtype=dtype, mesh=mesh, make_strategy=make_strategy)
+    if controller is not None:
+        speculation_of(core).controller = controller
+    return core
+
+
+def speculation_of(core: EngineCore) -> Speculation:
+    """The strategy of a speculating engine."""
+    assert isinstance(core.strategy, Speculation)
+    return core.strategy

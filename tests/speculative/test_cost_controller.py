@@ -1,0 +1,174 @@
+"""How many drafts are chosen, with made-up costs and acceptance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxinfer.speculative.acceptance import Acceptance
+from jaxinfer.speculative.cost_controller import CostController
+from jaxinfer.speculative.costs import Estimate, Key, LaunchCosts
+from jaxinfer.speculative.gamma import EntropyController, RoundsReport
+
+SEATS, MOST = 8, 4
+
+
+def bucket(rows: int, pages_per_row: int, num_drafts: int) -> Key | None:
+    return (rows, pages_per_row, 1 if num_drafts == 0 else 3 if num_drafts < 3 else 5) if rows <= 4 else None
+
+
+def made_up(plain: float, verification: float, draft: float) -> LaunchCosts:
+    costs = LaunchCosts(bucket, Estimate(1.0, 0.1, 16.0))
+    for rows in range(1, 5):
+        costs.set((rows, 1, 1), verification=plain, draft=0.0)
+        for width in (3, 5):
+            costs.set((rows, 1, width), verification=verification, draft=draft)
+    return costs
+
+
+def report(accepted: list[int], *, wanted: int = MOST, seat: int = 0, entropy: float = 0.0) -> RoundsReport:
+    """Rounds of one sequence, each with `wanted` drafts of which so many were accepted."""
+    count = np.asarray(accepted)[:, None]
+    return RoundsReport(
+        seats=np.asarray([seat]),
+        ran=np.ones_like(count, bool),
+        wanted=np.asarray([wanted]),
+        drafted=np.full_like(count, wanted),
+        accepted=count,
+        entropy=np.full(count.shape, entropy),
+    )
+
+
+def controller(*costs: float) -> CostController:
+    return CostController(SEATS, MOST, made_up(*costs), belief=0.5)
+
+
+def choice(control: CostController, rows: int = 1) -> int:
+    return int(control.choose(np.arange(rows), 1).max())
+
+
+def test_cheap_drafts_that_are_accepted_are_drafted_as_many_as_can_be():
+    control = controller(1.0, 1.0, 0.01)
+    control.observe(report([4] * 50))
+    assert choice(control) == MOST
+
+
+def test_where_drafts_cost_more_than_they_bring_nothing_is_drafted():
+    control = controller(1.0, 1.0, 2.0)
+    control.observe(report([4] * 50))
+    assert choice(control) == 0
+
+
+def test_rejected_drafts_are_given_up():
+    control = controller(1.0, 1.2, 0.1)
+    assert choice(control) > 0
+    control.observe(report([0] * 50))
+    assert choice(control) == 0
+
+
+def test_the_number_maximises_tokens_per_second():
+    rate, plain, verification, draft = 0.7, 1.0, 1.1, 0.15
+    control = controller(plain, verification, draft)
+    rng = np.random.default_rng(0)
+    accepted = np.minimum(rng.geometric(1 - rate, 4000) - 1, MOST)
+    control.observe(report(accepted.tolist()))
+    speeds = [1 / plain] + [(1 - rate ** (n + 1)) / (1 - rate) / (verification + n * draft) for n in range(1, MOST + 1)]
+    assert choice(control) == int(np.argmax(speeds)) > 1
+
+
+def test_sequences_are_told_apart():
+    control = controller(1.0, 1.2, 0.1)
+    control.observe(report([0] * 60, seat=0))
+    control.observe(report([4] * 60, seat=1))
+    assert control.choose(np.asarray([0]), 1).max() == 0
+    assert control.choose(np.asarray([1]), 1).max() == MOST
+    control.enter(0)
+    assert control.choose(np.asarray([0]), 1).max() > 0, "another sequence has the seat"
+
+
+def test_batches_without_a_program_of_rounds_are_decoded_plainly():
+    control = controller(1.0, 1.0, 0.01)
+    assert choice(control, rows=4) > 0 and choice(control, rows=5) == 0
+    assert control.would_draft(4, 1) and not control.would_draft(5, 1)
+
+
+def test_after_rejections_a_small_share_of_time_goes_into_trying_again():
+    control = controller(1.0, 1.2, 0.1)
+    control.observe(report([0] * 200))
+    tried = plain = 0
+    for _ in range(10_000):
+        if choice(control):
+            tried += 1
+            control.observe(report([0]))
+        else:
+            plain += 1
+            control.timed(0, 1, 1, 1, 1.0)
+    assert tried > 0 and tried * 1.3 < 0.03 * plain
+
+
+def test_drafts_that_are_accepted_again_are_drafted_again():
+    control = controller(1.0, 1.2, 0.1)
+    control.observe(report([0] * 200))
+    chosen = []
+    for _ in range(8_000):
+        chosen.append(choice(control))
+        if chosen[-1]:
+            control.observe(report([chosen[-1]] * 4, wanted=chosen[-1]))
+        else:
+            control.timed(0, 1, 1, 1, 1.0)
+    assert set(chosen[-100:]) == {MOST}
+
+
+def test_a_sequence_for_which_nothing_was_found_counts_as_rejected():
+    found = Acceptance(SEATS, MOST, belief=0.9)
+    nothing = report([0] * 100)
+    found.observe(
+        RoundsReport(nothing.seats, nothing.ran, nothing.wanted, 0 * nothing.drafted, nothing.accepted, nothing.entropy)
+    )
+    assert found.of_all()[0] < 0.2 and found.tokens(np.asarray([0]))[MOST] < 1.3
+
+
+def test_rounds_after_a_sequence_has_ended_say_nothing():
+    found = Acceptance(SEATS, MOST, belief=0.9)
+    before = found.of_all()
+    rounds = report([0] * 100)
+    found.observe(
+        RoundsReport(
+            rounds.seats, 0 * rounds.ran.astype(bool), rounds.wanted, rounds.drafted, rounds.accepted, rounds.entropy
+        )
+    )
+    assert np.array_equal(found.of_all(), before)
+
+
+def test_costs_that_were_not_measured_are_estimated_in_the_unit_of_those_that_were():
+    costs = LaunchCosts(bucket, Estimate(target=10.0, drafter=1.0, knee=16.0))
+    costs.observe(1, 1, 0, seconds=0.017)  # 10 * (1 + 1 / 16) units
+    unit = 0.017 / 10.625
+    assert costs.seconds(1, 1, 0) == pytest.approx(0.017)
+    assert costs.seconds(2, 1, 4) == pytest.approx(unit * (10 * (1 + 10 / 16) + 4 * (1 + 2 / 16)))
+
+
+def test_running_launches_correct_what_was_measured():
+    costs = made_up(1.0, 1.2, 0.1)
+    for _ in range(60):
+        costs.observe(2, 1, 4, seconds=3.2)
+    assert costs.seconds(2, 1, 4) == pytest.approx(3.2, rel=0.02)
+    assert costs.seconds(1, 1, 4) == pytest.approx(1.6)
+
+
+def test_one_slow_launch_does_not_count_for_much():
+    costs = made_up(1.0, 1.2, 0.1)
+    costs.observe(2, 1, 4, seconds=100.0)
+    assert costs.seconds(2, 1, 4) == pytest.approx(1.6 * 1.2)
+
+
+def test_a_drafter_in_doubt_drafts_less_by_entropy():
+    control = EntropyController(SEATS, 1000, gamma_min=1, gamma_max=MOST)
+    assert control.choose(np.asarray([3]), 1).tolist() == [MOST]
+    control.observe(report([1], seat=3, entropy=6.0))
+    assert control.choose(np.asarray([2, 3]), 1).tolist() == [MOST, 1]
+    control.observe(report([1], seat=3, entropy=0.0))
+    assert control.choose(np.asarray([3]), 1).tolist() == [MOST]
+    control.observe(report([1], seat=3, entropy=3.0))
+    control.enter(3)
+    assert control.choose(np.asarray([3]), 1).tolist() == [MOST]
