@@ -14,7 +14,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxinfer.checkpoint.directory import find_checkpoint, read_config, read_generation_config
+from jaxinfer.checkpoint.directory import (
+    embedded_checkpoint,
+    find_checkpoint,
+    read_config,
+    read_generation_config,
+)
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.compile_cache import enable_compile_cache
 from jaxinfer.config import EngineConfig, SpeculativeConfig, check_model_len, check_positive_integer, resolve_dtype
@@ -34,7 +39,6 @@ from jaxinfer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-EMBEDDED_CHECKPOINT = "tiny"
 _DRAWN = 72  # characters of a node of the cache that are drawn
 
 
@@ -42,7 +46,8 @@ class LLM:
     """Text from a language model: many prompts at once, batched continuously over one KV pool.
 
     Args:
-        model: a converted directory, a Hugging Face directory or a hub id; None is the embedded tiny checkpoint.
+        model: a converted directory, a Hugging Face directory, a hub id or the name of an embedded checkpoint ("tiny",
+            "tiny-draft"); None is "tiny".
         tokenizer: directory of the tokenizer files, if not the model's.
         skip_tokenizer_init: serve token-id prompts only.
         dtype: of weights and KV: "auto" (bfloat16 on GPU, float32 on CPU), "float32", "bfloat16" or "float16".
@@ -326,20 +331,6 @@ class LLM:
             listeners.remove(watcher.compiling)
             for request_id in unfinished:
                 self.abort(request_id)
-
-
-def embedded_checkpoint() -> Path:
-    """Where the embedded tiny checkpoint lies: beside the package in a checkout, inside it in an installation.
-
-    Raises:
-        FileNotFoundError: neither is there.
-    """
-    package = Path(__file__).parent
-    places = [package.parent / "checkpoints" / EMBEDDED_CHECKPOINT, package / "checkpoints" / EMBEDDED_CHECKPOINT]
-    for place in places:
-        if place.is_dir():
-            return place
-    raise FileNotFoundError(f"the embedded checkpoint is at none of {', '.join(map(str, places))}; name a model")
 
 
 def _make_mesh(size: int) -> Mesh | None:

@@ -27,29 +27,48 @@ COMPANIONS = (
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
+# The checkpoints that travel with the engine: a model to try it with, and one that drafts for it.
+EMBEDDED_CHECKPOINT = "tiny"
+EMBEDDED_DRAFT = "tiny-draft"
+
+
+def embedded_checkpoint(name: str = EMBEDDED_CHECKPOINT) -> Path:
+    """Where an embedded checkpoint lies: beside the package in a checkout, inside it in an installation.
+
+    Raises:
+        FileNotFoundError: neither is there.
+    """
+    package = Path(__file__).parent.parent
+    places = [folder / "checkpoints" / name for folder in (package.parent, package)]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise FileNotFoundError(f"the embedded checkpoint is at none of {', '.join(map(str, places))}; name a model")
+
 
 def find_checkpoint(source: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The directory that `source` names, downloaded first if it is a hub id.
 
     Args:
-        source: a directory, or a hub id such as "organisation/model".
+        source: a directory, the name of an embedded checkpoint, or a hub id such as "organisation/model".
         revision: branch, tag or commit of a hub id.
 
     Raises:
         FileNotFoundError: there is no such directory, and `source` is not a hub id or names a place in a local folder.
         CheckpointError: `source` is a file, or the download failed.
     """
+    local = _local_directory(source)
+    if local is not None:
+        return local
     path = Path(source).expanduser()
-    if path.is_dir():
-        return path
     if path.exists():
         raise CheckpointError(f"{path} is a file; name the directory that holds {CONFIG_FILE} and the weights")
     return _download(_hub_id(source), revision, (*_WEIGHTS, *COMPANIONS))
 
 
 def find_config(source: str | os.PathLike[str]) -> Path:
-    """The configuration file that `source` names: the file itself, that of a directory, or that of a hub id, of which
-    nothing else is downloaded.
+    """The configuration file that `source` names: the file itself, that of a directory or an embedded checkpoint, or
+    that of a hub id, of which nothing else is downloaded.
 
     Raises:
         FileNotFoundError: as for `find_checkpoint`.
@@ -58,8 +77,16 @@ def find_config(source: str | os.PathLike[str]) -> Path:
     path = Path(source).expanduser()
     if path.is_file():
         return path
-    directory = path if path.is_dir() else _download(_hub_id(source), None, (CONFIG_FILE,))
-    return _config_file(directory)
+    return _config_file(_local_directory(source) or _download(_hub_id(source), None, (CONFIG_FILE,)))
+
+
+def _local_directory(source: str | os.PathLike[str]) -> Path | None:
+    """The directory at `source`, or of an embedded checkpoint of this name, if there is one."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    name = os.fspath(source)
+    return embedded_checkpoint(name) if name in (EMBEDDED_CHECKPOINT, EMBEDDED_DRAFT) else None
 
 
 def _config_file(directory: str | os.PathLike[str]) -> Path:

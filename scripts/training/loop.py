@@ -1,4 +1,4 @@
-"""Training of the embedded checkpoint: model size, loss, optimizer and loop."""
+"""Training of the embedded checkpoints: schedule, next-token loss, optimizer and loop."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from jaxinfer.attention.heads import ProjectedHeads
 from kernels_pallas.rotate_and_write.reference import rotate
 from training.initialization import CONTEXT, Params
 from training.packing import Packer, Rows
+
+RowLosses = Callable[[Params, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
+"""Of parameters and the arrays of packed rows: the weighted sum of the tokens' losses, and the sum of their weights."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class History:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
+
+    def latest(self) -> str:
+        """One line that says where the training stands."""
+        loss, held_out = self.training_loss[-1][1], self.held_out_loss[-1][1]
+        return f"step {self.steps:5d}  loss {loss:.3f}  held-out {held_out:.3f}  {self.seconds / 60:.1f} min"
 
 
 def module_of(graph: nnx.GraphDef, params: Params) -> nnx.Module:
@@ -133,28 +141,33 @@ class RowsAttend:
 
 
 def row_losses(graph: nnx.GraphDef, params: Params, rows: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Weighted sum of the next-token losses in nats, and the sum of the weights. Arrays are [rows, length].
-
-    Tokens are flattened for all but attention: XLA's CPU products of matrices are faster than those of higher ranks.
-    """
+    """Weighted sum of the next-token losses in nats, and the sum of the weights. Arrays are [rows, length]."""
     model = module_of(graph, params)
-    hidden = model(rows["ids"].reshape(-1), rows["positions"].reshape(-1), RowsAttend(rows["documents"]))  # pyright: ignore[reportCallIssue]
-    logits = model.logits(hidden)  # pyright: ignore[reportAttributeAccessIssue]
+    logits = model.logits(hidden_of(model, rows))  # pyright: ignore[reportAttributeAccessIssue]
     targets = jnp.roll(rows["ids"], -1, axis=1).reshape(-1)
-    weights = jnp.roll(rows["weights"], -1, axis=1).at[:, -1].set(0.0).reshape(-1)
+    weights = weights_of_next(rows)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     return jnp.sum(losses * weights), jnp.sum(weights)
 
 
-def _arrays(rows: Rows) -> dict[str, np.ndarray]:
-    return {"ids": rows.ids, "positions": rows.positions, "documents": rows.documents, "weights": rows.weights}
+def hidden_of(model: nnx.Module, rows: dict[str, jax.Array]) -> jax.Array:
+    """The hidden states of all tokens of packed rows, [rows * length, hidden].
+
+    Tokens are flattened for all but attention: XLA's CPU products of matrices are faster than those of higher ranks.
+    """
+    return model(rows["ids"].reshape(-1), rows["positions"].reshape(-1), RowsAttend(rows["documents"]))  # pyright: ignore[reportCallIssue]
 
 
-def make_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation) -> Callable:
+def weights_of_next(rows: dict[str, jax.Array]) -> jax.Array:
+    """For each token of packed rows the weight of predicting the one after it, [rows * length]."""
+    return jnp.roll(rows["weights"], -1, axis=1).at[:, -1].set(0.0).reshape(-1)
+
+
+def make_step(row_losses: RowLosses, optimizer: optax.GradientTransformation) -> Callable:
     """A jitted (params, state, groups of rows) -> (params, state, mean loss), which donates its first two arguments."""
 
     def mean_loss(params: Params, groups: list[dict[str, jax.Array]]) -> jax.Array:
-        sums = [row_losses(graph, params, rows) for rows in groups]
+        sums = [row_losses(params, rows) for rows in groups]
         return sum(total for total, _ in sums) / sum(weight for _, weight in sums)  # pyright: ignore
 
     def step(params: Params, state: optax.OptState, groups: list[dict[str, jax.Array]]) -> tuple:
@@ -165,37 +178,38 @@ def make_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation) -> C
     return jax.jit(step, donate_argnums=(0, 1))
 
 
-def make_evaluation(graph: nnx.GraphDef) -> Callable[[Params, list[Rows]], float]:
+def make_evaluation(row_losses: RowLosses) -> Callable[[Params, list[Rows]], float]:
     """A function that gives the mean loss in nats over rows, counting only weighted tokens."""
-    sums = jax.jit(lambda params, rows: row_losses(graph, params, rows))
+    sums = jax.jit(row_losses)
 
     def evaluate(params: Params, batches: list[Rows]) -> float:
-        found = [sums(params, _arrays(rows)) for rows in batches]
+        found = [sums(params, rows.arrays()) for rows in batches]
         return float(sum(total for total, _ in found) / sum(weight for _, weight in found))  # pyright: ignore
 
     return evaluate
 
 
 def train(
-    graph: nnx.GraphDef,
+    row_losses: RowLosses,
     params: Params,
-    packer: Packer,
+    batches: Iterator[list[Rows]],
     held_out: list[Rows],
     config: TrainingConfig,
     history: History,
     report: Callable[[float, Params], None],
     every: int = 50,
 ) -> Params:
-    """Run the schedule and write `history`. `report(tokens per second, params)` is called every `every` steps, after
-    the history has its newest losses. Raises FloatingPointError when the loss is not finite."""
+    """Run the schedule on a step's groups of rows after the other, and write `history`.
+
+    `report(tokens per second, params)` is called every `every` steps, after the history has its newest losses. Raises
+    FloatingPointError when the loss is not finite."""
     optimizer = make_optimizer(config)
     state = optimizer.init(params)
-    step, evaluate = make_step(graph, optimizer), make_evaluation(graph)
-    batches = _batches(packer, config)
+    step, evaluate = make_step(row_losses, optimizer), make_evaluation(row_losses)
     recent, recent_tokens, since = [], 0, time.perf_counter()
     for number in range(1, config.steps + 1):
         groups = next(batches)
-        params, state, loss = step(params, state, [_arrays(rows) for rows in groups])
+        params, state, loss = step(params, state, [rows.arrays() for rows in groups])
         recent_tokens += sum(rows.tokens for rows in groups)
         recent.append(loss)
         if number % every and number != config.steps:
@@ -214,7 +228,8 @@ def train(
     return params
 
 
-def _batches(packer: Packer, config: TrainingConfig) -> Iterator[list[Rows]]:
+def batches_of(packer: Packer, config: TrainingConfig) -> Iterator[list[Rows]]:
+    """Endless steps' groups of rows, in the sizes of `config`."""
     number = 0
     while True:
         number += 1

@@ -1,4 +1,4 @@
-"""The model card of the embedded checkpoint: a page of figures, samples and limits, and the picture of the loss."""
+"""The model card of the embedded target: a page of figures, samples and limits, and the picture of the loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunFacts:
         return asdict(self)
 
 
-def draw_curve(curve: dict[str, list[list[float]]], path: Path) -> None:
+def draw_curve(curve: dict[str, list[Any]], path: Path, unit: str = "nats per token") -> None:
     """A picture of the training loss and the held-out loss over the steps."""
     import matplotlib
 
@@ -36,7 +36,7 @@ def draw_curve(curve: dict[str, list[list[float]]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(6, 3.2), dpi=100)
     axes.plot(*zip(*curve["training"], strict=True), label="training (answers 1, prompts 0.25)")
     axes.plot(*zip(*curve["held_out"], strict=True), label="held out (answers only)")
-    axes.set(xlabel="step", ylabel="nats per token", yscale="log")
+    axes.set(xlabel="step", ylabel=unit, yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     figure.tight_layout()

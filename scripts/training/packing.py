@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -35,6 +35,10 @@ class Rows:
     @property
     def tokens(self) -> int:
         return int((self.documents > 0).sum())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What a training step is given of them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def documents_of(tokenizer: PreTrainedTokenizerFast, samples: Iterator[Sample]) -> Iterator[Document]:

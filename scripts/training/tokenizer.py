@@ -116,4 +116,7 @@ def token_ids(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[str]) -> dict
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a directory that `save_tokenizer` wrote, or of a checkpoint that holds its files."""
-    return PreTrainedTokenizerFast.from_pretrained(str(directory))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(directory))
+    for how in ("is_local", "local_files_only"):  # saved again, the files are the same
+        tokenizer.init_kwargs.pop(how, None)
+    return tokenizer

@@ -1,6 +1,7 @@
 """Training of the embedded checkpoint: whole documents in batches, the right loss, a step that learns."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from flax import nnx
 from jaxinfer.attention.dense import CausalAttend
 from jaxinfer.models.config import ModelConfig
 from training.initialization import model_config, random_parameters
-from training.loop import TrainingConfig, _arrays, make_optimizer, make_step, module_of, row_losses, schedule
+from training.loop import TrainingConfig, make_optimizer, make_step, module_of, row_losses, schedule
 from training.packing import Document, Packer, pack_rows
 
 SMALL = ModelConfig(
@@ -93,8 +94,8 @@ def test_the_loss_is_the_weighted_cross_entropy_of_the_next_token():
 def test_a_few_steps_on_one_batch_lower_its_loss(optimizer):
     graph, params = random_parameters(SMALL, 0)
     chosen = make_optimizer(TrainingConfig(steps=40, warmup=2, optimizer=optimizer))
-    step, state = make_step(graph, chosen), chosen.init(params)
-    rows = [_arrays(pack_rows([[document(20)], [document(20, 5)]], 32, 1.0))]
+    step, state = make_step(partial(row_losses, graph), chosen), chosen.init(params)
+    rows = [pack_rows([[document(20)], [document(20, 5)]], 32, 1.0).arrays()]
     losses = []
     for _ in range(12):
         params, state, loss = step(params, state, rows)
@@ -135,7 +136,7 @@ def test_a_bad_setting_is_refused_by_name_and_value(change, message):
 
 
 def arrays(rows) -> dict[str, jax.Array]:
-    return {name: jnp.asarray(value) for name, value in _arrays(rows).items()}
+    return {name: jnp.asarray(value) for name, value in rows.arrays().items()}
 
 
 def nudged(params):

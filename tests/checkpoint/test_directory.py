@@ -1,0 +1,45 @@
+"""Finding checkpoints: a directory first, then an embedded one of that name; the draft model fits its target."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxinfer.checkpoint import load_checkpoint, read_config
+from jaxinfer.checkpoint.directory import (
+    EMBEDDED_CHECKPOINT,
+    EMBEDDED_DRAFT,
+    embedded_checkpoint,
+    find_checkpoint,
+    find_config,
+)
+
+
+@pytest.mark.parametrize("name", [EMBEDDED_CHECKPOINT, EMBEDDED_DRAFT])
+def test_an_embedded_checkpoint_is_found_by_its_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_checkpoint(name) == find_checkpoint(Path(name)) == embedded_checkpoint(name)
+    assert find_config(name) == embedded_checkpoint(name) / "config.json"
+
+
+def test_a_directory_goes_before_an_embedded_checkpoint_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir(EMBEDDED_DRAFT)
+    assert find_checkpoint(EMBEDDED_DRAFT) == Path(EMBEDDED_DRAFT)
+
+
+def test_the_embedded_draft_model_speaks_the_language_of_its_target():
+    target, draft = embedded_checkpoint(), embedded_checkpoint(EMBEDDED_DRAFT)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (draft / name).read_text() == (target / name).read_text()
+    (_, of_target), (_, of_draft) = read_config(target), read_config(draft)
+    for name in ("vocab_size", "max_position_embeddings", "eos_token_ids"):
+        assert getattr(of_draft, name) == getattr(of_target, name)
+    assert of_draft.num_layers < of_target.num_layers
+
+
+def test_the_embedded_draft_model_can_be_loaded():
+    config, model = load_checkpoint(EMBEDDED_DRAFT, dtype="float32")
+    assert model.embed.embedding.shape == (config.vocab_size, config.hidden_size)
+    assert np.isfinite(model.embed.embedding[...]).all()
