@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -50,24 +51,29 @@ def model_config(family: str = "Qwen3ForCausalLM", **overrides: Any) -> ModelCon
     return ModelConfig(family, **{**_SHAPE, **_FAMILIES[family], **overrides})
 
 
-def random_model(config: ModelConfig, *, seed: int = 7, dtype: jnp.dtype = jnp.float32) -> DecoderLM:
+def random_model(config: ModelConfig, *, seed: int = 3, dtype: jnp.dtype = jnp.float32) -> DecoderLM:
     """A model all of whose weights matter: wide kernels, biases that are not 0 and norm scales that are not 1.
 
     Freshly initialised weights would leave biases and scales untested, and a tied model would repeat its last token.
+    They are drawn on the host: on the device, every shape would be one more program to compile.
     """
-    model = build_model(config, dtype=dtype, rngs=nnx.Rngs(seed))
     rng = np.random.default_rng(seed)
 
-    def widen(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path)
-        if "scale" in name:
-            return jnp.asarray(np.exp(0.4 * rng.standard_normal(leaf.shape)), leaf.dtype)
-        if "bias" in name:
-            return jnp.asarray(0.3 * rng.standard_normal(leaf.shape), leaf.dtype)
-        return leaf if "embed" in name else leaf * 2
+    def draw(path: tuple[Any, ...], leaf: Any) -> jax.Array:
+        name, noise = ".".join(map(str, path)), rng.standard_normal(leaf.shape)
+        if name.endswith("scale"):
+            values = np.exp(0.4 * noise)
+        elif name.endswith("bias"):
+            values = 0.3 * noise
+        else:
+            # What a kernel maps from: its last axis, or for the attention's output all axes of the heads.
+            inputs = math.prod(leaf.shape[1:]) if ".attention.o." in name else leaf.shape[-1]
+            values = (1 if name.startswith("embed") else 2) * inputs**-0.5 * noise
+        return jnp.asarray(values.astype(leaf.dtype))
 
-    nnx.update(model, jax.tree_util.tree_map_with_path(widen, nnx.state(model)))
-    return model
+    graph, state = nnx.split(nnx.eval_shape(lambda: build_model(config, dtype=dtype, rngs=nnx.Rngs(0))))
+    flat = {path: leaf.replace(draw(path, leaf)) for path, leaf in nnx.to_flat_state(state)}
+    return nnx.merge(graph, nnx.from_flat_state(flat))
 
 
 def random_prompts(lengths: Iterable[int], *, vocab_size: int = 101, seed: int = 0) -> list[list[int]]:

@@ -66,10 +66,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Engines of one run load what another one has compiled; nothing is written outside the run's own folder."""
+    """Engines of one run load what another one has compiled; nothing is written outside the run's own folder.
+
+    The processes of a run share it without a lock: JAX warns of an entry that is only half written, and compiles.
+    """
     import jax
 
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "compiled"))
+    own = tmp_path_factory.getbasetemp()
+    of_the_run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    jax.config.update("jax_compilation_cache_dir", str(of_the_run / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -13,7 +13,7 @@ import jaxinfer
 from jaxinfer.checkpoint.export import export_hf
 from jaxinfer.cli import build_parser, main
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.registry import build_model
+from tests.builders import random_model
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -126,7 +126,7 @@ def test_a_converted_checkpoint_is_replaced_only_on_request(tmp_path, capsys):
         architecture="Qwen3ForCausalLM", vocab_size=32, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2,
         num_kv_heads=1, head_dim=4, max_position_embeddings=2048, qk_norm=True,
     )  # fmt: skip
-    export_hf(build_model(config), config, source)
+    export_hf(random_model(config), config, source)
     assert main(["convert", source, converted]) == 0
     assert main(["convert", source, converted]) == 1
     assert "exists" in capsys.readouterr().err

@@ -10,7 +10,6 @@ from tests.tiny_checkpoints import (
     USER,
     complete,
     open_llm,
-    shared_compile_cache,
     story_ids,
     story_llm,
     story_text,
@@ -169,23 +168,21 @@ def test_the_cache_is_drawn_with_its_text(llm):
     assert "Say a story" in llm.draw_prefix_cache()
 
 
-def test_without_prefix_caching_nothing_is_found_nor_drawn(tmp_path, tmp_path_factory):
-    with shared_compile_cache(tmp_path_factory):
-        llm = open_llm(write_checkpoint(tmp_path / "checkpoint"), enable_prefix_caching=False)
-        assert [cached(llm, "Say a story of a hundred pages, please.") for _ in range(2)] == [0, 0]
+def test_without_prefix_caching_nothing_is_found_nor_drawn(tmp_path):
+    llm = open_llm(write_checkpoint(tmp_path / "checkpoint"), enable_prefix_caching=False)
+    assert [cached(llm, "Say a story of a hundred pages, please.") for _ in range(2)] == [0, 0]
     assert llm.draw_prefix_cache() == "prefix caching is off"
     assert llm.reset_prefix_cache()
 
 
 @pytest.fixture
-def with_generation_config(tmp_path, tmp_path_factory):
+def with_generation_config(tmp_path):
     """Opens an engine on a checkpoint with the given generation_config.json."""
 
     def open_with(**values):
         return open_llm(write_checkpoint(tmp_path / "checkpoint", generation_config=values))
 
-    with shared_compile_cache(tmp_path_factory):
-        yield open_with
+    return open_with
 
 
 def test_generation_config_gives_the_defaults_and_what_is_given_wins(with_generation_config):
@@ -251,11 +248,10 @@ def test_requests_without_a_seed_do_not_repeat_each_other(llm):
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 3
 
 
-def test_the_engine_s_seed_makes_a_whole_run_repeatable(tmp_path, tmp_path_factory):
+def test_the_engine_s_seed_makes_a_whole_run_repeatable(tmp_path):
     directory = write_checkpoint(tmp_path / "checkpoint")
     params = SamplingParams(temperature=FLAT, max_tokens=6)
-    with shared_compile_cache(tmp_path_factory):
-        runs = [open_llm(directory, seed=seed).generate(["a", "b"], params, False) for seed in (1, 1, 2)]
+    runs = [open_llm(directory, seed=seed).generate(["a", "b"], params, False) for seed in (1, 1, 2)]
     first, again, other = ([output.outputs[0].token_ids for output in run] for run in runs)
     assert first == again
     assert first != other
@@ -287,20 +283,18 @@ def test_the_progress_bar_can_be_switched_off(llm, capfd):
 # Checkpoints
 
 
-def test_a_checkpoint_without_tokenizer_files_serves_token_ids(tmp_path, tmp_path_factory):
-    with shared_compile_cache(tmp_path_factory):
-        llm = open_llm(write_checkpoint(tmp_path / "checkpoint", tokenizer=False))
-        completion = complete(llm, list(b"Say a"))
+def test_a_checkpoint_without_tokenizer_files_serves_token_ids(tmp_path):
+    llm = open_llm(write_checkpoint(tmp_path / "checkpoint", tokenizer=False))
+    completion = complete(llm, list(b"Say a"))
     assert llm.tokenizer is None
     assert (completion.text, completion.token_ids) == ("", story_ids("a"))
     assert completion.finish_reason == "stop"
 
 
-def test_the_tokenizer_may_lie_elsewhere(tmp_path, tmp_path_factory):
+def test_the_tokenizer_may_lie_elsewhere(tmp_path):
     weights = write_checkpoint(tmp_path / "weights", tokenizer=False)
-    with shared_compile_cache(tmp_path_factory):
-        llm = open_llm(weights, tokenizer=write_checkpoint(tmp_path / "other"))
-        assert complete(llm, "Say a").text == story_text("a")
+    llm = open_llm(weights, tokenizer=write_checkpoint(tmp_path / "other"))
+    assert complete(llm, "Say a").text == story_text("a")
 
 
 # Driving the engine oneself

@@ -14,7 +14,6 @@ from tests.tiny_checkpoints import (
     MAX_LEN,
     assert_idle,
     open_llm,
-    shared_compile_cache,
     story_llm,
     story_text,
     vocab_size,
@@ -117,9 +116,8 @@ def test_what_holds_no_conversations_is_refused(llm, messages):
     refused(llm, lambda: llm.chat(messages, GREEDY, use_tqdm=False), "messages must be")
 
 
-def test_chat_without_a_chat_template_names_the_way_out(tmp_path, tmp_path_factory):
-    with shared_compile_cache(tmp_path_factory):
-        llm = open_llm(write_checkpoint(tmp_path, chat_template=None))
+def test_chat_without_a_chat_template_names_the_way_out(tmp_path):
+    llm = open_llm(write_checkpoint(tmp_path, chat_template=None))
     for call in (llm.chat, llm.stream):
         with pytest.raises(ValueError, match="has no chat template: use generate with a text prompt"):
             call([{"role": "user", "content": "x"}])
@@ -159,11 +157,10 @@ def test_parameters_of_another_type_are_refused(llm, params):
 @pytest.fixture(scope="module", params=["no files", "not wanted"])
 def mute(request, checkpoint, tmp_path_factory):
     """An engine without tokenizer: there are no files of one, or it is not wanted."""
-    with shared_compile_cache(tmp_path_factory):
-        if request.param == "not wanted":
-            yield open_llm(checkpoint, skip_tokenizer_init=True)
-        else:
-            yield open_llm(write_checkpoint(tmp_path_factory.mktemp("bare"), tokenizer=False))
+    if request.param == "not wanted":
+        yield open_llm(checkpoint, skip_tokenizer_init=True)
+    else:
+        yield open_llm(write_checkpoint(tmp_path_factory.mktemp("bare"), tokenizer=False))
 
 
 @pytest.mark.parametrize(
@@ -303,10 +300,9 @@ def test_what_is_small_is_checked_before_the_weights_are_read(damaged, settings)
         LLM(damaged, **{**LIMITS, **settings})
 
 
-def test_damaged_tokenizer_files_do_not_matter_where_no_tokenizer_is_wanted(damaged, tmp_path_factory):
+def test_damaged_tokenizer_files_do_not_matter_where_no_tokenizer_is_wanted(damaged):
     (damaged / "tokenizer.json").write_text('{"half": ')
-    with shared_compile_cache(tmp_path_factory):
-        assert open_llm(damaged, skip_tokenizer_init=True).tokenizer is None
+    assert open_llm(damaged, skip_tokenizer_init=True).tokenizer is None
 
 
 def test_a_missing_tokenizer_directory_is_named(checkpoint, tmp_path):

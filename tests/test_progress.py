@@ -6,7 +6,7 @@ import pytest
 
 from jaxinfer import progress
 from jaxinfer.progress import CompileNotice, GenerationProgress
-from tests.tiny_checkpoints import open_llm, shared_compile_cache, write_checkpoint
+from tests.tiny_checkpoints import open_llm, write_checkpoint
 
 
 @pytest.mark.parametrize(("kept", "words"), [(True, ", kept on disk for the next run"), (False, "")])
@@ -19,10 +19,9 @@ def test_the_bar_says_what_is_compiled_and_where_it_goes(kept, words, monkeypatc
         assert "compiling" not in capfd.readouterr().err.split("\r")[-1]
 
 
-def test_generate_shows_its_compiles_on_the_bar(tmp_path, tmp_path_factory, capfd):
-    with shared_compile_cache(tmp_path_factory):
-        llm = open_llm(write_checkpoint(tmp_path / "checkpoint"))
-        llm.generate("Say a")
+def test_generate_shows_its_compiles_on_the_bar(tmp_path, capfd):
+    llm = open_llm(write_checkpoint(tmp_path / "checkpoint"))
+    llm.generate("Say a")
     assert "compiling step for" in capfd.readouterr().err
     assert llm.core.compile_listeners == []
 

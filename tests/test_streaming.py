@@ -13,7 +13,6 @@ from tests.tiny_checkpoints import (
     USER,
     assert_idle,
     open_llm,
-    shared_compile_cache,
     story_ids,
     story_llm,
     story_text,
@@ -33,8 +32,7 @@ def llm(tmp_path_factory):
 @pytest.fixture(scope="module")
 def random_llm(tmp_path_factory):
     """An engine whose output is broken text: characters are cut everywhere."""
-    with shared_compile_cache(tmp_path_factory):
-        yield open_llm(write_checkpoint(tmp_path_factory.mktemp("random"), random=True))
+    yield open_llm(write_checkpoint(tmp_path_factory.mktemp("random"), random=True))
 
 
 @pytest.fixture(autouse=True)

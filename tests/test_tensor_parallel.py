@@ -12,7 +12,7 @@ import pytest
 
 from jaxinfer.checkpoint.export import export_hf
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.registry import build_model
+from tests.builders import random_model
 
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
 CONFIG = {
@@ -26,7 +26,7 @@ CONFIG = {
 def checkpoint(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("tensor_parallel") / "model"
     config = ModelConfig.from_hf(CONFIG)
-    export_hf(build_model(config), config, directory)
+    export_hf(random_model(config), config, directory)
     return directory
 
 

@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.experimental.compilation_cache import compilation_cache
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -205,34 +203,13 @@ def open_llm(directory: Path, **settings: Any) -> LLM:
 
 
 @contextlib.contextmanager
-def shared_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Engines of one test run load what another one compiled; nothing is written outside the run's own folder."""
-    names = (
-        "jax_compilation_cache_dir",
-        "jax_persistent_cache_min_compile_time_secs",
-        "jax_persistent_cache_min_entry_size_bytes",
-    )
-    before = [getattr(jax.config, name) for name in names]
-    for name, value in zip(names, (str(tmp_path_factory.getbasetemp() / "compiled"), 0.0, -1), strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        for name, value in zip(names, before, strict=True):
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-
-
-@contextlib.contextmanager
 def story_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """The test run's engine on the story model: made once, used by many, left idle."""
-    with shared_compile_cache(tmp_path_factory):
-        folder = tmp_path_factory.getbasetemp()
-        if folder not in _story_llms:
-            _story_llms[folder] = open_llm(write_checkpoint(tmp_path_factory.mktemp("story")))
-        yield _story_llms[folder]
-        assert_idle(_story_llms[folder])
+    folder = tmp_path_factory.getbasetemp()
+    if folder not in _story_llms:
+        _story_llms[folder] = open_llm(write_checkpoint(tmp_path_factory.mktemp("story")))
+    yield _story_llms[folder]
+    assert_idle(_story_llms[folder])
 
 
 _story_llms: dict[Path, LLM] = {}

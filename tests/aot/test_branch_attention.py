@@ -35,12 +35,23 @@ def kernels(program: jax.stages.Compiled) -> int:
     return program.as_text().count('custom_call_target="mosaic_gpu')
 
 
-@pytest.mark.parametrize("in_registers", [True, False], ids=["fast_form", "interpretable_form"])
-@pytest.mark.parametrize("name", CASES)
-def test_a_case_of_the_table_compiles(name, in_registers):
+def check_case(name: str, *, in_registers: bool) -> None:
     scene = scene_of(name)
     tuning = replace(CASES[name].tuning, weights_in_registers=in_registers)
     assert kernels(compiled(scene.q, scene.k_pages, scene.metadata, tuning=tuning))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_of_the_table_compiles_in_the_form_that_is_served(name):
+    check_case(name, in_registers=True)
+
+
+# Nothing is served in this form: what is seldom interpreted is seldom compiled in it too.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if case.slow else []) for name, case in CASES.items()]
+)
+def test_a_case_of_the_table_compiles_in_the_form_that_is_interpreted(name):
+    check_case(name, in_registers=False)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxinfer.cli import main
-from tests.tiny_checkpoints import MAX_LEN, shared_compile_cache, write_checkpoint
+from tests.tiny_checkpoints import MAX_LEN, write_checkpoint
 
 LIMITS = ["--max-num-seqs", "1", "--max-num-batched-tokens", "16", "--kv-cache-tokens", "256"]
 LATENCIES = {"mean", "p50", "p95", "p99"}
@@ -15,8 +15,7 @@ RATES = {"output_tokens_per_second", "total_tokens_per_second", "requests_per_se
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    with shared_compile_cache(tmp_path_factory):
-        yield write_checkpoint(tmp_path_factory.mktemp("random"), random=True)
+    return write_checkpoint(tmp_path_factory.mktemp("random"), random=True)
 
 
 @pytest.fixture(scope="module")

@@ -71,24 +71,26 @@ def test_equal_prompts_that_arrive_together_are_computed_once(idle_engine):
 
 def test_outputs_are_the_same_with_and_without_a_cache_under_pressure():
     model = random_model(model_config())
+    # Four of them at once are more than the pool holds: cached pages are evicted, and requests are preempted.
     prompts = [STEM[: 10 + 3 * i] + OTHER[: 5 * (i % 4)] for i in range(10)]
 
     def run(enabled: bool):
-        core = make_engine(model, enable_prefix_caching=enabled, kv_cache_tokens=168)
-        requests = [make_request(str(i), prompt, max_tokens=12 + i) for i, prompt in enumerate(prompts)]
+        core = make_engine(model, enable_prefix_caching=enabled)
+        requests = [make_request(str(i), prompt, max_tokens=48 + i) for i, prompt in enumerate(prompts)]
         outputs = run_requests(core, requests)
         assert core.scheduler.kv.allocator.num_held == 0
         return outputs, core.get_metrics()
 
     (expected, plain), (got, cached) = run(False), run(True)
     assert got == expected
+    assert plain.num_preemptions_total > 0 and cached.num_preemptions_total > 0
     assert plain.prefix_cache_queries == plain.num_cached_tokens == 0
     assert cached.prefix_cache_hits > 0 and cached.scheduled_tokens_total < plain.scheduled_tokens_total
 
 
 def test_a_preempted_request_finds_its_pages_again():
-    core = make_engine(random_model(model_config()), kv_cache_tokens=160, overlap=False)
-    first, second = (make_request(n, p, max_tokens=60) for n, p in zip("ab", random_prompts((60, 60)), strict=True))
+    core = make_engine(random_model(model_config()), overlap=False)
+    first, second = (make_request(n, p, max_tokens=100) for n, p in zip("ab", random_prompts((60, 60)), strict=True))
     core.add_request(first)
     core.add_request(second)
     while second.status is not RequestStatus.PREEMPTED:
@@ -99,7 +101,7 @@ def test_a_preempted_request_finds_its_pages_again():
     assert core.prefix_cache is not None
     assert core.prefix_cache.stats.tokens_reused > 0
     drain(core)
-    assert len(second.output_token_ids) == 60
+    assert len(second.output_token_ids) == 100
 
 
 def test_salts_keep_users_apart(idle_engine):
@@ -136,10 +138,10 @@ def test_a_reset_forgets_everything_but_what_is_in_use(idle_engine):
 
 
 def test_prompts_beyond_a_dynamic_rotary_limit_share_with_equal_lengths_only():
-    config = model_config(rope=RopeConfig("dynamic", factor=2.0, max_position_embeddings=32))
-    model = random_model(config)
-    core = make_engine(model)
-    prompts = [STEM[:30], STEM[:40], STEM[:44], STEM[:40]]
+    # The model and the limits of a test of `test_core_greedy`, which has their programs compiled too.
+    model = random_model(model_config(rope=RopeConfig("dynamic", factor=2.0, max_position_embeddings=24)))
+    core = make_engine(model, max_num_batched_tokens=16, max_decode_steps=1)
+    prompts = [STEM[:23], STEM[:40], STEM[:44], STEM[:40]]
     requests = [make_request(str(i), prompt, max_tokens=6) for i, prompt in enumerate(prompts)]
     for request, prompt in zip(requests, prompts, strict=True):
         assert run_requests(core, [request]) == [greedy_tokens(model, prompt, 6)]

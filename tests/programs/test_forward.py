@@ -10,10 +10,9 @@ import pytest
 from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.tensor_parallel import over_devices
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.models.registry import build_model
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
 from jaxinfer.programs.forward import forward
-from tests.builders import model_config
+from tests.builders import model_config, random_model
 
 SHAPE = BatchShape(decode_rows=4, prefill_rows=2, prefill_tokens=12, pages_per_row=4)
 
@@ -21,7 +20,7 @@ SHAPE = BatchShape(decode_rows=4, prefill_rows=2, prefill_tokens=12, pages_per_r
 def lowered(layers: int, backend: AttentionBackend, calls: int = 1) -> str:
     """The program of one forward pass, or several in a row, before XLA has it."""
     config = model_config(num_layers=layers)
-    model = build_model(config)
+    model = random_model(config)
     cache = KVCache.shapes(config, num_pages=8, page_size=4, dtype=jnp.dtype(jnp.float32))
     buffer = jax.ShapeDtypeStruct(PackedBatch(SHAPE).buffer.shape, jnp.int32)
 

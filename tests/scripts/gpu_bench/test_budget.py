@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,12 @@ from gpu_bench.part import run_cases
 from gpu_bench.plan import NotRun, Part, parts
 
 NAMES = ("first", "second", "third")
+
+
+@pytest.fixture(autouse=True)
+def nothing_to_collect(monkeypatch):
+    """A process that runs tests holds so much that looking through it after every case would take seconds."""
+    monkeypatch.setattr("gpu_bench.part.gc", SimpleNamespace(collect=lambda: 0))
 
 
 def part(name="part", least_s=1.0, most_s=5.0):
