@@ -12,6 +12,9 @@ import argparse
 import itertools
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -32,14 +35,12 @@ TEMPERATURES = (0.0, 0.8)
 FEWEST_REQUESTS = 8
 
 
-def open_engines(methods: tuple[str, ...], adaptive: str | None) -> dict[str, LLM]:
-    """Plain decoding and each method, warm, with limits that let all of them stay in one process."""
+def open_engines(method: str, adaptive: str | None) -> tuple[LLM, LLM]:
+    """Plain decoding and a method, warm."""
     limits: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
-    engines = {"plain": LLM(**limits)}
-    for method in methods:
-        engines[method] = LLM(**limits, speculative_config={"method": method, "adaptive": adaptive})
-    for name, llm in engines.items():
-        print(f"compiling and measuring {name} ...", flush=True)
+    speculating = LLM(**limits, speculative_config={"method": method, "adaptive": adaptive})
+    for llm in (engines := (LLM(**limits), speculating)):
+        print("compiling and measuring ...", flush=True)
         llm.warm_up(use_tqdm=False)
     return engines
 
@@ -69,41 +70,47 @@ def counted(llm: LLM) -> dict[str, float]:
     }
 
 
-def measure(engines: dict[str, LLM], batch: int, temperature: float, pairs: int) -> list[dict[str, Any]]:
-    """A row for each method: the median of its pairs with plain decoding, after one that is not counted."""
+def measure(engines: tuple[LLM, LLM], method: str, batch: int, temperature: float, pairs: int) -> dict[str, Any]:
+    """The median of pairs, after one that is not counted."""
     prompts = [sample.prompt for sample in itertools.islice(stream(1, True), 1000) if sample.messages]
     prompts = prompts[: max(batch, FEWEST_REQUESTS)]
-    plain, ratios, spent = engines["plain"], {}, {}
-    same: dict[str, int] = {}
+    plain, speculating = engines
+    ratios: list[float] = []
     for pair in range(pairs + 1):
-        for name, llm in engines.items():
-            if name == "plain":
-                continue
-            reference, expected = serve(plain, prompts, batch, temperature)
-            before = counted(llm)
-            seconds, tokens = serve(llm, prompts, batch, temperature)
-            after = counted(llm)
-            same[name] = sum(a == b for a, b in zip(tokens, expected, strict=True))
-            if pair:
-                ratios.setdefault(name, []).append(reference / seconds)
-                spent.setdefault(name, []).append({key: after[key] - before[key] for key in after})
-    rows = []
-    for name, found in ratios.items():
-        total = {key: sum(one[key] for one in spent[name]) for key in spent[name][0]}
-        rows.append(
-            {
-                "method": name,
-                "batch": batch,
-                "temperature": temperature,
-                "speed_up": statistics.median(found),
-                "all_ratios": found,
-                "accepted": total["accepted"] / total["drafted"] if total["drafted"] else None,
-                "drafts_per_round": total["drafted"] / total["rounds"] if total["rounds"] else 0.0,
-                "tokens_per_step": total["tokens"] / total["steps"],
-                "same_tokens": f"{same[name]}/{len(prompts)}",
-            }
-        )
-    return rows
+        reference, expected = serve(plain, prompts, batch, temperature)
+        if pair == 1:
+            before = counted(plain), counted(speculating)
+        seconds, tokens = serve(speculating, prompts, batch, temperature)
+        if pair:
+            ratios.append(reference / seconds)
+    of_plain, spent = (
+        {key: after[key] - start[key] for key in after}
+        for start, after in zip(before, (counted(plain), counted(speculating)), strict=True)
+    )
+    return {
+        "method": method,
+        "batch": batch,
+        "temperature": temperature,
+        "speed_up": statistics.median(ratios),
+        "all_ratios": ratios,
+        "accepted": spent["accepted"] / spent["drafted"] if spent["drafted"] else None,
+        "drafts_per_round": spent["drafted"] / spent["rounds"] if spent["rounds"] else 0.0,
+        "tokens_per_step": spent["tokens"] / spent["steps"],
+        "host_ms_per_launch": [1e3 * one["host"] / one["launches"] for one in (of_plain, spent)],
+        "host_us_per_token": [1e6 * one["host"] / one["tokens"] for one in (of_plain, spent)],
+        "same_tokens": f"{sum(a == b for a, b in zip(tokens, expected, strict=True))}/{len(prompts)}",
+    }
+
+
+def in_process(method: str) -> list[dict[str, Any]]:
+    """The rows of one method, measured in a process of its own: more programs than two engines' are too many for the
+    memory maps of one."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        given = [argument for argument in sys.argv[1:] if argument not in METHODS and argument != "--method"]
+        command = [sys.executable, __file__, *given, "--method", method, "--json", str(file)]
+        subprocess.run(command, check=True)
+        return json.loads(file.read_text(encoding="utf-8"))["rows"]
 
 
 def table_of(rows: list[dict[str, Any]]) -> Table:
@@ -129,13 +136,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
     parser.add_argument("--chart", type=Path, metavar="PATH", help="draw the speed-ups here")
     options = parser.parse_args()
-    engines = open_engines(tuple(options.method or METHODS), None if options.fixed else "cost")
-    rows = []
-    for temperature in options.temperature or TEMPERATURES:
-        for batch in options.batch or BATCHES:
-            rows += measure(engines, batch, temperature, options.pairs)
-            for row in rows[-len(engines) + 1 :]:
-                print({key: value for key, value in row.items() if key != "all_ratios"}, flush=True)
+    methods = options.method or list(METHODS)
+    if len(methods) > 1:
+        rows = [row for method in methods for row in in_process(method)]
+    else:
+        engines = open_engines(methods[0], None if options.fixed else "cost")
+        rows = []
+        for temperature in options.temperature or TEMPERATURES:
+            for batch in options.batch or BATCHES:
+                rows.append(measure(engines, methods[0], batch, temperature, options.pairs))
+                print({key: value for key, value in rows[-1].items() if key != "all_ratios"}, flush=True)
     Console(width=120).print(table_of(rows))
     if options.json is not None:
         report = {"environment": describe_environment(), "adaptive": not options.fixed, "rows": rows}

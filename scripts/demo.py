@@ -61,6 +61,7 @@ PROMPTS: dict[str, list[dict[str, str]]] = {
 }
 PANEL_WIDTH = 48
 REFRESHES_PER_SECOND = 10
+RUNS = 3  # of each way of decoding
 
 
 @dataclass
@@ -97,6 +98,7 @@ def main() -> None:
         print_in_turn(lanes, deltas)
     end = time.perf_counter()
     console.print(summary(llm, len(lanes), loaded - start, end - loaded))
+    console.print(comparison(llm, [lane.messages for lane in lanes], params))
 
 
 def receive(lanes: Sequence[Lane], output: RequestOutput) -> None:
@@ -168,6 +170,31 @@ def summary(llm: LLM, num_prompts: int, load_seconds: float, seconds: float) -> 
         ("seconds to generate, compiling included", f"{seconds:.1f}"),
     ):
         table.add_row(name, value)
+    return table
+
+
+def comparison(plain: LLM, prompts: list[list[dict[str, str]]], params: SamplingParams) -> Table:
+    """The same prompts once more, nothing streamed and nothing cached: decoded plainly, and with a draft model."""
+    table = Table(title="the same prompts, plain and with a draft model", title_justify="left")
+    for heading in ("", "plain", "draft model"):
+        table.add_column(heading, justify="right" if heading else "left")
+    speculating = LLM(speculative_config={"method": "draft_model"})
+    seconds: dict[LLM, list[float]] = {plain: [], speculating: []}
+    answers = {}
+    for _ in range(RUNS + 1):  # the first one compiles
+        for llm, taken in seconds.items():
+            llm.reset_prefix_cache()
+            begin = time.perf_counter()
+            outputs = llm.chat(prompts, params, use_tqdm=False)
+            taken.append(time.perf_counter() - begin)
+            answers[llm] = [output.outputs[0].token_ids for output in outputs]
+    tokens = sum(map(len, answers[plain]))
+    best = {llm: min(taken[1:]) for llm, taken in seconds.items()}
+    metrics = speculating.get_metrics()
+    accepted = metrics.spec_decode_num_accepted_tokens / max(1, metrics.spec_decode_num_draft_tokens)
+    table.add_row("output tokens per second", f"{tokens / best[plain]:.0f}", f"{tokens / best[speculating]:.0f}")
+    table.add_row("drafted tokens that were accepted", "", f"{accepted:.0%}")
+    table.add_row("same tokens", "", "yes" if answers[plain] == answers[speculating] else "no")
     return table
 
 

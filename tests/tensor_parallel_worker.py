@@ -9,15 +9,17 @@ import jax
 
 
 def main() -> None:
-    checkpoint, size, processes, process, port = sys.argv[1], *map(int, sys.argv[2:6])
+    checkpoint, size, processes, process, port, drafts = sys.argv[1], *map(int, sys.argv[2:7])
     jax.config.update("jax_platforms", "cpu")
     if processes > 1:
         jax.distributed.initialize(f"localhost:{port}", num_processes=processes, process_id=process)
     from jaxinfer import LLM, SamplingParams
 
     llm = LLM(
-        checkpoint, skip_tokenizer_init=True, tensor_parallel_size=size, max_num_seqs=4, max_num_batched_tokens=64
-    )
+        checkpoint, skip_tokenizer_init=True, tensor_parallel_size=size, max_num_seqs=4, max_num_batched_tokens=64,
+        # The model drafts for itself: what it drafts is wrong where devices do not agree on what was drafted before.
+        speculative_config={"method": "draft_model", "model": checkpoint, "adaptive": None} if drafts else None,
+    )  # fmt: skip
     prompts = [[(7 * i + j) % 90 + 3 for j in range(length)] for i, length in enumerate((3, 30, 70))]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -27,7 +29,10 @@ def main() -> None:
     exchanges = re.findall(r" = [a-z0-9]+\[([0-9,]*)\]\S* ((?:all|reduce-scatter|collective)[a-z-]*)\(", text)
     shards = llm.core.kv.k[0].sharding.num_devices
     tokens = [output.outputs[0].token_ids for output in outputs]
-    print(json.dumps({"tokens": tokens, "devices": shards, "exchanges": Counter(map(" ".join, exchanges))}))
+    metrics = llm.get_metrics()
+    drafted = [metrics.spec_decode_num_draft_tokens, metrics.spec_decode_num_accepted_tokens]
+    result = {"tokens": tokens, "devices": shards, "exchanges": Counter(map(" ".join, exchanges)), "drafted": drafted}
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -30,12 +30,14 @@ def checkpoint(tmp_path_factory) -> Path:
     return directory
 
 
-def start(checkpoint: Path, size: int, *, devices: int, processes: int = 1, process: int = 0, port: int = 0):
+def start(
+    checkpoint: Path, size: int, *, devices: int, processes: int = 1, process: int = 0, port: int = 0, drafts: int = 0
+):
     root = WORKER.parent.parent
     environment = os.environ | {
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(root)
     }  # fmt: skip
-    command = [sys.executable, WORKER, checkpoint, size, processes, process, port]
+    command = [sys.executable, WORKER, checkpoint, size, processes, process, port, drafts]
     return subprocess.Popen([*map(str, command)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -69,6 +71,12 @@ def test_devices_exchange_the_sums_of_two_products_a_layer_and_no_weights_and_no
     assert exchanges.pop(f"{rows},{CONFIG['vocab_size']} all-gather") > 0
     sizes = [math.prod(map(int, shape.split(","))) for shape, _ in map(str.split, exchanges)]
     assert max(sizes) < rows * CONFIG["vocab_size"]
+
+
+def test_four_devices_that_speculate_give_the_same_tokens(checkpoint, alone):
+    found = finish(start(checkpoint, 4, devices=4, drafts=1))
+    drafted, accepted = found["drafted"]
+    assert found["tokens"] == alone and drafted == accepted > 10
 
 
 def test_two_processes_of_one_device_each_give_the_same_tokens(checkpoint, alone):

@@ -18,7 +18,7 @@ from jaxinfer.programs.seats import Seats
 # Tokens of each sequence that is made up, and seconds that a launch may take beside its first run.
 _CONTEXT = 128
 _SECONDS = 0.1
-_RUNS = 3
+_RUNS = 5
 
 
 class LaunchTiming:
@@ -78,7 +78,7 @@ class LaunchTiming:
         of_all = np.zeros(before.token.shape, np.int32)
         self._runner.state[SEATS] = jax.block_until_ready(
             Seats(
-                jax.device_put(of_all + 1, before.token.sharding),
+                jax.device_put(of_all, before.token.sharding),
                 jax.device_put(of_all + packed["lengths"][0], before.length.sharding),
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from jaxinfer.programs.runner import Runner
 from jaxinfer.speculative import rounds as device_rounds
 from jaxinfer.speculative.catch_up import CatchUp
 from jaxinfer.speculative.costs import Key
-from jaxinfer.speculative.gamma import GammaController, RoundsReport
+from jaxinfer.speculative.gamma import GammaController, RoundsReport, TimedLaunch
 from jaxinfer.speculative.proposer import Proposer
 from jaxinfer.speculative.rounds import RoundsOutput, RoundsShape
 from jaxinfer.speculative.shapes import SpeculationShapes
@@ -37,6 +38,7 @@ class Speculation:
         plain: what runs where nothing is drafted.
         shapes: of rounds and of catching up.
         max_rounds: most rounds in one launch.
+        hidden_sizes: numbers of hidden states that log probabilities are made of.
         state: the proposer's, on the device.
         num_pages, page_size, num_seats: of the pool and the engine.
         max_catch_up: tokens that a drafter may catch up on before one launch.
@@ -50,6 +52,7 @@ class Speculation:
         shapes: SpeculationShapes,
         *,
         max_rounds: int,
+        hidden_sizes: Sequence[int],
         state: Mapping[str, Any],
         num_pages: int,
         page_size: int,
@@ -62,7 +65,7 @@ class Speculation:
         self.lanes = DrafterLanes(num_pages=num_pages, page_size=page_size, num_seats=num_seats)
         self.wants_landing = False
         self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
-        self._rounds = device_rounds.Rounds(proposer, max_rounds, shapes.rounds)
+        self._rounds = device_rounds.Rounds(proposer, max_rounds, shapes.rounds, hidden_sizes)
         self._catch_up = CatchUp(proposer, shapes.catch_up)
         self._max_catch_up = max_catch_up
         self._page_table = np.zeros((0, 0), np.int32)  # the engine's, of the latest launch
@@ -70,6 +73,7 @@ class Speculation:
         self._num_drafts = 0  # of the next launch, if it is one of rounds
         self._feeds = False  # whether the drafter takes in what the next launch computes, if that is a plain step
         self._shape: RoundsShape | None = None
+        self._shape_for = functools.cache(shapes.rounds_for)
 
     @property
     def programs(self) -> Sequence[Program]:
@@ -98,7 +102,7 @@ class Speculation:
     def shape_for(self, *, rows: int, pages_per_row: int) -> BatchShape:
         if not self._num_drafts:
             return self._plain.shape_for(rows=rows, pages_per_row=pages_per_row)
-        self._shape = self._shapes.rounds_for(rows=rows, pages_per_row=pages_per_row, num_drafts=self._num_drafts)
+        self._shape = self._shape_for(rows=rows, pages_per_row=pages_per_row, num_drafts=self._num_drafts)
         if self._shape is None:
             raise ValueError(f"{rows} rows with {self._num_drafts} drafts each exceed the limits")
         return self._shape.batch
@@ -138,7 +142,8 @@ class Speculation:
     ) -> None:
         if result is None or result.details is None:
             if seconds and output.num_rounds:
-                self.controller.timed(0, len(output.requests), built.packed.shape.pages_per_row, steps, seconds)
+                pages = built.packed.shape.pages_per_row
+                self.controller.timed(TimedLaunch(0, len(output.requests), pages, steps, seconds))
             return
         num_drafts, arrays = result.details
         rows = built.rows
@@ -152,7 +157,9 @@ class Speculation:
         )
         self.controller.observe(report)
         if seconds:
-            self.controller.timed(num_drafts, len(output.requests), built.packed.shape.pages_per_row, steps, seconds)
+            silent = int((report.ran.any(axis=1) & ~report.drafted.any(axis=1)).sum())
+            pages = built.packed.shape.pages_per_row
+            self.controller.timed(TimedLaunch(num_drafts, len(output.requests), pages, steps, seconds, silent))
         metrics.count_drafts(report.drafted, report.accepted)
         for request, drafts, tokens, kept in zip(
             output.requests, (report.drafted > 0).sum(axis=0).tolist(), report.drafted.sum(axis=0).tolist(),
@@ -172,6 +179,8 @@ class Speculation:
         if costs is None or not timing.has_room:
             return
         plain = self._plain.program
+        # After a round, nothing may be found that stands behind made-up tokens.
+        max_rounds = 1 if self.follower.may_find_nothing else self._rounds.max_rounds
         for batch in self._plain.shapes:
             step = timing.seconds(
                 batch, lambda packed, batch=batch: runner.launch(plain, batch, packed.buffer), max_rounds=4
@@ -183,7 +192,7 @@ class Speculation:
                 return runner.launch(self._rounds, shape, packed.buffer)
 
             few, many = (
-                timing.seconds(shape.batch, launch, max_rounds=self._rounds.max_rounds, num_drafts=number)
+                timing.seconds(shape.batch, launch, max_rounds=max_rounds, num_drafts=number)
                 for number in (1, shape.width - 1)
             )
             draft = max(0.0, (many - few) / (shape.width - 2)) if shape.width > 2 else 0.0
@@ -240,6 +249,7 @@ def launch_bucket(plain: PlainDecoding, shapes: SpeculationShapes) -> Callable[[
     """(rows, pages per row, drafts) -> the rows, pages per row and width of the shape of such a launch; None: there is
     none."""
 
+    @functools.cache  # asked for many times a launch
     def bucket(rows: int, pages_per_row: int, num_drafts: int) -> Key | None:
         if not num_drafts:
             shape = plain.shape_for(rows=rows, pages_per_row=pages_per_row)

@@ -29,8 +29,9 @@ from jaxinfer.speculative.ngram import HISTORY, NgramProposer, history_of
 from jaxinfer.speculative.proposer import Proposer
 from jaxinfer.speculative.shapes import SpeculationShapes
 
-# What acceptance is taken to be until some was seen, and tokens whose computing takes as long as reading the weights.
-_BELIEFS = {"draft_model": 0.6, "ngram": 0.3}
+# The share of rounds with drafts and that of drafts that are accepted, until some were seen.
+_BELIEFS = {"draft_model": (1.0, 0.6), "ngram": (0.5, 0.5)}
+# Tokens whose computing takes as long as reading the weights.
 _KNEES = {"cpu": 16.0}
 _KNEE_OF_A_GPU = 256.0
 
@@ -95,8 +96,9 @@ class Speculator:
                 self._controller(engine, target, plain, shapes),
                 plain,
                 shapes,
-                # A round lands some two to four tokens: launches are about as long as plain ones.
-                max_rounds=max(1, engine.max_decode_steps // 4),
+                # Some of a round's drafts are accepted: a launch lands about as much as a plain one, or more.
+                max_rounds=max(1, engine.max_decode_steps // 2),
+                hidden_sizes=programs.prompt_logprobs.shapes,
                 state=self._state(engine, dtype, mesh, whole or everywhere_on(mesh), abstract),
                 num_pages=engine.num_pages,
                 page_size=engine.page_size,
@@ -141,7 +143,8 @@ class Speculator:
             knee=_KNEES.get(jax.default_backend(), _KNEE_OF_A_GPU),
         )
         costs = LaunchCosts(launch_bucket(plain, shapes), estimate)
-        return CostController(engine.max_num_seqs, config.most_drafts, costs, belief=_BELIEFS[config.method])
+        drafts, accepted = _BELIEFS[config.method]
+        return CostController(engine.max_num_seqs, config.most_drafts, costs, drafts=drafts, accepted=accepted)
 
 
 def check_vocabularies(target: ModelConfig, drafter: ModelConfig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from jaxinfer.speculative.gamma import RoundsReport
@@ -15,29 +17,33 @@ _ROUNDS_OF_BELIEF = 8.0
 
 
 class Acceptance:
-    """The chance of the draft at depth d to be accepted, where those before it were.
+    """The chance that anything is drafted where something is wanted; and that the draft at depth d is accepted, where
+    those before it were.
 
-    A sequence for which nothing was drafted although something was asked for counts as one whose first draft was
-    rejected: it gained nothing.
+    Args:
+        drafts, accepted: what these are taken to be until some was seen.
     """
 
-    def __init__(self, num_seats: int, max_drafts: int, *, belief: float) -> None:
-        self._tried = np.full(max_drafts, _ROUNDS_OF_BELIEF)
-        self._kept = self._tried * belief
-        self._tried_in_seat = np.zeros((num_seats, max_drafts))
-        self._kept_in_seat = np.zeros((num_seats, max_drafts))
+    def __init__(self, num_seats: int, max_drafts: int, *, drafts: float, accepted: float) -> None:
+        # Of all sequences and of that in each seat: column 0 for rounds and those with drafts, then by depth.
+        self._tried = np.full(max_drafts + 1, _ROUNDS_OF_BELIEF)
+        self._kept = self._tried * np.asarray([drafts, *[accepted] * max_drafts])
+        self._tried_in_seat = np.zeros((num_seats, max_drafts + 1))
+        self._kept_in_seat = np.zeros((num_seats, max_drafts + 1))
 
     def enter(self, seat: int) -> None:
         """Another sequence has the seat: nothing is known of it."""
         self._tried_in_seat[seat] = self._kept_in_seat[seat] = 0.0
 
     def observe(self, report: RoundsReport) -> None:
-        depth = np.arange(len(self._tried))[:, None, None]
-        took_part = report.ran & (report.wanted > 0)
-        drafted = np.maximum(report.drafted, 1)
-        tried = ((report.accepted >= depth) & (drafted > depth) & took_part).sum(axis=1)  # [D, R]
-        kept = ((report.accepted > depth) & took_part).sum(axis=1)
-        rounds = took_part.sum(axis=0)
+        """What came of a launch of rounds."""
+        depth = np.arange(len(self._tried) - 1)[:, None, None]
+        wanted = report.ran & (report.wanted > 0)
+        drafted = wanted & (report.drafted > 0)
+        tried = np.concatenate([wanted[None], drafted & (report.accepted >= depth) & (report.drafted > depth)])
+        kept = np.concatenate([drafted[None], drafted & (report.accepted > depth)])
+        tried, kept = tried.sum(axis=1), kept.sum(axis=1)  # [D + 1, R]
+        rounds = wanted.sum(axis=0)
         fades = _KEPT_BY_SEQUENCE ** rounds[:, None]
         self._tried_in_seat[report.seats] = self._tried_in_seat[report.seats] * fades + tried.T
         self._kept_in_seat[report.seats] = self._kept_in_seat[report.seats] * fades + kept.T
@@ -46,20 +52,29 @@ class Acceptance:
         self._kept = self._kept * fades + kept.sum(axis=1)
 
     def of_all(self) -> np.ndarray:
-        """float [D]"""
+        """float [1 + D]: the share of rounds in which anything is drafted, and what is accepted, by depth."""
         return (self._kept + 0.5) / (self._tried + 1.0)
 
-    def tokens(self, seats: np.ndarray) -> np.ndarray:
-        """float [D + 1]: what a round of the sequences in these seats lands in all, with 0 to D drafts for each."""
+    def forecast(self, seats: np.ndarray) -> Forecast:
+        """Of a round of the sequences in these seats."""
         belief = _ROUNDS_OF_ALL * self.of_all()
-        rates = (self._kept_in_seat[seats] + belief) / (self._tried_in_seat[seats] + _ROUNDS_OF_ALL)
-        return _expected(rates).sum(axis=0)
+        return _forecast((self._kept_in_seat[seats] + belief) / (self._tried_in_seat[seats] + _ROUNDS_OF_ALL))
 
-    def tokens_of_unknown(self, rows: int) -> np.ndarray:
+    def forecast_of_unknown(self, rows: int) -> Forecast:
         """The same for sequences of which nothing is known."""
-        return rows * _expected(self.of_all()[None])[0]
+        return _forecast(np.repeat(self.of_all()[None], rows, axis=0))
 
 
-def _expected(rates: np.ndarray) -> np.ndarray:
-    """float [R, D + 1] from float [R, D]: 1 token, and one more for each draft that is accepted with all before it."""
-    return np.cumsum(np.cumprod(np.pad(rates, ((0, 0), (1, 0)), constant_values=1.0), axis=1), axis=1)
+@dataclass(frozen=True)
+class Forecast:
+    """What a round is expected to bring."""
+
+    tokens: np.ndarray  # float [D + 1], that land in all, with 0 to D drafts wanted for each sequence
+    any_drafts: float  # the chance that anything is drafted for anybody
+
+
+def _forecast(rates: np.ndarray) -> Forecast:
+    """From rates float [R, 1 + D]: 1 token, and one more for each draft that is accepted with all before it."""
+    more = np.cumsum(np.cumprod(rates[:, 1:], axis=1), axis=1) * rates[:, :1]
+    tokens = len(rates) + np.pad(more.sum(axis=0), (1, 0))
+    return Forecast(tokens, float(1 - np.prod(1 - rates[:, 0])))

@@ -26,6 +26,18 @@ class RoundsReport:
     entropy: np.ndarray  # float [N, R], of the drafter's last distribution in nats
 
 
+@dataclass(frozen=True)
+class TimedLaunch:
+    """What a launch took of the device."""
+
+    num_drafts: int  # wanted at most; 0: a plain launch
+    rows: int
+    pages_per_row: int
+    rounds: int  # that ran, or steps
+    seconds: float  # of all of them
+    rounds_without: int = 0  # of these, those in which nothing was drafted for anybody
+
+
 class GammaController(Protocol):
     """Chooses the numbers of drafts of a launch, and hears what came of it."""
 
@@ -50,8 +62,8 @@ class GammaController(Protocol):
         """Where measured costs of launches belong, if it wants to know them."""
         ...
 
-    def timed(self, num_drafts: int, rows: int, pages_per_row: int, rounds: int, seconds: float) -> None:
-        """A launch of so many rounds, or steps where `num_drafts` is 0, took the device so long."""
+    def timed(self, launch: TimedLaunch) -> None:
+        """A launch was timed."""
         ...
 
 
@@ -75,7 +87,7 @@ class FixedGamma:
     def observe(self, report: RoundsReport) -> None:
         pass
 
-    def timed(self, num_drafts: int, rows: int, pages_per_row: int, rounds: int, seconds: float) -> None:
+    def timed(self, launch: TimedLaunch) -> None:
         pass
 
 

@@ -28,9 +28,9 @@ from typing import Any
 import jax
 
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.speculative.beam_search import beam_search_generate
-from jaxinfer.speculative.chain_drafters import ModelDrafter, NGramDrafter
-from jaxinfer.speculative.chain_loop import (
+from jaxinfer.speculative.classic.beam_search import beam_search_generate
+from jaxinfer.speculative.classic.chain_drafters import ModelDrafter, NGramDrafter
+from jaxinfer.speculative.classic.chain_loop import (
     Continuation,
     Task,
     as_language_model,
@@ -39,9 +39,8 @@ from jaxinfer.speculative.chain_loop import (
     speculate,
     streams_of,
 )
-from jaxinfer.speculative.egag import EntropyGamma
-from jaxinfer.speculative.language_model import LanguageModel
-from jaxinfer.speculative.logits_processors import (
+from jaxinfer.speculative.classic.language_model import LanguageModel
+from jaxinfer.speculative.classic.logits_processors import (
     GreedyProcessor,
     LogitsProcessor,
     MultinomialProcessor,
@@ -49,9 +48,10 @@ from jaxinfer.speculative.logits_processors import (
     TopKNucleusProcessor,
     TopKProcessor,
 )
-from jaxinfer.speculative.ngram_storage import INgramStorage, NGramStorage, OneLevelNGramStorage
-from jaxinfer.speculative.random_streams import Streams
-from jaxinfer.speculative.step_view import StepView
+from jaxinfer.speculative.classic.ngram_storage import INgramStorage, NGramStorage, OneLevelNGramStorage
+from jaxinfer.speculative.classic.random_streams import Streams
+from jaxinfer.speculative.classic.step_view import StepView
+from jaxinfer.speculative.egag import EntropyGamma
 
 __all__ = [
     "GreedyProcessor",

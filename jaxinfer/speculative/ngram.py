@@ -52,6 +52,7 @@ class NgramProposer:
 
     reads = ()
     writes = (HISTORY,)
+    may_find_nothing = True
 
     def __init__(self, shortest: int, longest: int) -> None:
         self.shortest, self.longest = shortest, longest

@@ -56,6 +56,11 @@ class Proposer(Protocol):
     @property
     def writes(self) -> Sequence[str]: ...  # names of parts of the state
 
+    @property
+    def may_find_nothing(self) -> bool:
+        """Whether rounds are to be expected in which nothing is drafted for anybody: they cost a plain step then."""
+        ...
+
     def follow(self, device: Device, batch: StepBatch) -> dict[str, Any]:
         """Take in the tokens of a step, prompt chunks and decodes."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,6 @@ from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, un
 from jaxinfer.programs.forward import forward
 from jaxinfer.programs.program import KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, latest_tokens
-from jaxinfer.programs.step import padded_tokens
 from jaxinfer.programs.wide_rows import sampled_everywhere, wide_rows
 from jaxinfer.sampling.next_tokens import next_tokens
 from jaxinfer.speculative.accept import land, num_accepted
@@ -52,6 +52,7 @@ class Rounds:
     proposer: Proposer
     max_rounds: int
     shapes: Sequence[RoundsShape] = ()
+    hidden_sizes: Sequence[int] = ()  # numbers of hidden states that a program behind this one reads
 
     @property
     def reads(self) -> Sequence[str]:
@@ -76,7 +77,8 @@ class Rounds:
     def run(self, device: Device, shape: RoundsShape, buffer: jax.Array) -> tuple[dict[str, Any], RoundsOutput]:
         batch, width = unpack(buffer, shape.batch), shape.width
         rows = shape.batch.num_rows
-        more = padded_tokens(rows * width) - rows * width
+        fitting = [size for size in self.hidden_sizes if size >= rows * width]
+        more = min(fitting, default=rows * width) - rows * width
         model = device.models[TARGET]
 
         def turn(index: jax.Array, carried: tuple[dict[str, Any], RoundsOutput]) -> tuple[dict[str, Any], RoundsOutput]:
@@ -86,23 +88,34 @@ class Rounds:
             changed, drafts = self.proposer.propose(now, seated, width)
             state = {**state, **changed}
 
-            def verify(kv: KVCache, seats: Seats) -> tuple[Any, ...]:
-                kv, hidden, sampled = _verified(device, kv, seated, drafts)
-                accepted = num_accepted(drafts.tokens, drafts.count, sampled)
+            def verify(kv: KVCache, seats: Seats, *, width: int = width) -> tuple[Any, ...]:
+                some = replace(drafts, tokens=drafts.tokens[:, : width - 1])
+                kv, hidden, sampled = _verified(device, kv, seated, some)
+                accepted = num_accepted(some.tokens, some.count, sampled)
                 seats, landed = land(
                     seats, batch.row_seat, seated.length, seated.runs, sampled, accepted,
                     ending_token_ids=batch.samples.ending_token_ids, max_len=batch.samples.max_len,
                 )  # fmt: skip
-                sampled = jnp.pad(sampled.reshape(-1), (0, more))
-                return kv, seats, landed, accepted, jnp.pad(hidden, ((0, more), (0, 0))), sampled
+                # Rows of the same layout whatever the width is.
+                hidden = hidden.reshape(rows, width, -1)
+                wide = (0, shape.width - width)
+                hidden, sampled, landed = (
+                    jnp.pad(x, ((0, 0), wide, *((0, 0),) * (x.ndim - 2)), constant_values=value)
+                    for x, value in ((hidden, 0), (sampled, 0), (landed, -1))
+                )
+                hidden = jnp.pad(hidden.reshape(-1, hidden.shape[-1]), ((0, more), (0, 0)))
+                return kv, seats, landed, accepted, hidden, jnp.pad(sampled.reshape(-1), (0, more))
 
             def rest(kv: KVCache, seats: Seats) -> tuple[Any, ...]:
                 nothing = jnp.full((rows, width), -1, jnp.int32)
                 return kv, seats, nothing, jnp.zeros(rows, jnp.int32), output.hidden, output.sampled
 
-            kv, seats, landed, accepted, hidden, sampled = lax.cond(
-                jnp.any(seated.runs), verify, rest, state[KV], state[SEATS]
-            )
+            ways = [rest, verify]
+            way = jnp.any(seated.runs).astype(jnp.int32)
+            if self.proposer.may_find_nothing:
+                ways.insert(1, partial(verify, width=1))
+                way += way * jnp.any(drafts.count > 0)
+            kv, seats, landed, accepted, hidden, sampled = lax.switch(way, ways, state[KV], state[SEATS])
             state = {**state, KV: kv, SEATS: seats}
             state |= self.proposer.settle(replace(device, state=state), seated, landed)
 

@@ -55,8 +55,8 @@ def random_model(config: ModelConfig, *, seed: int = 0) -> DecoderLM:
         if name.endswith("embedding"):
             std = _EMBEDDING_STD
         else:
-            # What a kernel maps from: its first axis, or for the attention's output all axes of the heads.
-            inputs = int(np.prod(shape[:-1])) if ".attention.o." in name else shape[0]
+            # What a kernel maps from: its last axis, or for the attention's output all axes of the heads.
+            inputs = int(np.prod(shape[1:])) if ".attention.o." in name else shape[-1]
             std = inputs**-0.5
         return rng.standard_normal(shape, np.float32) * np.float32(std)
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from jaxinfer.speculative.acceptance import Acceptance
 from jaxinfer.speculative.cost_controller import CostController
 from jaxinfer.speculative.costs import Estimate, Key, LaunchCosts
-from jaxinfer.speculative.gamma import EntropyController, RoundsReport
+from jaxinfer.speculative.gamma import EntropyController, RoundsReport, TimedLaunch
 
 SEATS, MOST = 8, 4
 
 
 def bucket(rows: int, pages_per_row: int, num_drafts: int) -> Key | None:
-    return (rows, pages_per_row, 1 if num_drafts == 0 else 3 if num_drafts < 3 else 5) if rows <= 4 else None
+    if num_drafts and rows > 4:
+        return None
+    return (rows, pages_per_row, 1 if num_drafts == 0 else 3 if num_drafts < 3 else 5)
 
 
 def made_up(plain: float, verification: float, draft: float) -> LaunchCosts:
@@ -40,7 +44,7 @@ def report(accepted: list[int], *, wanted: int = MOST, seat: int = 0, entropy: f
 
 
 def controller(*costs: float) -> CostController:
-    return CostController(SEATS, MOST, made_up(*costs), belief=0.5)
+    return CostController(SEATS, MOST, made_up(*costs), accepted=0.5)
 
 
 def choice(control: CostController, rows: int = 1) -> int:
@@ -102,7 +106,7 @@ def test_after_rejections_a_small_share_of_time_goes_into_trying_again():
             control.observe(report([0]))
         else:
             plain += 1
-            control.timed(0, 1, 1, 1, 1.0)
+            control.timed(TimedLaunch(0, 1, 1, 1, 1.0))
     assert tried > 0 and tried * 1.3 < 0.03 * plain
 
 
@@ -115,28 +119,42 @@ def test_drafts_that_are_accepted_again_are_drafted_again():
         if chosen[-1]:
             control.observe(report([chosen[-1]] * 4, wanted=chosen[-1]))
         else:
-            control.timed(0, 1, 1, 1, 1.0)
+            control.timed(TimedLaunch(0, 1, 1, 1, 1.0))
     assert set(chosen[-100:]) == {MOST}
 
 
-def test_a_sequence_for_which_nothing_was_found_counts_as_rejected():
-    found = Acceptance(SEATS, MOST, belief=0.9)
-    nothing = report([0] * 100)
-    found.observe(
-        RoundsReport(nothing.seats, nothing.ran, nothing.wanted, 0 * nothing.drafted, nothing.accepted, nothing.entropy)
-    )
-    assert found.of_all()[0] < 0.2 and found.tokens(np.asarray([0]))[MOST] < 1.3
+def silent(rounds: RoundsReport) -> RoundsReport:
+    """The same, but that nothing was drafted."""
+    return replace(rounds, drafted=0 * rounds.drafted, accepted=0 * rounds.accepted)
+
+
+def test_rounds_in_which_nothing_is_drafted_bring_a_token_and_cost_a_plain_step():
+    control = CostController(SEATS, MOST, made_up(1.0, 2.0, 0.0), drafts=0.5, accepted=0.5)
+    control.observe(silent(report([0] * 150)))
+    control.observe(report([2] * 50))  # a quarter of all rounds, where two of four drafts are accepted
+    found = control.acceptance.forecast(np.asarray([5]))
+    assert found.any_drafts == pytest.approx(0.3, abs=0.05)
+    assert found.tokens[MOST] == pytest.approx(1 + 2 * found.any_drafts, abs=0.15)
+    assert choice(control) >= 2, "1.5 tokens for the price of 1.25 steps"
+    always = controller(1.0, 2.0, 0.0)
+    always.observe(silent(report([0] * 150)))
+    always.observe(report([2] * 50))
+    assert choice(always) == 0, "1.5 tokens for the price of 2"
+
+
+def test_the_time_of_rounds_without_drafts_is_not_taken_for_that_of_others():
+    control = CostController(SEATS, MOST, made_up(1.0, 2.0, 0.0), drafts=0.5, accepted=0.5)
+    for _ in range(50):
+        control.timed(TimedLaunch(4, 1, 1, rounds=4, seconds=3 * 1.0 + 2.0, rounds_without=3))
+        control.timed(TimedLaunch(4, 1, 1, rounds=4, seconds=4.0, rounds_without=4))
+    assert control.costs is not None and control.costs.seconds(1, 1, 4) == pytest.approx(2.0)
 
 
 def test_rounds_after_a_sequence_has_ended_say_nothing():
-    found = Acceptance(SEATS, MOST, belief=0.9)
+    found = Acceptance(SEATS, MOST, drafts=0.9, accepted=0.9)
     before = found.of_all()
     rounds = report([0] * 100)
-    found.observe(
-        RoundsReport(
-            rounds.seats, 0 * rounds.ran.astype(bool), rounds.wanted, rounds.drafted, rounds.accepted, rounds.entropy
-        )
-    )
+    found.observe(replace(rounds, ran=np.zeros_like(rounds.ran)))
     assert np.array_equal(found.of_all(), before)
 
 

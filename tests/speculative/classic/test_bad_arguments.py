@@ -11,7 +11,7 @@ from jaxinfer.speculative.generate import (
     ngram_assisted_speculative_generate,
     speculative_generate,
 )
-from tests.speculative.toys import TableModel, table_model
+from tests.speculative.classic.toys import TableModel, table_model
 
 MODEL, OTHER = table_model(4, 1), table_model(5, 1)
 FUNCTIONS = {

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.speculative.cached_decoder import CachedDecoder
-from jaxinfer.speculative.chain_drafters import ChainDrafter
-from jaxinfer.speculative.classic_rule import verify
-from jaxinfer.speculative.language_model import LanguageModel, Reader
-from jaxinfer.speculative.logits_processors import LogitsProcessor
-from jaxinfer.speculative.random_streams import Streams
-from jaxinfer.speculative.step_view import StepView
+from jaxinfer.speculative.classic.cached_decoder import CachedDecoder
+from jaxinfer.speculative.classic.chain_drafters import ChainDrafter
+from jaxinfer.speculative.classic.classic_rule import verify
+from jaxinfer.speculative.classic.language_model import LanguageModel, Reader
+from jaxinfer.speculative.classic.logits_processors import LogitsProcessor
+from jaxinfer.speculative.classic.random_streams import Streams
+from jaxinfer.speculative.classic.step_view import StepView
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from jaxinfer.speculative.chain_drafters import Proposal
-from jaxinfer.speculative.classic_rule import Verdict
+from jaxinfer.speculative.classic.chain_drafters import Proposal
+from jaxinfer.speculative.classic.classic_rule import Verdict
 
 _COLOURS = {"green": "32", "red": "31", "blue": "34", "title": "97;100"}
 _WIDTH = 38

@@ -6,8 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from jaxinfer.speculative.chain_drafters import Proposal
-from jaxinfer.speculative.classic_rule import Verdict
+from jaxinfer.speculative.classic.chain_drafters import Proposal
+from jaxinfer.speculative.classic.classic_rule import Verdict
+from jaxinfer.speculative.classic.step_view import StepView
 from jaxinfer.speculative.egag import EntropyReading
 from jaxinfer.speculative.generate import (
     NGramStorage,
@@ -16,8 +17,7 @@ from jaxinfer.speculative.generate import (
     ngram_assisted_speculative_generate,
     speculative_generate,
 )
-from jaxinfer.speculative.step_view import StepView
-from tests.speculative.toys import table_model
+from tests.speculative.classic.toys import table_model
 
 ROUND = Proposal([3, 1, 2], np.full((3, 4), 0.25), EntropyReading(0.12, 0.4, 3))
 P = np.full((4, 4), 0.25)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxinfer.speculative.random_streams import RandomChoices
+from jaxinfer.speculative.classic.random_streams import RandomChoices
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.speculative.chain_loop import Task, as_language_model, check_integer
-from jaxinfer.speculative.language_model import LanguageModel
-from jaxinfer.speculative.logits_processors import most_likely_first, softmax
-from jaxinfer.speculative.step_view import StepView
+from jaxinfer.speculative.classic.chain_loop import Task, as_language_model, check_integer
+from jaxinfer.speculative.classic.language_model import LanguageModel
+from jaxinfer.speculative.classic.logits_processors import most_likely_first, softmax
+from jaxinfer.speculative.classic.step_view import StepView
 
 
 @dataclass(frozen=True)

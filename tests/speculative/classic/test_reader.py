@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from jaxinfer.speculative.cached_decoder import CachedDecoder
+from jaxinfer.speculative.classic.cached_decoder import CachedDecoder
+from jaxinfer.speculative.classic.language_model import Reader
 from jaxinfer.speculative.generate import speculative_generate
-from jaxinfer.speculative.language_model import Reader
 from tests import oracle
 from tests.builders import FAMILIES, model_config, random_model, random_prompts
-from tests.speculative.toys import table_model
+from tests.speculative.classic.toys import table_model
 from tests.tolerances import tolerance
 
 

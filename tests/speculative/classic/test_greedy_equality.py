@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jaxinfer.speculative import generate
-from jaxinfer.speculative.cached_decoder import CachedDecoder
+from jaxinfer.speculative.classic.cached_decoder import CachedDecoder
 from jaxinfer.speculative.generate import (
     MultinomialProcessor,
     NGramStorage,

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxinfer.speculative.classic_rule import acceptance_probability, residual, verify
-from jaxinfer.speculative.random_streams import Streams
-from tests.speculative.toys import outcomes
+from jaxinfer.speculative.classic.classic_rule import acceptance_probability, residual, verify
+from jaxinfer.speculative.classic.random_streams import Streams
+from tests.speculative.classic.toys import outcomes
 
 
 def rows(count, vocab_size, seed, *, zeros=False):

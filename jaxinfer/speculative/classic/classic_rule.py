@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxinfer.speculative.random_streams import Streams
+from jaxinfer.speculative.classic.random_streams import Streams
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from jaxinfer.speculative.chain_drafters import NGramDrafter
+from jaxinfer.speculative.classic.chain_drafters import NGramDrafter
+from jaxinfer.speculative.classic.random_streams import RandomStream
 from jaxinfer.speculative.generate import NGramStorage, OneLevelNGramStorage
-from jaxinfer.speculative.random_streams import RandomStream
 
 KINDS = (OneLevelNGramStorage, NGramStorage)
 

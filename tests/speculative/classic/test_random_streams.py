@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxinfer.speculative.classic.random_streams import RandomStream, Streams
 from jaxinfer.speculative.generate import (
     MultinomialProcessor,
     NGramStorage,
@@ -11,10 +12,9 @@ from jaxinfer.speculative.generate import (
     ngram_assisted_speculative_generate,
     speculative_generate,
 )
-from jaxinfer.speculative.random_streams import RandomStream, Streams
 from tests.sampling.checker import WrongDistributionError, check_draws
 from tests.sampling.reference import Filters
-from tests.speculative.toys import autoregressive_distribution, table_model
+from tests.speculative.classic.toys import autoregressive_distribution, table_model
 
 PROMPT, LENGTH, DRAWS = [1, 0, 2, 1, 0], 2, 1200
 TARGET, DRAFTER = table_model(3, seed=1), table_model(3, seed=7)

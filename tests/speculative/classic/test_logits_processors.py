@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from jaxinfer.speculative.classic.logits_processors import LogitsProcessor, softmax
 from jaxinfer.speculative.generate import (
     GreedyProcessor,
     MultinomialProcessor,
@@ -12,7 +13,6 @@ from jaxinfer.speculative.generate import (
     TopKNucleusProcessor,
     TopKProcessor,
 )
-from jaxinfer.speculative.logits_processors import LogitsProcessor, softmax
 from tests.sampling.cases import LOGITS
 from tests.sampling.reference import Filters, probabilities_of
 

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
+from jaxinfer.speculative.classic.language_model import Reader
 from jaxinfer.speculative.generate import autoregressive_generate, beam_search_generate
-from jaxinfer.speculative.language_model import Reader
 from tests.builders import model_config, random_model, random_prompts
 from tests.sampling.reference import log_softmax
-from tests.speculative.toys import table_model
+from tests.speculative.classic.toys import table_model
 
 PROMPT, VOCAB = [1, 2], 4
 WIDE = {"num_beams": VOCAB**4, "top_k": VOCAB}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from jaxinfer.speculative.random_streams import Streams
+from jaxinfer.speculative.classic.random_streams import Streams
 from tests.sampling.reference import Filters, probabilities_of
 
 Distribution = dict[tuple[int, ...], float]

@@ -6,8 +6,8 @@ And every mistake that is planted here changes it.
 import numpy as np
 import pytest
 
-from jaxinfer.speculative import chain_loop, classic_rule
-from jaxinfer.speculative.chain_drafters import NGramDrafter, Proposal
+from jaxinfer.speculative.classic import chain_loop, classic_rule
+from jaxinfer.speculative.classic.chain_drafters import NGramDrafter, Proposal
 from jaxinfer.speculative.generate import (
     MultinomialProcessor,
     NGramStorage,
@@ -20,7 +20,7 @@ from jaxinfer.speculative.generate import (
     speculative_generate,
 )
 from tests.sampling.reference import Filters
-from tests.speculative.toys import autoregressive_distribution, distance, outcomes, table_model
+from tests.speculative.classic.toys import autoregressive_distribution, distance, outcomes, table_model
 
 PROMPT = [1, 0, 2]
 TARGET, DRAFTER = table_model(3, seed=1), table_model(3, seed=2)

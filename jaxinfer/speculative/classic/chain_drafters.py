@@ -8,11 +8,11 @@ from typing import Protocol
 
 import numpy as np
 
+from jaxinfer.speculative.classic.language_model import Reader
+from jaxinfer.speculative.classic.logits_processors import LogitsProcessor, most_likely_first, softmax
+from jaxinfer.speculative.classic.ngram_storage import INgramStorage
+from jaxinfer.speculative.classic.random_streams import RandomChoices
 from jaxinfer.speculative.egag import EntropyGamma, EntropyReading, entropy_of
-from jaxinfer.speculative.language_model import Reader
-from jaxinfer.speculative.logits_processors import LogitsProcessor, most_likely_first, softmax
-from jaxinfer.speculative.ngram_storage import INgramStorage
-from jaxinfer.speculative.random_streams import RandomChoices
 
 
 @dataclass(frozen=True)
