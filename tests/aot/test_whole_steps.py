@@ -17,12 +17,13 @@ from jaxinfer.cache.kv_cache import kv_bytes_per_token
 from jaxinfer.checkpoint.directory import read_config
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.cli import main
-from jaxinfer.config import EngineConfig
+from jaxinfer.config import EngineConfig, SpeculativeConfig
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning import programs
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import B200, H100, H200
 from jaxinfer.planning.hlo import ProgramText
+from jaxinfer.planning.plan import PlannedSpeculation
 from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, AbstractEngine
 from jaxinfer.programs.batch_layout import BatchShape
 
@@ -122,6 +123,31 @@ def test_a_loop_of_a_single_row_does_not_copy_the_weights_before_it_begins():
     program, config = two_layers(DECODE_LOOP, H200, 1)
     heads = config.num_heads + 2 * config.num_kv_heads
     assert program.temp_bytes < 2 * config.hidden_size * heads * config.head_dim  # of one layer's first projection
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("draft_model", "speculative_rounds"),
+        ("draft_model", "drafter_catch_up"),
+        ("draft_model", PREFILL),
+        ("ngram", "speculative_rounds"),
+    ],
+)
+def test_rounds_and_what_feeds_a_drafter_leave_both_caches_in_place_and_never_wait(method, name):
+    """Two layers of Qwen3-8B with one of Qwen3-0.6B, whose heads are as many and as large."""
+    target = dataclasses.replace(read_config(CONFIGS / "qwen3-8b")[1], num_layers=2)
+    drafter = dataclasses.replace(read_config(CONFIGS / "qwen3-0.6b")[1], num_layers=1)
+    if method == "ngram":
+        drafter = None
+    engine = EngineConfig(max_model_len=LENGTH, max_num_seqs=ROWS, kv_cache_tokens=ROWS * LENGTH)
+    program = AbstractEngine(
+        target, engine, compile_target(H200), dtype=BF16,
+        speculation=PlannedSpeculation(SpeculativeConfig(method), drafter),
+    ).compile(name)  # fmt: skip
+    of_drafter = 0 if drafter is None else kv_bytes_per_token(drafter, BF16)
+    kv_bytes = ROWS * LENGTH * (kv_bytes_per_token(target, BF16) + of_drafter)
+    assert (program.kv_alias_bytes, program.kv_copies, program.host_waits) == (kv_bytes, 0, 0)
 
 
 # A step's array that devices send each other, where it arrives.

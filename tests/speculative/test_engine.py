@@ -156,6 +156,18 @@ def test_an_aborted_request_leaves_the_others_alone(engines, plain):
     assert requests[1].output_token_ids == expected[1][: requests[1].num_output_tokens]
 
 
+def test_entropy_decides_how_much_is_drafted(model, plain):
+    fields = {"adaptive": "entropy", "gamma_min": 1, "gamma_max": NUM_DRAFTS}
+    core = speculating_engine(model, disturbed(model, 0.1), speculative=fields, max_num_seqs=1)
+
+    def requests() -> list[Request]:
+        return [make_request(str(i), p, max_tokens=30) for i, p in enumerate(random_prompts((9, 20)))]
+
+    assert run_requests(core, requests()) == run_requests(plain, requests())
+    metrics = core.get_metrics()
+    assert 1 < metrics.spec_decode_num_draft_tokens / metrics.spec_decode_num_drafts < NUM_DRAFTS
+
+
 def test_metrics_count_drafts_by_position_and_by_request(engines):
     core = engines("disturbed")
     metrics = core.metrics
