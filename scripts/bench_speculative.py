@@ -32,7 +32,7 @@ BATCHES = (1, 2, 4, 8, 16, 32)
 MAX_TOKENS = 128
 TEMPERATURES = (0.0, 0.8)
 # A batch of few requests is over too soon to be timed: it is made of several batches one after the other.
-FEWEST_REQUESTS = 8
+FEWEST_REQUESTS = 16
 
 
 def open_engines(method: str, adaptive: str | None) -> tuple[LLM, LLM]:
@@ -128,7 +128,7 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5, help="pairs that are counted (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=3, help="pairs that are counted (default: %(default)s)")
     parser.add_argument("--batch", type=int, action="append", choices=BATCHES, help="repeatable; default: all")
     parser.add_argument("--method", action="append", choices=METHODS, help="repeatable; default: all")
     parser.add_argument("--temperature", type=float, action="append", help=f"repeatable; default: {TEMPERATURES}")

@@ -28,6 +28,9 @@ from jaxinfer.speculative.proposer import Proposer
 from jaxinfer.speculative.rounds import RoundsOutput, RoundsShape
 from jaxinfer.speculative.shapes import SpeculationShapes
 
+# How much of what is known of rounds a further launch takes the place of.
+_NEW = 0.2
+
 
 class Speculation:
     """Decides for every launch how many tokens are drafted, and sees to it that the drafter knows the sequences.
@@ -73,6 +76,8 @@ class Speculation:
         self._num_drafts = 0  # of the next launch, if it is one of rounds
         self._feeds = False  # whether the drafter takes in what the next launch computes, if that is a plain step
         self._shape: RoundsShape | None = None
+        self._tokens_per_round = 2.0  # that land for a sequence, of late
+        self._tokens_per_launch = plain.rounds.most
         self._shape_for = functools.cache(shapes.rounds_for)
 
     @property
@@ -97,7 +102,9 @@ class Speculation:
             missing = request.num_tokens - 1 - self.lanes.length[request.seat]
             if request.num_in_flight and missing <= self._max_catch_up:
                 self.wants_landing = True
-        return Rounds(RowKind.VERIFICATION, self._rounds.max_rounds, self._num_drafts + 1, 1)
+        # As many tokens as a plain launch: sequences that end make room for others, or for a smaller shape, as soon.
+        rounds = round(self._tokens_per_launch / self._tokens_per_round)
+        return Rounds(RowKind.VERIFICATION, min(max(rounds, 1), self._rounds.max_rounds), self._num_drafts + 1, 1)
 
     def shape_for(self, *, rows: int, pages_per_row: int) -> BatchShape:
         if not self._num_drafts:
@@ -161,6 +168,9 @@ class Speculation:
             pages = built.packed.shape.pages_per_row
             self.controller.timed(TimedLaunch(num_drafts, len(output.requests), pages, steps, seconds, silent))
         metrics.count_drafts(report.drafted, report.accepted)
+        if report.ran.any():
+            found = 1 + report.accepted[report.ran].mean()
+            self._tokens_per_round += _NEW * (float(found) - self._tokens_per_round)
         for request, drafts, tokens, kept in zip(
             output.requests, (report.drafted > 0).sum(axis=0).tolist(), report.drafted.sum(axis=0).tolist(),
             report.accepted.sum(axis=0).tolist(), strict=True,

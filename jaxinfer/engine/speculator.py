@@ -96,8 +96,8 @@ class Speculator:
                 self._controller(engine, target, plain, shapes),
                 plain,
                 shapes,
-                # Some of a round's drafts are accepted: a launch lands about as much as a plain one, or more.
-                max_rounds=max(1, engine.max_decode_steps // 2),
+                # Launches are to land about as much as plain ones. Rounds that do not run cost a little.
+                max_rounds=max(1, engine.max_decode_steps // (2 if self.drafter is not None else 1)),
                 hidden_sizes=programs.prompt_logprobs.shapes,
                 state=self._state(engine, dtype, mesh, whole or everywhere_on(mesh), abstract),
                 num_pages=engine.num_pages,

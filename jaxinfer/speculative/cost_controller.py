@@ -9,7 +9,9 @@ from jaxinfer.speculative.costs import LaunchCosts
 from jaxinfer.speculative.gamma import RoundsReport, TimedLaunch
 
 # Estimates are not exact: drafting has to promise so much more.
-_MARGIN = 1.03
+_MARGIN = 1.06
+# How much of what is known of rounds without drafts a further measurement takes the place of.
+_NEW = 0.1
 # The share of time that may go into finding out whether drafts would be accepted by now.
 _PROBING = 0.02
 # Before it can draft again a drafter takes in what it missed: about as long as so many drafts.
@@ -36,6 +38,7 @@ class CostController:
         self.max_drafts = max_drafts
         self._always_drafts = drafts == 1.0
         self._plain_seconds = 0.0  # of launches since the last round
+        self._without_drafts = 1.0  # what a round in which nothing is drafted takes, in plain steps
 
     def choose(self, seats: np.ndarray, pages_per_row: int) -> np.ndarray:
         rows = len(seats)
@@ -60,9 +63,11 @@ class CostController:
         if not launch.num_drafts:
             self._plain_seconds += launch.seconds
             self._costs.observe(launch.rows, launch.pages_per_row, 0, launch.seconds / launch.rounds)
-        elif launch.rounds > launch.rounds_without:
-            # Rounds in which nothing was drafted cost a plain step.
-            seconds = launch.seconds - launch.rounds_without * plain
+        elif launch.rounds == launch.rounds_without:
+            ratio = min(launch.seconds / (launch.rounds * plain), 2.0)
+            self._without_drafts += _NEW * (max(ratio, 1.0) - self._without_drafts)
+        else:
+            seconds = launch.seconds - launch.rounds_without * plain * self._without_drafts
             each = max(seconds / (launch.rounds - launch.rounds_without), plain)
             self._costs.observe(launch.rows, launch.pages_per_row, launch.num_drafts, each)
 
@@ -77,7 +82,8 @@ class CostController:
             if seconds is None:
                 continue
             if not self._always_drafts:
-                seconds = plain + forecast.any_drafts * max(0.0, seconds - plain)
+                without = plain * self._without_drafts
+                seconds = without + forecast.any_drafts * max(0.0, seconds - without)
             found = float(forecast.tokens[number]) / seconds * plain / rows
             if found > gain:
                 best, gain = number, found
