@@ -147,6 +147,8 @@ def _sampling_options() -> argparse.ArgumentParser:
 
 def run_generate(args: argparse.Namespace) -> None:
     """`jaxinfer generate`: one prompt is streamed, several are printed in order once all are done."""
+    if args.show_drafts and (len(args.prompts) > 1 or args.speculative is None):
+        raise ValueError("--show-drafts shows the drafts of one prompt: give one, and --speculative METHOD")
     llm, params = _open(args)
     if not args.raw and not llm.get_tokenizer().hf.chat_template:
         raise ValueError("the checkpoint has no chat template: add --raw to continue the text as it stands")
@@ -154,8 +156,6 @@ def run_generate(args: argparse.Namespace) -> None:
     if args.show_drafts:
         from jaxinfer.show_drafts import drafts_line, print_drafts
 
-        if len(prompts) > 1 or args.speculative is None:
-            raise ValueError("--show-drafts shows the drafts of one prompt: give one, and --speculative METHOD")
         outputs = [print_drafts(llm.stream(prompts[0], params), llm.get_tokenizer())]
         print(drafts_line(outputs[0]), file=sys.stderr)
     elif len(prompts) == 1:

@@ -35,7 +35,7 @@ from jaxinfer.attention.backend import select_backend
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.planning.arithmetic import product_operations
-from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.batch_layout import BatchShape, unpack
 from jaxinfer.programs.program import Program
 from jaxinfer.sampling.next_tokens import logits_and_greedy
 
@@ -109,7 +109,7 @@ def record_steps(llm: LLM, run: Callable[[], object]) -> Counter[BatchShape]:
         if program is core.programs.step:
             steps[shape] += 1
         elif program is core.programs.decode_loop:
-            steps[shape] += int(inputs[0][-1])  # `num_steps`, the last word of a packed batch
+            steps[shape] += int(unpack(inputs[0], shape).num_steps)
         return launch(program, shape, *inputs)
 
     core.runner.launch = recorded

@@ -187,7 +187,29 @@ def test_without_a_model_the_engine_chooses_the_embedded_checkpoint(echo):
 def test_engine_options_reach_the_engine(echo):
     main(["generate", "hello", "--model", "somewhere", "--dtype", "float32", "--max-model-len", "64"])
     assert echo.latest.model == "somewhere"
-    assert echo.latest.options == {"dtype": "float32", "max_model_len": 64}
+    assert echo.latest.options == {"dtype": "float32", "max_model_len": 64, "speculative_config": None}
+
+
+def test_speculation_reaches_the_engine(echo, monkeypatch):
+    assert main(["generate", "hello", "--speculative", "draft_model", "--draft-model", "small"]) == 0
+    assert echo.latest.options["speculative_config"] == {"method": "draft_model", "model": "small"}
+    type_lines(monkeypatch, "hello")
+    assert main(["chat", "--speculative", "ngram"]) == 0
+    assert echo.latest.options["speculative_config"] == {"method": "ngram", "model": None}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--draft-model", "small"], "--draft-model goes with --speculative draft_model"),
+        (["--speculative", "ngram", "--draft-model", "small"], "--draft-model goes with --speculative draft_model"),
+        (["--show-drafts"], "--show-drafts shows the drafts of one prompt"),
+        (["another", "--speculative", "ngram", "--show-drafts"], "--show-drafts shows the drafts of one prompt"),
+    ],
+)
+def test_options_of_speculation_that_do_not_go_together_are_refused(echo, capsys, options, message):
+    assert main(["generate", "hello", *options]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_sampling_options_win_over_the_defaults_of_the_checkpoint(echo):

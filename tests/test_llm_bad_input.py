@@ -1,7 +1,6 @@
 """Bad input gets an error that says what is wrong and what is allowed, and the engine serves the next request."""
 
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -311,9 +310,7 @@ def test_a_missing_tokenizer_directory_is_named(checkpoint, tmp_path):
 
 
 def test_without_a_model_and_without_the_embedded_one_the_way_out_is_named(monkeypatch, tmp_path):
-    copy = tmp_path / "jaxinfer"
-    copy.mkdir()
-    shutil.copy(write_checkpoint(tmp_path / "elsewhere") / "config.json", copy / "llm.py")
-    monkeypatch.setattr("jaxinfer.llm.__file__", str(copy / "llm.py"))
+    elsewhere = tmp_path / "jaxinfer" / "checkpoint" / "directory.py"
+    monkeypatch.setattr("jaxinfer.checkpoint.directory.__file__", str(elsewhere))
     with pytest.raises(FileNotFoundError, match="the embedded checkpoint is at none of .*; name a model"):
         LLM()
