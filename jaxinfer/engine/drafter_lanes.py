@@ -18,6 +18,9 @@ class DrafterLanes:
     flight: rounds begin with these two. Where a launch went without the drafter it is behind, and `length` says how
     many tokens it has for certain.
 
+    Args:
+        knows_pages: whether it has what others computed in pages that a sequence shares with them.
+
     Attributes:
         filled: bool [num_pages], whether the drafter has computed all of what is in a page.
         length: int64 [num_seats], leading tokens that it has of the sequence in a seat; of one that it follows, maybe
@@ -25,8 +28,9 @@ class DrafterLanes:
         follows: bool [num_seats].
     """
 
-    def __init__(self, *, num_pages: int, page_size: int, num_seats: int) -> None:
+    def __init__(self, *, num_pages: int, page_size: int, num_seats: int, knows_pages: bool = True) -> None:
         self.page_size = page_size
+        self._knows_pages = knows_pages
         self.filled = np.zeros(num_pages, bool)
         self.length = np.zeros(num_seats, np.int64)
         self.follows = np.zeros(num_seats, bool)
@@ -53,7 +57,7 @@ class DrafterLanes:
             request, cached = output.requests[index], 0
             if arrivals and request.request_id not in self._running:
                 self._running[request.request_id] = request
-                cached = output.num_computed[index] // self.page_size
+                cached = output.num_computed[index] // self.page_size if self._knows_pages else 0
                 filled = self.filled[pages[:cached]]
                 self.follows[request.seat] = False
                 self.length[request.seat] = (cached if filled.all() else int(filled.argmin())) * self.page_size

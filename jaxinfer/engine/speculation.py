@@ -65,7 +65,9 @@ class Speculation:
         self.follower = proposer
         self.models, self.state = proposer.models, state
         self.controller = controller
-        self.lanes = DrafterLanes(num_pages=num_pages, page_size=page_size, num_seats=num_seats)
+        self.lanes = DrafterLanes(
+            num_pages=num_pages, page_size=page_size, num_seats=num_seats, knows_pages=proposer.knows_pages
+        )
         self.wants_landing = False
         self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
         self._rounds = device_rounds.Rounds(proposer, max_rounds, shapes.rounds, hidden_sizes)

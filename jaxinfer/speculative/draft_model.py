@@ -47,6 +47,7 @@ class DraftModel:
     reads = (DRAFTER,)
     writes = (DRAFT_STATE,)
     may_find_nothing = False
+    knows_pages = True
 
     def __init__(self, model: DecoderLM, *, with_entropy: bool = False) -> None:
         self.models: Mapping[str, DecoderLM] = {DRAFTER: model}

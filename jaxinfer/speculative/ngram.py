@@ -53,6 +53,7 @@ class NgramProposer:
     reads = ()
     writes = (HISTORY,)
     may_find_nothing = True
+    knows_pages = False
 
     def __init__(self, shortest: int, longest: int) -> None:
         self.shortest, self.longest = shortest, longest

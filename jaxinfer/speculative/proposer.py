@@ -61,6 +61,12 @@ class Proposer(Protocol):
         """Whether rounds are to be expected in which nothing is drafted for anybody: they cost a plain step then."""
         ...
 
+    @property
+    def knows_pages(self) -> bool:
+        """Whether what it has of a sequence lies in the sequence's pages, for whoever shares them, and not in its
+        seat."""
+        ...
+
     def follow(self, device: Device, batch: StepBatch) -> dict[str, Any]:
         """Take in the tokens of a step, prompt chunks and decodes."""
         ...

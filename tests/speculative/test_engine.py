@@ -8,6 +8,7 @@ import pytest
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.request import Request
 from jaxinfer.speculative.gamma import FixedGamma
+from jaxinfer.speculative.ngram import HISTORY
 from tests.builders import drain, make_request, model_config, random_model, random_prompts, run_requests
 from tests.speculative.builders import NUM_DRAFTS, AnyGamma, disturbed, speculating_engine, speculation_of
 
@@ -95,6 +96,17 @@ def test_a_request_alone_gets_the_tokens_of_plain_decoding(drafter, engines, pla
 def test_settings_of_the_engine_do_not_change_tokens(limits, engines, plain):
     core = engines("disturbed", AnyGamma(NUM_DRAFTS, seed=1), **limits)
     assert run_requests(core, requests_of_all_kinds()) == run_requests(plain, requests_of_all_kinds())
+
+
+def test_tokens_of_a_cached_prefix_can_be_looked_up(engines):
+    core = engines("ngram")
+    prefix, others = random_prompts([90, 100])
+    run_requests(core, [make_request("first", prefix, max_tokens=2)])
+    run_requests(core, [make_request("in the same seat", others, max_tokens=2)])
+    again = make_request("again", [*prefix, 3, 1, 4], max_tokens=20)
+    run_requests(core, [again])
+    assert again.num_cached_tokens > 80
+    assert np.asarray(core.runner.state[HISTORY])[again.seat, :93].tolist() == again.prompt_token_ids
 
 
 @pytest.mark.parametrize("drafter", ["itself", "ngram"])
