@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxinfer.attention.backend import ATTENTION_BACKENDS
 from jaxinfer.cache.eviction import EVICTION_POLICIES
 from jaxinfer.checkpoint.dtypes import parse_dtype
-from jaxinfer.limits import SCHEDULING_POLICIES, SPECULATIVE_METHODS
+from jaxinfer.limits import BRANCH_MODES, SCHEDULING_POLICIES, SPECULATIVE_METHODS
 from jaxinfer.models.config import ModelConfig
 
 
@@ -34,6 +34,10 @@ class EngineConfig:
     prefix_cache_policy: str = "lru"  # what is forgotten first
     scheduling_policy: str = "fcfs"
     attention_backend: str = "auto"
+    branch_mode: str = (
+        "in_one_sequence"  # how launches read what sequences of one request share: once, or once for each
+    )
+    max_parallel_branches: int | None = None  # sequences of one request that run at once; None: as pays
     seed: int = 0
     max_decode_steps: int = 16  # most decode steps in one launch, where no request needs the host in between; 1: off
     overlap: bool = True  # launch a step before the results of the one before are read
@@ -49,6 +53,8 @@ class EngineConfig:
             "max_decode_steps",
         ):
             check_positive_integer(name, getattr(self, name))
+        if self.max_parallel_branches is not None:
+            check_positive_integer("max_parallel_branches", self.max_parallel_branches)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
         for name in ("enable_prefix_caching", "overlap", "strict_compiles"):
@@ -71,6 +77,7 @@ class EngineConfig:
             ("scheduling_policy", SCHEDULING_POLICIES),
             ("attention_backend", ATTENTION_BACKENDS),
             ("prefix_cache_policy", EVICTION_POLICIES),
+            ("branch_mode", BRANCH_MODES),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from jaxinfer.config import EngineConfig
+from jaxinfer.config import EngineConfig, check_positive_integer
 from jaxinfer.engine.request import Request
+from jaxinfer.engine.request_group import RequestGroup
+from jaxinfer.limits import BRANCH_MODES
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.prompts import TokenizedPrompt, check_prompt, is_conversation, tokenize_prompt
+from jaxinfer.prompts import TokenizedPrompt, check_prompt, is_conversation, joined_prompts, tokenize_prompt
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.tokenizer import Tokenizer
 
@@ -42,8 +45,75 @@ class InputProcessor:
 
     def requests(
         self, prompts: list[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None, *, stream: bool
-    ) -> list[Request]:
-        """Checked requests for all prompts; none is queued yet."""
+    ) -> list[Request | RequestGroup]:
+        """Checked requests for all prompts, a group where several samples are wanted; none is queued yet."""
+        checked = self._checked(prompts, sampling_params)
+        return [
+            self._request(tokens, params, stream) if params.n == 1 else self._samples(tokens, params, stream)
+            for tokens, params in checked
+        ]
+
+    def branches(
+        self,
+        prefix: Any,
+        suffixes: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        branch_mode: str | None,
+        max_parallel: int | None = None,
+        predicted: Sequence[int] | None = None,
+        stream: bool,
+    ) -> RequestGroup:
+        """A group whose members go on from `prefix` and one of `suffixes` each; nothing is queued yet.
+
+        Raises:
+            ValueError: prefix and suffixes do not go together, or one of the prompts or parameters cannot be served.
+        """
+        if branch_mode is not None and branch_mode not in BRANCH_MODES:
+            raise ValueError(f"branch_mode must be one of {', '.join(BRANCH_MODES)}, got {branch_mode!r}")
+        if max_parallel is not None:
+            check_positive_integer("max_parallel_branches", max_parallel)
+        prompts = joined_prompts(prefix, suffixes)
+        one_for_all = sampling_params is None or isinstance(sampling_params, SamplingParams)
+        checked = self._checked(prompts, sampling_params)
+        for index, (_, params) in enumerate(checked):
+            if params.n != 1:
+                raise ValueError(f"sampling_params of branch {index}: n={params.n}, a branch is one sequence")
+        number = self._take_number()
+        members = [
+            self._member(number, index, tokens, _with_seed(params, index if one_for_all else 0), stream)
+            for index, (tokens, params) in enumerate(checked)
+        ]
+        start = tokenize_prompt(prefix, 0, self.tokenizer)
+        return RequestGroup(
+            str(number), start.text, start.token_ids, members, page_size=self.config.page_size,
+            branch_mode=branch_mode or self.config.branch_mode, predicted=predicted,
+            max_parallel=self.config.max_parallel_branches if max_parallel is None else max_parallel,
+        )  # fmt: skip
+
+    def _samples(self, tokens: TokenizedPrompt, params: SamplingParams, stream: bool) -> RequestGroup:
+        """Sample i has the seed `params.seed` + i."""
+        number = self._take_number()
+        silent = replace(params, n=1, prompt_logprobs=None)
+        members = [
+            self._member(number, index, tokens, _with_seed(silent if index else replace(params, n=1), index), stream)
+            for index in range(params.n)
+        ]
+        return RequestGroup(
+            str(number), tokens.text, tokens.token_ids, members, page_size=self.config.page_size,
+            branch_mode=self.config.branch_mode,
+        )  # fmt: skip
+
+    def _member(
+        self, number: int, index: int, tokens: TokenizedPrompt, params: SamplingParams, stream: bool
+    ) -> Request:
+        request = self._request(tokens, params, stream)
+        request.request_id = f"{number}-{index}"
+        return request
+
+    def _checked(
+        self, prompts: list[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[tuple[TokenizedPrompt, SamplingParams]]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or self.default_sampling_params()] * len(prompts)
         else:
@@ -60,16 +130,11 @@ class InputProcessor:
             )
             self._check_params(params[index], index)
             tokenized.append(tokens)
-        return [self._request(tokens, p, stream) for tokens, p in zip(tokenized, params, strict=True)]
+        return list(zip(tokenized, params, strict=True))
 
     def _check_params(self, params: SamplingParams, index: int) -> None:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params of prompt {index} must be SamplingParams, got {params!r}")
-        if params.n > 1:
-            raise ValueError(
-                f"sampling_params of prompt {index}: n={params.n} is not supported yet; "
-                f"pass the prompt {params.n} times"
-            )
         if params.bad_words and self.tokenizer is None:
             raise ValueError(f"sampling_params of prompt {index}: bad_words={params.bad_words!r} needs a tokenizer")
         if params.stop_strings and self.tokenizer is None:
@@ -83,8 +148,7 @@ class InputProcessor:
                     )
 
     def _request(self, prompt: TokenizedPrompt, params: SamplingParams, stream: bool) -> Request:
-        number = self._num_requests
-        self._num_requests += 1
+        number = self._take_number()
         limit = self.config.max_model_len
         if params.max_tokens is not None:
             limit = min(limit, len(prompt.token_ids) + params.max_tokens)
@@ -98,6 +162,11 @@ class InputProcessor:
             max_total_tokens=limit, eos_token_ids=self.eos_token_ids, prompt=prompt.text, request_key=key,
             stream=stream, bad_token_ids=self._bad_token_ids(params), cache_key=prompt.cache_salt,
         )  # fmt: skip
+
+    def _take_number(self) -> int:
+        number = self._num_requests
+        self._num_requests += 1
+        return number
 
     def _bad_token_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token sequences of the bad words: as a text begins with them, and as they follow a space."""
@@ -118,3 +187,7 @@ class InputProcessor:
     def default_sampling_params(self, **given: Any) -> SamplingParams:
         """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
         return SamplingParams.from_generation_config(self.generation_config, **given)
+
+
+def _with_seed(params: SamplingParams, index: int) -> SamplingParams:
+    return params if params.seed is None else replace(params, seed=params.seed + index)

@@ -3,6 +3,7 @@
 MAX_LOGPROBS = 20  # most likely tokens that a request can ask the log probabilities of
 MAX_ENDING_TOKEN_IDS = 8  # of a request that takes part in a decode loop
 SCHEDULING_POLICIES = ("fcfs", "priority")
+BRANCH_MODES = ("in_one_sequence", "batching")
 
 # Ways to draft tokens.
 SPECULATIVE_METHODS = ("draft_model", "ngram")

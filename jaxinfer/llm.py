@@ -30,6 +30,7 @@ from jaxinfer.engine.memory_share import set_jax_share
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
+from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.input_processor import InputProcessor
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.progress import CompileNotice, CompileWatcher, GenerationProgress
@@ -63,6 +64,8 @@ class LLM:
         enable_prefix_caching: keep what was computed, and start requests behind the longest beginning that is kept.
         speculative_config: how tokens are drafted, a `SpeculativeConfig` or a dict of its fields; None: one token is
             decoded after the other. It changes no token.
+        branch_mode: how launches read what sequences of one request (samples, branches) begin with: "in_one_sequence"
+            once for all of them, "batching" once for each. It changes no token.
         scheduling_policy: "fcfs" or "priority".
         tensor_parallel_size: devices that share every layer.
         attention_backend: "auto", "xla" or "pallas" (a kernel for Hopper GPUs).
@@ -87,6 +90,7 @@ class LLM:
         gpu_memory_utilization: float = 0.9,
         enable_prefix_caching: bool = True,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        branch_mode: str = "in_one_sequence",
         scheduling_policy: str = "fcfs",
         tensor_parallel_size: int = 1,
         attention_backend: str = "auto",
@@ -114,7 +118,7 @@ class LLM:
         engine_config = EngineConfig(
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             page_size=page_size, enable_prefix_caching=enable_prefix_caching, scheduling_policy=scheduling_policy,
-            attention_backend=attention_backend, seed=seed,
+            attention_backend=attention_backend, branch_mode=branch_mode, seed=seed,
             # Until memory is planned, room for one request.
             kv_cache_tokens=max_model_len + page_size if kv_cache_tokens is None else kv_cache_tokens,
         )  # fmt: skip
@@ -184,6 +188,39 @@ class LLM:
         prompts = [self._inputs.render(c, i, template_arguments) for i, c in enumerate(conversations)]
         return self._run(self._inputs.requests(prompts, sampling_params, stream=False), use_tqdm)
 
+    def generate_branches(
+        self,
+        prefix: Any,
+        suffixes: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        branch_mode: str | None = None,
+        *,
+        max_parallel_branches: int | None = None,
+        predicted_lengths: Sequence[int] | None = None,
+        use_tqdm: bool = True,
+    ) -> RequestOutput:
+        """Complete `prefix + suffix` for every suffix at once; `outputs[i]` is what follows `suffixes[i]`.
+
+        What the branches share is computed and kept once. Each gives the tokens that `generate` gives for its prompt
+        alone; where one set of parameters with a seed serves all, branch i has the seed + i.
+
+        Args:
+            prefix: text, a list of token ids, or a dict with "prompt" or "prompt_token_ids".
+            suffixes: of each branch, text or token ids as the prefix is; it may be empty.
+            sampling_params: for all branches, or one for each.
+            branch_mode: "in_one_sequence" or "batching"; None: the engine's.
+            max_parallel_branches: most branches that run at once; None: as many as pay.
+            predicted_lengths: tokens that each branch is expected to have: the longest start first.
+
+        Raises:
+            ValueError: as for `generate`; or prefix and suffixes do not go together.
+        """
+        group = self._inputs.branches(
+            prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
+            predicted=predicted_lengths, stream=False,
+        )  # fmt: skip
+        return self._run([group], use_tqdm)[0]
+
     def stream(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Iterator[RequestOutput]:
@@ -224,9 +261,9 @@ class LLM:
             prompt = self._inputs.render(prompt, 0, {})
         [request] = self._inputs.requests([prompt], sampling_params, stream=stream)
         if arrival_time is not None:
-            request.metrics.arrival_time = arrival_time
-        self.core.add_request(request)
-        self._processor.follow(request, self._outbox, stream=stream)
+            for sequence in request.members if isinstance(request, RequestGroup) else [request]:
+                sequence.metrics.arrival_time = arrival_time
+        self._add(request, self._outbox, stream=stream)
         return request.request_id
 
     def step(self) -> list[RequestOutput]:
@@ -260,10 +297,10 @@ class LLM:
 
     def abort(self, request_id: str) -> bool:
         """End an unfinished request; False if there is none of that id."""
-        request = self.core.abort(request_id)
-        if request is not None:
+        aborted = self.core.abort(request_id)
+        for request in aborted:
             self._processor.close(request)
-        return request is not None
+        return bool(aborted)
 
     def reset_prefix_cache(self) -> bool:
         """Forget the prefixes that are cached; False if unfinished requests use some of them, which stay."""
@@ -295,7 +332,15 @@ class LLM:
             raise ValueError("this engine has no tokenizer")
         return self.tokenizer
 
-    def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+    def _add(self, request: Request | RequestGroup, inbox: deque[RequestOutput], *, stream: bool) -> None:
+        if isinstance(request, RequestGroup):
+            self.core.add_group(request)
+            self._processor.follow_group(request, inbox, stream=stream)
+        else:
+            self.core.add_request(request)
+            self._processor.follow(request, inbox, stream=stream)
+
+    def _run(self, requests: Sequence[Request | RequestGroup], use_tqdm: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
         with GenerationProgress(len(requests), enabled=use_tqdm) as progress:
             for output in self._steps(requests, progress, stream=False):
@@ -303,15 +348,16 @@ class LLM:
                 progress.update(output)
         return [done[request.request_id] for request in requests]
 
-    def _steps(self, requests: list[Request], watcher: CompileWatcher, *, stream: bool) -> Iterator[RequestOutput]:
+    def _steps(
+        self, requests: Sequence[Request | RequestGroup], watcher: CompileWatcher, *, stream: bool
+    ) -> Iterator[RequestOutput]:
         """Run until these requests are finished; whoever leaves early takes the unfinished ones along.
 
         Steps serve all requests of the engine: outputs of other callers' requests go to their inboxes.
         """
         inbox: deque[RequestOutput] = deque()
         for request in requests:
-            self._processor.follow(request, inbox, stream=stream)
-            self.core.add_request(request)
+            self._add(request, inbox, stream=stream)
         unfinished = {request.request_id for request in requests}
         listeners = self.core.compile_listeners
         listeners.append(watcher.compiling)

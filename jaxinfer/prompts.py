@@ -66,6 +66,34 @@ def tokenize_prompt(prompt: Any, index: int, tokenizer: Tokenizer | None) -> Tok
     return TokenizedPrompt(_token_list(prompt, index))
 
 
+def joined_prompts(prefix: Any, suffixes: Any) -> list[Any]:
+    """The prompts of branches: `prefix` followed by each of `suffixes`, which are text if it is, or else token ids.
+
+    Raises:
+        ValueError: they do not go together.
+    """
+    if isinstance(suffixes, (str, Mapping)) or not _is_collection(suffixes):
+        raise ValueError(f"suffixes must be a list, of texts or of lists of token ids, got {suffixes!r}")
+    suffixes = list(suffixes)
+    if not suffixes:
+        raise ValueError("suffixes is empty: there must be at least 1 branch")
+    given: dict[str, Any] = {}
+    start = prefix
+    if isinstance(prefix, Mapping):
+        given = {"cache_salt": prefix.get("cache_salt")}
+        start = prefix.get("prompt_token_ids", prefix.get("prompt"))
+    if isinstance(start, str):
+        for index, suffix in enumerate(suffixes):
+            if not isinstance(suffix, str):
+                raise ValueError(f"suffix {index} must be text, as the prefix is, got {suffix!r}")
+        return [{**given, "prompt": start + suffix} for suffix in suffixes]
+    tokens = _token_list(start, 0)
+    for index, suffix in enumerate(suffixes):
+        if isinstance(suffix, str) or not _is_collection(suffix):
+            raise ValueError(f"suffix {index} must be a list of token ids, as the prefix is, got {suffix!r}")
+    return [{**given, "prompt_token_ids": [*tokens, *_token_list(suffix, i)]} for i, suffix in enumerate(suffixes)]
+
+
 def check_prompt(prompt: TokenizedPrompt, index: int, *, vocab_size: int, max_model_len: int) -> None:
     """Raises ValueError, naming the prompt's index and the limit, if the prompt cannot be continued."""
     length = len(prompt.token_ids)

@@ -28,6 +28,7 @@ from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
 from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
 from jaxinfer.engine.strategy import PlainDecoding, RoundsResult, Strategy
 from jaxinfer.models.decoder import DecoderLM
@@ -153,6 +154,28 @@ class EngineCore:
         Raises:
             ValueError: it has no prompt, may grow beyond max_model_len, or its id is in use.
         """
+        self._check(request)
+        self._number(request)
+        self.scheduler.add_request(request)
+
+    def add_group(self, group: RequestGroup) -> None:
+        """Queue the members of a group.
+
+        Raises:
+            ValueError: as for `add_request`; nothing is queued then.
+        """
+        for member in group.members:
+            self._check(member)
+        rope = self.model_config.rope
+        if rope.depends_on_length and any(m.num_prompt_tokens > rope.max_position_embeddings for m in group.members):
+            group.share_nothing()
+        for member in group.order:
+            self._number(member)
+        if group.trunk is not None:
+            group.trunk.arrival = group.order[0].arrival
+        self.scheduler.add_group(group)
+
+    def _check(self, request: Request) -> None:
         if request.num_prompt_tokens == 0:
             raise ValueError(f"request {request.request_id!r} has an empty prompt: it needs at least 1 token")
         if request.max_total_tokens > self.config.max_model_len:
@@ -160,13 +183,14 @@ class EngineCore:
                 f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, more than "
                 f"max_model_len={self.config.max_model_len}"
             )
+
+    def _number(self, request: Request) -> None:
         rope = self.model_config.rope
         if rope.depends_on_length and request.num_prompt_tokens > rope.max_position_embeddings:
             # What such a prompt's tokens are turned by, and so what is cached of them, depends on its whole length.
             request.cache_key = (request.cache_key, request.num_prompt_tokens)
         request.arrival = self._arrivals
         self._arrivals += 1
-        self.scheduler.add_request(request)
 
     def has_unfinished_requests(self) -> bool:
         return self.scheduler.has_unfinished_requests()
@@ -301,12 +325,17 @@ class EngineCore:
         """End a request now, whatever it is doing; its pages return to the pool and what is in flight is dropped."""
         self.scheduler.finish_requests([request], status)
 
-    def abort(self, request_id: str) -> Request | None:
-        """End a request by id; None where there is no such unfinished request."""
-        request = self.scheduler.requests.get(request_id)
-        if request is not None:
+    def abort(self, request_id: str) -> list[Request]:
+        """End a request, or what is unfinished of a group, by id; none where there is no such unfinished request."""
+        requests = self.scheduler.requests
+        found = [requests[request_id]] if request_id in requests else []
+        if not found:
+            found = [
+                request for request in requests.values() if request.group and request.group.request_id == request_id
+            ]
+        for request in found:
             self.finish(request, RequestStatus.FINISHED_ABORTED)
-        return request
+        return found
 
     def reset_prefix_cache(self) -> bool:
         """Forget what is cached; False if running requests still use some of it, which stays."""

@@ -38,19 +38,25 @@ class KVCacheManager:
         return max(0, -(-num_tokens // self.page_size) - len(request.pages))
 
     def find_prefix(self, request: Request) -> None:
-        """Let a request without pages begin with the longest prefix of its tokens that is cached, all but its last."""
-        if self.cache is None:
-            return
-        wanted = [] if request.skips_cached_prefix else request.token_ids
-        found = self.cache.match_and_lock(wanted, request.cache_key, max_tokens=max(0, len(wanted) - 1))
-        request.prefix, request.pages = found, list(found.pages)
-        request.num_computed_tokens = request.num_published_tokens = found.num_cached_tokens
+        """Let a request without pages begin with the longest prefix of its tokens that is cached, all but its last; or
+        with its trunk, where less than that is cached."""
+        trunk = request.trunk
+        if self.cache is not None:
+            wanted = [] if request.skips_cached_prefix else request.token_ids
+            most = len(wanted) if request.is_trunk else max(0, len(wanted) - 1)
+            found = self.cache.match_and_lock(wanted, request.cache_key, max_tokens=most)
+            request.prefix, request.pages = found, list(found.pages)
+            request.num_computed_tokens = request.num_published_tokens = found.num_cached_tokens
+        if trunk is not None and request.num_computed_tokens < trunk.num_tokens:
+            self.forgo_prefix(request)
+            request.pages, request.num_borrowed_pages = list(trunk.pages), len(trunk.pages)
+            request.num_computed_tokens = trunk.num_tokens
 
     def forgo_prefix(self, request: Request) -> None:
         """Undo `find_prefix` for a request that could not be admitted."""
         if self.cache is not None and request.prefix is not None:
             self.cache.cancel(request.prefix)
-        request.prefix, request.pages = None, []
+        request.prefix, request.pages, request.num_borrowed_pages = None, [], 0
         request.num_computed_tokens = request.num_published_tokens = 0
 
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
@@ -84,13 +90,18 @@ class KVCacheManager:
         own: list[int] = []
         if self.cache is not None and request.prefix is not None:
             # The latest token may have been sampled in the last step that ran: nobody has computed it then.
-            key = self._unpublished(request, min(request.num_computed_tokens, request.num_tokens - 1))
+            latest = 0 if request.is_trunk else 1
+            key = self._unpublished(request, min(request.num_computed_tokens, request.num_tokens - latest))
             own = self._extend(self.cache, request.prefix, request, key)
             self.cache.release(request.prefix.handle)
-        own += request.pages[request.num_published_tokens // self.page_size :]
+        own += self._held(request)
         self.allocator.free(own)
-        request.pages = []
+        request.pages, request.num_borrowed_pages = [], 0
         request.prefix, request.num_published_tokens, request.has_twin = None, 0, False
+
+    def _held(self, request: Request) -> list[int]:
+        """Pages that are the request's own, neither cached nor its trunk's."""
+        return request.pages[max(request.num_published_tokens // self.page_size, request.num_borrowed_pages) :]
 
     def _unpublished(self, request: Request, num_tokens: int) -> bytes:
         """The key of the whole pages of its first `num_tokens` that the request has not published."""
@@ -106,12 +117,12 @@ class KVCacheManager:
         return cache.extend(prefix.handle, key, pages, priority=-request.priority).duplicates
 
     def check_integrity(self, running: Sequence[Request]) -> None:
-        """Raises AssertionError unless every page is free, cached, or held by exactly one of the running requests."""
+        """Raises AssertionError unless every page is free, cached, or held by exactly one of these requests."""
         self.allocator.check_integrity()
         held = []
         for request in running:
             assert not self.missing_pages(request, request.num_computed_tokens), "computed tokens without pages"
-            held += request.pages[request.num_published_tokens // self.page_size :]
+            held += self._held(request)
         assert len(set(held)) == len(held), "a page is held twice"
         assert all(self.allocator.num_holders(page) == 1 for page in held), "a page has a holder that is not running"
         assert len(held) == self.allocator.num_held, f"{self.allocator.num_held} pages held, requests know {len(held)}"

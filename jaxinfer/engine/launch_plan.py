@@ -51,6 +51,7 @@ class LaunchPlan:
             self.computed.append(request.num_computed_tokens)
             self.prefill_rows += 1
             self.prefill_tokens += count
+            request.is_computed = request.is_trunk and request.num_computed_tokens + count == known
 
     def remove(self, victim: Request) -> None:
         """A preempted request leaves the plan, if it was in it already, and its tokens return to the budget."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.detokenizer import IncrementalDetokenizer
 from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.engine.scheduler import Landing
 from jaxinfer.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxinfer.tokenizer import Tokenizer
@@ -25,8 +26,22 @@ class _Follower:
     stream: bool
     detokenizer: IncrementalDetokenizer | None
     stepwise: bool  # whether something is made of its tokens before the end
+    group: _GroupFollower | None = None
+    index: int = 0  # of its output in the group's
     num_streamed: int = 0  # output tokens that earlier deltas held
     failed: bool = False
+
+
+@dataclass
+class _GroupFollower:
+    """What is kept of a group: one output is made of those of its members."""
+
+    group: RequestGroup
+    outputs: list[CompletionOutput | None]  # of members that are finished
+    unfinished: int
+    num_cached_tokens: int = 0
+    error: str | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 class OutputProcessor:
@@ -49,6 +64,16 @@ class OutputProcessor:
         self._followers[request.request_id] = _Follower(
             inbox, stream, detokenizer, stepwise=stream or detokenizer is not None
         )
+
+    def follow_group(self, group: RequestGroup, inbox: deque[RequestOutput], *, stream: bool) -> None:
+        """Send `inbox` one output of all members when the last of them is finished; with `stream`, what is new of each
+        as it comes."""
+        count = len(group.members)
+        of_group = _GroupFollower(group, [None] * count, count)
+        for index, member in enumerate(group.members):
+            self.follow(member, inbox, stream=stream)
+            follower = self._followers[member.request_id]
+            follower.group, follower.index = of_group, index
 
     def process(self, landings: Sequence[Landing]) -> None:
         """Take the tokens of one step. What goes wrong with one request ends that request and no other."""
@@ -85,7 +110,7 @@ class OutputProcessor:
                 text = self._last_text(request, follower)
         except Exception as error:
             self._fail(request, follower, error)
-        follower.inbox.append(self._output(request, text, follower.num_streamed))
+        self._send(request, follower, text, follower.num_streamed)
 
     def _take(self, landing: Landing, follower: _Follower) -> None:
         """Make text of landed tokens, and cut text and tokens at the stop string that is completed first."""
@@ -116,7 +141,14 @@ class OutputProcessor:
             if not text:
                 return  # nothing to show yet; its tokens come with the text
         first, follower.num_streamed = follower.num_streamed, request.num_output_tokens
-        follower.inbox.append(self._output(request, text, first))
+        self._send(request, follower, text, first)
+
+    def _send(self, request: Request, follower: _Follower, text: str, first: int) -> None:
+        output = self._output(request, text, first)
+        if follower.group is not None:
+            output = _output_of_group(follower.group, follower.index, output, stream=follower.stream)
+        if output is not None:
+            follower.inbox.append(output)
 
     def _last_text(self, request: Request, follower: _Follower) -> str:
         """What is left of a stream's text, or the whole text of what is not streamed."""
@@ -173,6 +205,34 @@ class OutputProcessor:
             token: replace(logprob, decoded_token=decode([token], skip_special_tokens=False))
             for token, logprob in entry.items()
         }
+
+
+def _output_of_group(
+    of_group: _GroupFollower, index: int, output: RequestOutput, *, stream: bool
+) -> RequestOutput | None:
+    """What is sent of a group when `output` came of its member `index`; None: nothing yet."""
+    group, [completion] = of_group.group, output.outputs
+    completion.index = index
+    if output.finished:
+        of_group.unfinished -= 1
+        of_group.outputs[index] = completion
+        of_group.num_cached_tokens = max(of_group.num_cached_tokens, output.num_cached_tokens)
+        of_group.error = of_group.error or output.error
+        of_group.prompt_logprobs = of_group.prompt_logprobs or output.prompt_logprobs
+    finished = of_group.unfinished == 0
+    if not (stream or finished):
+        return None
+    return RequestOutput(
+        request_id=group.request_id,
+        prompt=group.prompt,
+        prompt_token_ids=group.prompt_token_ids,
+        outputs=[completion] if stream else [of for of in of_group.outputs if of is not None],
+        finished=finished,
+        prompt_logprobs=of_group.prompt_logprobs,
+        metrics=group.metrics() if finished else output.metrics,
+        num_cached_tokens=of_group.num_cached_tokens,
+        error=of_group.error,
+    )
 
 
 def _ended_by_token(request: Request) -> bool:

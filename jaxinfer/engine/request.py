@@ -7,12 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from jaxinfer.cache.prefix_cache import PrefixMatchResult
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 from jaxinfer.outputs import Logprob, RequestMetrics
 from jaxinfer.sampling.adjustments import ALLOWED, IN_PROMPT
 from jaxinfer.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxinfer.engine.request_group import RequestGroup
 
 
 class RequestStatus(enum.Enum):
@@ -53,12 +57,17 @@ class Request:
     in_seat: bool = False  # its latest token is in its seat on the device, landed or not: no prompt chunk is left
     epoch: int = 0  # counts preemptions: results launched in an earlier epoch are dropped
     pages: list[int] = field(default_factory=list)
+    num_borrowed_pages: int = 0  # the first of them, which are its trunk's to give back
     cache_key: Hashable = None  # namespace of the prefix cache: equal tokens are shared within one only
     prefix: PrefixMatchResult | None = None  # what it began with, and its lock on what it shares, while it runs
     num_published_tokens: int = 0  # whose pages are in the cache
     has_twin: bool = False  # another one was first to publish what this one computed: it publishes no more for now
     seat: int = -1  # row of the engine's host arrays while running
     stream: bool = False  # its tokens are wanted at every step
+    group: RequestGroup | None = None  # whose output it is a part of; None: it is asked for alone
+    trunk: Request | None = None  # computes the beginning that it shares with others of its group
+    is_trunk: bool = False  # nothing is sampled after its last token
+    is_computed: bool = False  # of a trunk: all of it, in the launch that is being planned at the latest
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)

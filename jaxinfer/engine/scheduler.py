@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.launch_plan import LaunchPlan
 from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.engine.request_queue import make_request_queue
 from jaxinfer.engine.rounds import Rounds, RowKind
 from jaxinfer.engine.scheduler_output import (
@@ -23,6 +24,7 @@ from jaxinfer.engine.scheduler_output import (
     SchedulerLimits,
     SchedulerOutput,
 )
+from jaxinfer.engine.trunks import Trunks
 
 __all__ = ["CachedRequestData", "Landing", "NewRequestData", "Scheduler", "SchedulerLimits", "SchedulerOutput"]
 
@@ -39,6 +41,7 @@ class Scheduler:
         self.rounds = rounds  # what a launch of seated rows may be; whoever drives the scheduler may change it
         self.waiting = make_request_queue(limits.scheduling_policy)
         self.running: list[Request] = []
+        self.trunks = Trunks(kv)
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.num_preemptions = 0
@@ -50,15 +53,30 @@ class Scheduler:
         Raises:
             ValueError: its id is in use, or the whole pool could not hold it.
         """
-        if request.request_id in self.requests:
-            raise ValueError(f"request_id {request.request_id!r} is in use")
-        if request.max_total_tokens > self.kv.num_slots:
-            raise ValueError(
-                f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, the KV pool holds "
-                f"{self.kv.num_slots}: raise kv_cache_tokens or lower max_tokens"
-            )
-        self.requests[request.request_id] = request
+        self._register([request])
         self.waiting.add_request(request)
+
+    def add_group(self, group: RequestGroup) -> None:
+        """Queue a group's members, as many of them as may run at once.
+
+        Raises:
+            ValueError: as for `add_request`; nothing is queued then.
+        """
+        self._register(group.order)
+        for member in group.order[: group.max_parallel]:
+            self.waiting.add_request(member)
+        group.pending.extend(group.order[group.max_parallel :])
+
+    def _register(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.request_id in self.requests:
+                raise ValueError(f"request_id {request.request_id!r} is in use")
+            if request.max_total_tokens > self.kv.num_slots:
+                raise ValueError(
+                    f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, the KV pool holds "
+                    f"{self.kv.num_slots}: raise kv_cache_tokens or lower max_tokens"
+                )
+        self.requests.update((request.request_id, request) for request in requests)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.running) or len(self.waiting) > 0
@@ -75,8 +93,8 @@ class Scheduler:
         if not plan.preempted:
             self._schedule_waiting(plan)
         num_rounds = self._rounds_of(plan)
+        finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks need their seats for this launch still
         most, least = self._commit(plan, num_rounds)
-        finished, self.finished_req_ids = self.finished_req_ids, set()
         return SchedulerOutput(
             requests=plan.requests,
             kinds=[self.rounds.kind] * len(plan.kinds) if num_rounds else plan.kinds,
@@ -105,8 +123,10 @@ class Scheduler:
             most, least = most_of_all, least_of_all
             if plan.kinds[index] is chunk:
                 computed = request.num_computed_tokens = plan.computed[index] + plan.counts[index]
-                request.in_seat = computed == plan.known[index]
+                request.in_seat = computed == plan.known[index] and not request.is_trunk
                 most = least = int(request.in_seat)
+                if request.is_computed:
+                    self._leave_seat(request)
             elif most > 1:
                 left = request.num_tokens_left
                 most, least = min(most, left), min(least, left)
@@ -193,6 +213,8 @@ class Scheduler:
     def _take_pages(self, request: Request, num_tokens: int, plan: LaunchPlan) -> list[int] | None:
         """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""
         while (pages := self.kv.grow(request, num_tokens)) is None:
+            if self.trunks.give_up_idle(request):
+                continue
             victim = self._victim()
             self._preempt(victim, plan)
             if victim is request:
@@ -212,35 +234,58 @@ class Scheduler:
         victim.num_computed_tokens = 0
         victim.leave_seat()  # what is in flight is sampled again
         victim.epoch += 1
-        self.num_adjusting_by_output -= victim.adjusts_by_output
-        victim.metrics.num_preemptions += 1
         self.num_preemptions += 1
+        if victim.is_trunk:
+            victim.is_computed = False  # whoever begins with it comes for it again
+            return
+        self._count_running(victim, -1)
+        victim.metrics.num_preemptions += 1
         self.waiting.prepend_request(victim)
+
+    def _count_running(self, request: Request, change: int) -> None:
+        self.num_adjusting_by_output += change * request.adjusts_by_output
+        if request.group is not None:
+            request.group.num_running += change
 
     def _schedule_waiting(self, plan: LaunchPlan) -> None:
         while len(self.waiting) and plan.budget > 0 and len(self.running) < self.limits.max_num_seqs:
-            if self.kv.num_available == 0:
-                break  # whatever is cached of it, a request needs a page to itself
             request = self.waiting.peek_request()
-            known = request.num_known_tokens
-            self.kv.find_prefix(request)
-            count = plan.tokens_of_chunk(request, known)
-            if count == 0 or self.kv.grow(request, request.num_computed_tokens + count) is None:
-                self.kv.forgo_prefix(request)
-                break
-            self.waiting.pop_request()
-            resumed = request.status is RequestStatus.PREEMPTED
-            request.status = RequestStatus.RUNNING
-            self.num_adjusting_by_output += request.adjusts_by_output
-            self.running.append(request)
-            plan.add(request, count, known, list(request.pages))
-            self.kv.publish(request, request.num_computed_tokens + count)
-            if resumed:
-                plan.resumed.add(request.request_id)
+            trunk = request.trunk
+            if trunk is not None and not trunk.is_computed:
+                if trunk in self.running or not self._admit(trunk, plan):
+                    break
+            elif self._admit(request, plan):
+                self.waiting.pop_request()
             else:
-                request.metrics.first_scheduled_time = time.perf_counter()
-                request.num_cached_tokens = request.num_computed_tokens
-                plan.first_scheduled.add(request.request_id)
+                break
+
+    def _admit(self, request: Request, plan: LaunchPlan) -> bool:
+        """Let a request run, with as many of its tokens as fit into this launch; False: it has to wait."""
+        known = request.num_known_tokens
+        self.kv.find_prefix(request)
+        count = plan.tokens_of_chunk(request, known)
+        is_cached = request.is_trunk and request.num_computed_tokens == known
+        # Whatever is cached of it, a request that computes something needs a page to itself.
+        while not is_cached and (not count or self.kv.grow(request, request.num_computed_tokens + count) is None):
+            if not count or not self.trunks.give_up_idle(request):
+                self.kv.forgo_prefix(request)
+                return False
+        resumed = request.status is RequestStatus.PREEMPTED
+        request.status = RequestStatus.RUNNING
+        if not resumed:
+            request.metrics.first_scheduled_time = time.perf_counter()
+            request.num_cached_tokens = request.num_computed_tokens
+        if is_cached:
+            request.is_computed = True
+            self.trunks.keep(request)
+            return True
+        if not request.is_trunk:
+            self._count_running(request, 1)
+        self.running.append(request)
+        plan.add(request, count, known, list(request.pages))
+        self.kv.publish(request, request.num_computed_tokens + count)
+        (plan.resumed if resumed else plan.first_scheduled).add(request.request_id)
+        return True
 
     def update_from_output(self, output: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> list[Landing]:
         """Take a launch's results: append sampled tokens, release what finished.
@@ -279,7 +324,11 @@ class Scheduler:
             if request.is_finished:
                 raise ValueError(f"request {request.request_id!r} is finished already ({request.status.value})")
             if request.status is not RequestStatus.RUNNING:
-                self.waiting.remove_request(request)
+                group = request.group
+                if group is not None and request in group.pending:
+                    group.pending.remove(request)
+                else:
+                    self.waiting.remove_request(request)
             request.status = status
         self._forget(requests)
 
@@ -287,16 +336,38 @@ class Scheduler:
         if not ended:
             return
         for request in ended:
+            if request.pages:
+                self._count_running(request, -1)
             request.leave_seat()
-            self.num_adjusting_by_output -= request.adjusts_by_output and bool(request.pages)
             request.metrics.finished_time = time.perf_counter()
             self.kv.release(request)
             self.finished_req_ids.add(request.request_id)
             del self.requests[request.request_id]
+            if request.group is not None:
+                self._member_ended(request.group)
         self.running = [request for request in self.running if not request.is_finished]
 
+    def _member_ended(self, group: RequestGroup) -> None:
+        """Its place goes to the next of its group; of the last one, the trunk ends with it."""
+        group.num_unfinished -= 1
+        if group.pending:
+            self.waiting.prepend_request(group.pending.popleft())
+        trunk = group.trunk
+        if group.num_unfinished or trunk is None:
+            return
+        if trunk in self.running:
+            self._leave_seat(trunk)
+        if trunk in self.trunks.held:
+            self.trunks.release(trunk)
+
+    def _leave_seat(self, trunk: Request) -> None:
+        """Its computing is planned to the end, or nobody wants it any more."""
+        self.running.remove(trunk)
+        self.finished_req_ids.add(trunk.request_id)
+        self.trunks.keep(trunk)
+
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every page is free, cached or held by exactly one running request."""
-        self.kv.check_integrity(self.running)
+        """Raises AssertionError unless every page is free, cached or held by exactly one running request or trunk."""
+        self.kv.check_integrity([*self.running, *self.trunks.held])
         for request in self.waiting:
             assert not request.pages, "a waiting request holds pages"

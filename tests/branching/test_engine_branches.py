@@ -1,0 +1,48 @@
+"""Branches and samples in the engine: each gives the tokens that it gives alone, in either mode, whatever else runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxinfer.limits import BRANCH_MODES
+from tests.branching.builders import alone, make_group, run_groups
+from tests.builders import make_request, random_prompts, run_requests
+
+
+def suffixes_of(count: int, seed: int = 1) -> list[list[int]]:
+    return random_prompts([(5 * i + 3) % 17 for i in range(count)], seed=seed)
+
+
+@pytest.mark.parametrize("mode", BRANCH_MODES)
+@pytest.mark.parametrize("caching", [True, False])
+def test_branches_give_the_tokens_of_each_alone(mode, caching, idle_engine):
+    core = idle_engine(enable_prefix_caching=caching)
+    for number, (length, count) in enumerate(((41, 6), (3, 3), (64, 1), (20, 9))):
+        prefix, suffixes = random_prompts([length], seed=number)[0], suffixes_of(count)
+        params = {"temperature": 0.8 * (number % 2), "seed": 5, "max_tokens": 20}
+        got = run_groups(core, [make_group(f"{number}", prefix, suffixes, branch_mode=mode, **params)])
+        assert got == run_requests(core, alone("same", prefix, suffixes, **params))
+
+
+@pytest.mark.parametrize("mode", BRANCH_MODES)
+def test_groups_and_other_requests_share_launches_in_a_small_pool(mode, idle_engine):
+    core = idle_engine(enable_prefix_caching=False, kv_cache_tokens=160)
+    prefixes = random_prompts([40, 21, 70], seed=3)
+    before = core.get_metrics().num_preemptions_total
+
+    def parts(number: int) -> tuple:
+        count = (5, 3, 4)[number]
+        return prefixes[number], suffixes_of(count, seed=number)
+
+    each = [{"max_tokens": 3 + 9 * i, "temperature": i % 2 * 0.9} for i in range(5)]
+    groups = [make_group(f"{n}", *parts(n), branch_mode=mode, seed=n, each=each[: len(parts(n)[1])]) for n in range(3)]
+    others = [make_request(f"other {i}", p, max_tokens=30) for i, p in enumerate(random_prompts([9, 50], seed=8))]
+    got = run_groups(core, groups, others)
+    expected = [
+        run_requests(core, [request])[0]
+        for n in range(3)
+        for request in alone(f"{n}", *parts(n), seed=n, each=each[: len(parts(n)[1])])
+    ]
+    expected += run_requests(core, [make_request(r.request_id, r.prompt_token_ids, max_tokens=30) for r in others])
+    assert got == expected
+    assert core.get_metrics().num_preemptions_total > before
