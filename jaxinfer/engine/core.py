@@ -89,8 +89,9 @@ class EngineCore:
         self.metrics = EngineMetrics()
         self.buckets = Buckets.from_config(config)
         self.programs = EnginePrograms.of(
-            self.buckets, vocab_size=model.config.vocab_size, max_decode_steps=config.max_decode_steps
-        )
+            self.buckets, vocab_size=model.config.vocab_size, max_decode_steps=config.max_decode_steps,
+            page_size=config.page_size,
+        )  # fmt: skip
         self.strategy = make_strategy(self.programs, self.buckets)
         self.programs = self.programs.followed_by(self.strategy.follower)
         cache = KVCache.allocate(

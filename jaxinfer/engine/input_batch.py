@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from jaxinfer.branching.branch_state import Lane
+from jaxinfer.engine.lanes import fill_lanes, lanes_of
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.rounds import RowKind
 from jaxinfer.engine.scheduler_output import SchedulerOutput
@@ -29,7 +31,7 @@ class BuiltBatch:
 class ShapesOfRounds(Protocol):
     """Says what shapes launches of rounds come in."""
 
-    def shape_for(self, *, rows: int, pages_per_row: int) -> BatchShape: ...
+    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape: ...
 
 
 class InputBatch:
@@ -65,12 +67,16 @@ class InputBatch:
             if new_pages:
                 self._add_pages(requests[index].seat, requests[index].pages)
         seats = np.asarray([request.seat for request in requests], np.int32)
+        if output.num_rounds and output.shares_lanes:
+            lanes = lanes_of(requests, self.page_table.shape[1])
+            if len(lanes) < len(requests):
+                return self._build_lanes(output, lanes, seats)
 
         is_seated = np.asarray([kind is not RowKind.PROMPT_CHUNK for kind in output.kinds], bool)
         seated, chunks = np.flatnonzero(is_seated), np.flatnonzero(~is_seated)
         pages = int(self.num_pages[seats].max())
         if output.num_rounds:
-            shape = self.rounds.shape_for(rows=len(seated), pages_per_row=pages)
+            shape = self.rounds.shape_for(rows=len(seated), pages_per_row=pages, lanes=False)
         else:
             shape = self.buckets.shape_for(
                 decode_rows=len(seated),
@@ -94,9 +100,35 @@ class InputBatch:
         packed["seat"][logits_rows[lands]] = seats[lands]
         packed["logits_index"][logits_rows] = packed["query_start_loc"][rows + 1] - 1
         packed["sample_position"][logits_rows[chunks]] = packed["kv_len"][rows[chunks]]
+        self._fill_sampling(packed, logits_rows, seats)
+        return BuiltBatch(packed, rows, logits_rows, seats)
+
+    def _build_lanes(
+        self, output: SchedulerOutput, lanes: Sequence[tuple[Lane, list[int]]], seats: np.ndarray
+    ) -> BuiltBatch:
+        """The arrays of a launch of rounds in which some sequences share a lane."""
+        requests = output.requests
+        pages = max(len(lane.pages) for lane, _ in lanes)
+        shape = self.rounds.shape_for(rows=len(requests), pages_per_row=pages, lanes=True)
+        packed = idle_batch(shape, num_slots=self.num_slots, num_seats=len(self.page_table))
+        # The pages that may be written begin with that of the last token but one that is computed for certain.
+        least = [
+            len(request.token_ids) + request.num_sure_in_flight - now
+            for request, now in zip(requests, output.least_tokens, strict=True)
+        ]
+        first_pages = (np.asarray(least, np.int32) - 2) // self.page_size
+        places = fill_lanes(packed, lanes, requests, first_pages, self.page_size)
+        packed["num_steps"][...] = output.num_rounds
+        packed["row_seat"][places] = packed["seat"][places] = seats
+        packed["capacity"][places] = np.minimum(self.num_pages[seats], first_pages + shape.lane_pages) * self.page_size
+        packed["lengths"][places] = self.prompt_len[seats]
+        packed["logits_index"][:] = np.arange(shape.num_logits)
+        self._fill_sampling(packed, places, seats)
+        return BuiltBatch(packed, places, places, seats)
+
+    def _fill_sampling(self, packed: PackedBatch, logits_rows: np.ndarray, seats: np.ndarray) -> None:
         for name in ("temperature", "top_k", "top_p", "min_p", "request_key", "ending_token_ids", "max_len"):
             packed[name][logits_rows] = getattr(self, name)[seats]
-        return BuiltBatch(packed, rows, logits_rows, seats)
 
     def build_chunks(
         self, shape: BatchShape, requests: Sequence[Request], computed: Sequence[int], counts: Sequence[int]

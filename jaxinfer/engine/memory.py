@@ -136,7 +136,10 @@ def largest_workspace(
         RuntimeError: the compiler does not tell.
     """
     buckets = Buckets.from_config(engine)
-    programs = EnginePrograms.of(buckets, vocab_size=model.config.vocab_size, max_decode_steps=engine.max_decode_steps)
+    programs = EnginePrograms.of(
+        buckets, vocab_size=model.config.vocab_size, max_decode_steps=engine.max_decode_steps,
+        page_size=engine.page_size,
+    )  # fmt: skip
     # Temporaries do not depend on the pool's size: the table's rows of pages are enough for the compiler.
     shape = programs.step.largest
     pages = shape.pages_per_row * shape.num_rows

@@ -65,7 +65,9 @@ class Request:
     seat: int = -1  # row of the engine's host arrays while running
     stream: bool = False  # its tokens are wanted at every step
     group: RequestGroup | None = None  # whose output it is a part of; None: it is asked for alone
+    branch: int = 0  # its number in the group
     trunk: Request | None = None  # computes the beginning that it shares with others of its group
+    shares_lane: bool = False  # launches of rounds read its trunk once for all of its group
     is_trunk: bool = False  # nothing is sampled after its last token
     is_computed: bool = False  # of a trunk: all of it, in the launch that is being planned at the latest
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about

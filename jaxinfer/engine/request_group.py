@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from jaxinfer.branching.branch_state import BranchStateManager
 from jaxinfer.engine.request import Request
 from jaxinfer.outputs import RequestMetrics
 from jaxinfer.sampling_params import SamplingParams
@@ -54,19 +55,21 @@ class RequestGroup:
         self.num_running = 0
         sharing = [member for member in self.members if member.sampling_params.prompt_logprobs is None]
         length = shared_pages([member.prompt_token_ids for member in sharing], page_size) * page_size
-        self.trunk = None
-        if length:
-            self.trunk = _trunk_of(self, sharing[0], length)
-        for member in self.members:
-            member.group = self
-        for member in sharing:
-            member.trunk = self.trunk
+        self.trunk = _trunk_of(self, sharing[0], length) if length else None
+        self.branches = BranchStateManager(page_size, branch_mode)
+        if self.trunk is not None:
+            self.branches.init_prefix(self.trunk)
+        for branch, member in enumerate(self.members):
+            member.group, member.branch = self, branch
+        for member in sharing if self.trunk is not None else ():
+            member.trunk, member.shares_lane = self.trunk, branch_mode == "in_one_sequence"
+            self.branches.add_branch(member.branch, member)
 
     def share_nothing(self) -> None:
         """Let each member compute all of its prompt."""
         self.trunk = None
         for member in self.members:
-            member.trunk = None
+            member.trunk, member.shares_lane = None, False
 
     def metrics(self) -> RequestMetrics:
         """Of all members together: the times from the first to the last, and sums of what they had to compute."""

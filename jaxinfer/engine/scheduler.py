@@ -45,6 +45,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.num_preemptions = 0
+        self.num_sharing_lanes = 0  # running requests whose launches of rounds read a trunk together
         self.num_adjusting_by_output = 0  # running requests whose latest token must land before the next launch
 
     def add_request(self, request: Request) -> None:
@@ -106,6 +107,7 @@ class Scheduler:
             epochs=[request.epoch for request in plan.requests],
             new_pages=plan.new_pages,
             num_rounds=num_rounds,
+            shares_lanes=self.num_sharing_lanes > 1,
             first_scheduled=plan.first_scheduled,
             resumed=plan.resumed,
             finished_req_ids=finished,
@@ -145,7 +147,8 @@ class Scheduler:
         """
         rounds = self.rounds
         limit = rounds.most
-        at_least = 2 if rounds.kind is RowKind.DECODE else 1  # one round of decoding is a plain step
+        # One round of decoding is a plain step, but for those who share a lane.
+        at_least = 2 if rounds.kind is RowKind.DECODE and self.num_sharing_lanes < 2 else 1
         if limit < at_least or plan.prefill_rows or not plan.requests:
             return 0
         longest, shortest = 0, sys.maxsize
@@ -244,6 +247,7 @@ class Scheduler:
 
     def _count_running(self, request: Request, change: int) -> None:
         self.num_adjusting_by_output += change * request.adjusts_by_output
+        self.num_sharing_lanes += change * request.shares_lane
         if request.group is not None:
             request.group.num_running += change
 

@@ -63,6 +63,7 @@ class SchedulerOutput:
     epochs: list[int]  # of the requests, at this launch
     new_pages: list[list[int]]  # that the requests got for this launch
     num_rounds: int  # of the strategy's program; 0: a plain step
+    shares_lanes: bool  # whether rounds may read a trunk for several rows at once
     first_scheduled: set[str]
     resumed: set[str]
     finished_req_ids: set[str]

@@ -70,7 +70,7 @@ class Speculation:
         )
         self.wants_landing = False
         self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
-        self._rounds = device_rounds.Rounds(proposer, max_rounds, shapes.rounds, hidden_sizes)
+        self._rounds = device_rounds.Rounds(proposer, max_rounds, (*shapes.rounds, *shapes.lanes), hidden_sizes)
         self._catch_up = CatchUp(proposer, shapes.catch_up)
         self._max_catch_up = max_catch_up
         self._page_table = np.zeros((0, 0), np.int32)  # the engine's, of the latest launch
@@ -94,7 +94,7 @@ class Speculation:
             chosen = self.controller.choose(seats, pages)
             self._chosen[seats] = chosen
             self._num_drafts = int(chosen.max())
-            if self._num_drafts and self._bucket(len(requests), pages, self._num_drafts) is None:
+            if self._num_drafts and not self._has_room(requests, pages):
                 self._num_drafts = 0
         running = min(len(requests) + num_waiting, len(self._chosen))
         self._feeds = self._num_drafts > 0 or (running > len(requests) and self.controller.would_draft(running, pages))
@@ -108,10 +108,17 @@ class Speculation:
         rounds = round(self._tokens_per_launch / self._tokens_per_round)
         return Rounds(RowKind.VERIFICATION, min(max(rounds, 1), self._rounds.max_rounds), self._num_drafts + 1, 1)
 
-    def shape_for(self, *, rows: int, pages_per_row: int) -> BatchShape:
+    def _has_room(self, requests: Sequence[Request], pages: int) -> bool:
+        """Whether there is a program of rounds for so many, in rows and in lanes."""
+        if self._bucket(len(requests), pages, self._num_drafts) is None:
+            return False
+        shares_lanes = any([request.shares_lane for request in requests])
+        return not shares_lanes or any(shape.batch.num_tokens >= len(requests) for shape in self._shapes.lanes)
+
+    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
         if not self._num_drafts:
-            return self._plain.shape_for(rows=rows, pages_per_row=pages_per_row)
-        self._shape = self._shape_for(rows=rows, pages_per_row=pages_per_row, num_drafts=self._num_drafts)
+            return self._plain.shape_for(rows=rows, pages_per_row=pages_per_row, lanes=lanes)
+        self._shape = self._shape_for(rows=rows, pages_per_row=pages_per_row, num_drafts=self._num_drafts, lanes=lanes)
         if self._shape is None:
             raise ValueError(f"{rows} rows with {self._num_drafts} drafts each exceed the limits")
         return self._shape.batch
@@ -264,7 +271,7 @@ def launch_bucket(plain: PlainDecoding, shapes: SpeculationShapes) -> Callable[[
     @functools.cache  # asked for many times a launch
     def bucket(rows: int, pages_per_row: int, num_drafts: int) -> Key | None:
         if not num_drafts:
-            shape = plain.shape_for(rows=rows, pages_per_row=pages_per_row)
+            shape = plain.shape_for(rows=rows, pages_per_row=pages_per_row, lanes=False)
             return shape.num_rows, shape.pages_per_row, 1
         found = shapes.rounds_for(rows=rows, pages_per_row=pages_per_row, num_drafts=num_drafts)
         return None if found is None else (found.batch.num_rows, found.batch.pages_per_row, found.width)

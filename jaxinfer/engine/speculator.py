@@ -90,14 +90,17 @@ class Speculator:
 
         def make(programs: EnginePrograms, buckets: Buckets) -> Speculation:
             plain = PlainDecoding(programs.decode_loop, buckets)
-            shapes = SpeculationShapes.of(buckets, self.config.most_drafts, widths=self.widths)
+            # Launches are to land about as much as plain ones. Rounds that do not run cost a little.
+            max_rounds = max(1, engine.max_decode_steps // (2 if self.drafter is not None else 1))
+            shapes = SpeculationShapes.of(
+                buckets, self.config.most_drafts, widths=self.widths, max_rounds=max_rounds, page_size=engine.page_size
+            )
             return Speculation(
                 self.proposer,
                 self._controller(engine, target, plain, shapes),
                 plain,
                 shapes,
-                # Launches are to land about as much as plain ones. Rounds that do not run cost a little.
-                max_rounds=max(1, engine.max_decode_steps // (2 if self.drafter is not None else 1)),
+                max_rounds=max_rounds,
                 hidden_sizes=programs.prompt_logprobs.shapes,
                 state=self._state(engine, dtype, mesh, whole or everywhere_on(mesh), abstract),
                 num_pages=engine.num_pages,

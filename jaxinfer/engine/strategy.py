@@ -67,8 +67,11 @@ class Strategy(Protocol):
         """Whether the choice needs to know all tokens that are in flight."""
         ...
 
-    def shape_for(self, *, rows: int, pages_per_row: int) -> BatchShape:
+    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
         """The smallest shape of a packed batch that holds a launch of what was chosen.
+
+        Args:
+            rows: of the launch, or with `lanes`, its sequences.
 
         Raises:
             ValueError: there is none.
@@ -110,6 +113,18 @@ class Strategy(Protocol):
         ...
 
 
+def smallest_of_lanes(shapes: Sequence[BatchShape], sequences: int, pages_per_row: int) -> BatchShape:
+    """The smallest of the shapes of launches of lanes that holds one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    holding = [shape for shape in shapes if shape.num_tokens >= sequences and shape.pages_per_row >= pages_per_row]
+    if not holding:
+        raise ValueError(f"{sequences} sequences in lanes of {pages_per_row} pages exceed the limits")
+    return min(holding, key=lambda shape: (shape.pages_per_row, shape.num_tokens))
+
+
 class PlainDecoding:
     """One token after the other, several steps in a launch."""
 
@@ -121,14 +136,17 @@ class PlainDecoding:
 
     def __init__(self, program: DecodeLoop, buckets: Buckets) -> None:
         self.program: Program = program
-        self.shapes = tuple(program.shapes)
+        self.shapes = tuple(shape for shape in program.shapes if not shape.lane_pages)
+        self._lanes = [shape for shape in program.shapes if shape.lane_pages]
         self.rounds = Rounds(RowKind.DECODE, most=program.max_steps)
         self._buckets = buckets
 
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
         return self.rounds
 
-    def shape_for(self, *, rows: int, pages_per_row: int) -> BatchShape:
+    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+        if lanes:
+            return smallest_of_lanes(self._lanes, rows, pages_per_row)
         return self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:

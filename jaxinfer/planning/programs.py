@@ -131,8 +131,9 @@ class AbstractEngine:
 def engine_programs(config: ModelConfig, engine: EngineConfig) -> EnginePrograms:
     """Those that the engine itself warms up."""
     return EnginePrograms.of(
-        Buckets.from_config(engine), vocab_size=config.vocab_size, max_decode_steps=engine.max_decode_steps
-    )
+        Buckets.from_config(engine), vocab_size=config.vocab_size, max_decode_steps=engine.max_decode_steps,
+        page_size=engine.page_size,
+    )  # fmt: skip
 
 
 def abstract_model(config: ModelConfig, target: CompileTarget, *, dtype: jnp.dtype) -> DecoderLM:

@@ -21,6 +21,9 @@ class BatchShape:
 
     `decode_rows` rows of `decode_width` tokens, then `prefill_rows` rows that share `prefill_tokens` tokens. Tails have
     up to 32 * `tail_words` tokens. `num_logits` tokens get logits and are sampled: by default one for each row.
+
+    With `lane_pages` the rows are lanes: each of the prefill tokens is the latest of a sequence, and sequences whose
+    lanes begin with the same pages may stand in one row, which reads these once. `of_lanes` makes such a shape.
     """
 
     decode_rows: int
@@ -30,10 +33,16 @@ class BatchShape:
     decode_width: int = 1
     tail_words: int = 0
     num_logits: int = 0  # 0: as many as rows, and that number is what the attribute then holds
+    lane_pages: int = 0  # pages that a launch may write of each sequence of a lane
 
     def __post_init__(self) -> None:
         if self.num_logits == 0:
             object.__setattr__(self, "num_logits", self.num_rows)
+
+    @classmethod
+    def of_lanes(cls, sequences: int, pages_per_row: int, lane_pages: int) -> BatchShape:
+        """Of decode launches of so many sequences, in as many lanes or fewer."""
+        return cls(0, sequences, sequences, pages_per_row, lane_pages=lane_pages)
 
     @property
     def num_tokens(self) -> int:
@@ -45,6 +54,8 @@ class BatchShape:
 
     def describe(self) -> str:
         """In words, for logs and progress lines."""
+        if self.lane_pages:
+            return f"{self.num_tokens} sequences in lanes of up to {self.pages_per_row} pages"
         words = [f"{self.decode_rows} decodes"] if self.decode_rows else []
         if words and self.decode_width > 1:
             words[0] += f" of {self.decode_width} tokens"
@@ -70,6 +81,7 @@ class BatchShape:
             "temperature": ((q,), f), "top_k": ((q,), i), "top_p": ((q,), f), "min_p": ((q,), f),
             "request_key": ((q, 2), u), "sample_position": ((q,), i),
             "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "max_len": ((q,), i),
+            "first_page": ((q if self.lane_pages else 0,), i), "lane_page": ((q, self.lane_pages), i),
             "num_steps": ((), i), "drafter_follows": ((), i),
         }  # fmt: skip
 
@@ -94,14 +106,36 @@ class StepBatch(AttentionMetadata):
     positions: jax.Array  # int32 [T], depth of the token in its own branch
     lengths: jax.Array  # int32 [T], the sequence's length when the token was first computed (dynamic rotary types)
     logits_index: jax.Array  # int32 [Q], the tokens whose logits are wanted
-    row_seat: (
-        jax.Array
-    )  # int32 [R], the row's seat, which says what a decode row of one token is (`read_seats`); -1: none
-    capacity: jax.Array  # int32 [R], lane indices that the row's pages have room for; columns behind them are stale
-    max_drafts: jax.Array  # int32 [R], tokens that may be drafted in a round of a row in its seat
+    # Of rows; in a launch of lanes, of its sequences, which are as many. The seat says what a decode row of one token,
+    # or a sequence of a lane, is (`read_seats`); -1: none.
+    row_seat: jax.Array  # int32 [R]
+    capacity: jax.Array  # int32 [R], positions that its pages have room for; columns behind them are stale
+    max_drafts: jax.Array  # int32 [R], tokens that may be drafted in a round
+    # Of a launch of lanes (else L is 0): where in its lane each sequence's pages stand, from its `first_page`th on.
+    first_page: jax.Array  # int32 [Q]
+    lane_page: jax.Array  # int32 [Q, L]
     samples: Samples  # [Q]
     num_steps: jax.Array  # int32 [], steps of a decode loop, or rounds
     drafter_follows: jax.Array  # int32 [], 1: a drafter, if there is one, computes the step's tokens as well
+
+    @property
+    def is_of_lanes(self) -> bool:
+        return self.lane_page.shape[1] > 0
+
+    @property
+    def num_sequences(self) -> int:
+        """That are seated, rows or parts of lanes, the idle ones included: they stand before all other tokens."""
+        return self.lane_page.shape[0] if self.is_of_lanes else self.decode_rows
+
+    def places(self, position: jax.Array, *, page_size: int) -> tuple[jax.Array, jax.Array]:
+        """int32 [S, N] each: the page, and the lane index, of positions [S, N] of the seated sequences."""
+        number = position // page_size
+        row = jnp.arange(position.shape[0])
+        if self.is_of_lanes:
+            number = jnp.take_along_axis(self.lane_page, number - self.first_page[:, None], axis=1, mode="clip")
+            row = self.row[: position.shape[0]]
+        page = self.page_table.at[row[:, None], number].get(mode="clip")
+        return page, number * page_size + position % page_size
 
 
 class PackedBatch:

@@ -11,6 +11,7 @@ from jaxinfer.programs.batch_layout import BatchShape
 
 _MIN_PREFILL_TOKENS = 16
 _MIN_PREFILL_ROWS = 4
+_MIN_LANE_SEQUENCES = 4
 # Loops pay for padding in every step and need no programs of sampling: from here on they come in one more number of
 # rows between any two powers of two. 40 rows take 16% less time as 48 than as 64 (CPU, 8 layers). Only with the fewest
 # pages: where contexts are long, more programs are too many for a process on a CPU (see `mapped_memory`).
@@ -73,6 +74,11 @@ class Buckets:
             return self.decode_rows
         between = {rows * 3 // 2 for rows in self.decode_rows if rows >= _MIN_ROWS_BETWEEN}
         return sorted({*self.decode_rows, *(rows for rows in between if rows < self.max_num_seqs)})
+
+    @property
+    def lane_sequences(self) -> list[int]:
+        """The numbers of sequences of launches of lanes."""
+        return _powers(min(_MIN_LANE_SEQUENCES, self.max_num_seqs), self.max_num_seqs, 4)
 
     @property
     def prefill_tokens(self) -> list[int]:
@@ -139,9 +145,22 @@ class Buckets:
             *(self._mixed_shape(*mixed, pages) for pages in self.pages_per_row for mixed in self._mixed),
         ]
 
+    def all_lanes(self, lane_pages: int) -> list[BatchShape]:
+        """Every shape of a launch of lanes that writes up to `lane_pages` pages of each sequence, from few to many."""
+        return [
+            BatchShape.of_lanes(count, pages, lane_pages)
+            for pages in self.pages_per_row
+            for count in self.lane_sequences
+        ]
+
     def all_loops(self) -> list[BatchShape]:
         """Every shape that `loop_for` can return."""
         return [BatchShape(rows, 0, 0, pages) for pages in self.pages_per_row for rows in self.loop_rows(pages)]
+
+
+def lane_pages_for(num_tokens: int, page_size: int) -> int:
+    """The most pages that hold a sequence's latest two tokens and `num_tokens` behind them."""
+    return num_tokens // page_size + 2
 
 
 def _first(buckets: Sequence[int], size: int, name: str) -> int:

@@ -30,7 +30,7 @@ def decode_loop(
     The number of turns is fixed, so that a GPU need not ask the host whether there is one more.
 
     Args:
-        batch: decode rows alone, all from seats.
+        batch: decode rows or lanes alone, all from seats.
         max_steps: the most steps that the compiled program can run.
 
     Returns:
@@ -51,11 +51,11 @@ def decode_loop(
         def rest(kv: KVCache, seats: Seats) -> tuple[KVCache, Seats, jax.Array]:
             return kv, seats, jnp.full(tokens.shape[1], -1, jnp.int32)
 
-        anyone = (index < batch.num_steps) & jnp.any(now.kv_len > 0)
+        anyone = (index < batch.num_steps) & jnp.any(now.limit >= 0)
         kv, seats, landed = lax.cond(anyone, run, rest, kv, seats)
         return kv, seats, lax.dynamic_update_index_in_dim(tokens, landed, index, axis=0)
 
-    tokens = jnp.full((max_steps, batch.decode_rows), -1, jnp.int32)
+    tokens = jnp.full((max_steps, batch.num_sequences), -1, jnp.int32)
     return lax.fori_loop(0, max_steps, turn, (kv, seats, tokens))
 
 
@@ -70,7 +70,13 @@ class DecodeLoop:
 
     @property
     def planned(self) -> dict[str, BatchShape]:
-        return {"decode_loop": max(self.shapes, key=lambda shape: (shape.num_rows, shape.pages_per_row))}
+        rows = [shape for shape in self.shapes if not shape.lane_pages]
+        lanes = [shape for shape in self.shapes if shape.lane_pages]
+        return {
+            name: max(shapes, key=lambda shape: (shape.num_rows, shape.pages_per_row))
+            for name, shapes in (("decode_loop", rows), ("branch_loop", lanes))
+            if shapes
+        }
 
     def describe(self, shape: BatchShape) -> str:
         return f"decode loop for {shape.describe()}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from jaxinfer.programs.adjusted_sampling import AdjustedSampling, SamplingShape, entry_buckets
-from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.buckets import Buckets, lane_pages_for
 from jaxinfer.programs.decode_loop import DecodeLoop
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.prompt_logprobs import PromptLogprobs
@@ -22,16 +22,18 @@ class EnginePrograms:
     decode_loop: DecodeLoop
 
     @classmethod
-    def of(cls, buckets: Buckets, *, vocab_size: int, max_decode_steps: int) -> EnginePrograms:
+    def of(cls, buckets: Buckets, *, vocab_size: int, max_decode_steps: int, page_size: int) -> EnginePrograms:
         """With all shapes that an engine of these limits can need."""
         steps = buckets.all_shapes()
         entries = entry_buckets(buckets.max_num_seqs, vocab_size)
+        loops = buckets.all_loops() if max_decode_steps > 1 else []
+        lanes = buckets.all_lanes(lane_pages_for(max_decode_steps, page_size))
         numbers_of_logits = dict.fromkeys(shape.num_logits for shape in steps)
         return cls(
             Step(tuple(steps)),
             AdjustedSampling(tuple(SamplingShape(rows, n) for rows in numbers_of_logits for n in entries)),
             PromptLogprobs(tuple(dict.fromkeys(padded_tokens(shape.num_tokens) for shape in steps))),
-            DecodeLoop(max_decode_steps, tuple(buckets.all_loops()) if max_decode_steps > 1 else ()),
+            DecodeLoop(max_decode_steps, (*loops, *lanes)),
         )
 
     def followed_by(self, follower: Follower | None) -> EnginePrograms:

@@ -40,38 +40,41 @@ class Seats:
 
 
 def latest_tokens(batch: StepBatch, seats: Seats) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """For each decode row, int32 [R]: the latest token of its sequence and the sequence's length; and bool [R]: whether
-    the row runs, that is, has a seat, and its sequence has neither ended nor grown beyond the row's capacity."""
-    rows = batch.decode_rows
+    """For each seated sequence, int32 [S]: its latest token and its length; and bool [S]: whether it runs, that is, has
+    a seat, and has neither ended nor grown beyond its capacity."""
+    rows = batch.num_sequences
     seat = batch.row_seat[:rows]
     token, length = (x.at[jnp.maximum(seat, 0)].get(mode="clip") for x in (seats.token, seats.length))
     return token, length, (seat >= 0) & (token != ENDED) & (length <= batch.capacity[:rows])
 
 
 def read_seats(batch: StepBatch, seats: Seats, *, page_size: int, num_slots: int) -> StepBatch:
-    """The batch with its decode rows completed from the seats that `batch.row_seat` names; others stay as given.
+    """The batch with its decode rows, or lanes, completed from the seats that `batch.row_seat` names; others stay as
+    given.
 
-    A row whose sequence has ended, or would be written beyond its capacity, is idle: it is padding in this step, and
+    A sequence that has ended, or would be written beyond its capacity, is idle: its token is padding in this step, and
     its `sample_position` is -1.
 
     Args:
         page_size, num_slots: of the pool.
     """
-    rows = batch.decode_rows
+    rows = batch.num_sequences
     if rows == 0 or batch.decode_width > 1:
         return batch
     seated = batch.row_seat[:rows] >= 0
     token, length, runs = latest_tokens(batch, seats)
     position = length - 1
-    page = jnp.take_along_axis(batch.page_table[:rows], (position // page_size)[:, None], axis=1, mode="clip")[:, 0]
+    page, index = (x[:, 0] for x in batch.places(position[:, None], page_size=page_size))
     slot = jnp.where(runs, page * page_size + position % page_size, num_slots + jnp.arange(rows))
 
     def filled(given: jax.Array, own: jax.Array) -> jax.Array:
         own = jnp.where(seated, own, given[:rows])
         return own if given.shape[0] == rows else given.at[:rows].set(own)
 
-    kv_len = jnp.where(runs, length, 0)
-    lengths = {name: filled(getattr(batch, name), kv_len) for name in ("kv_len", "trunk_len", "tail_start")}
+    lengths = {}
+    if not batch.is_of_lanes:  # whose rows are as long as their pages
+        kv_len = jnp.where(runs, length, 0)
+        lengths = {name: filled(getattr(batch, name), kv_len) for name in ("kv_len", "trunk_len", "tail_start")}
     samples = batch.samples
     own_position = samples.sampling.sample_position
     count = min(rows, own_position.shape[0])
@@ -85,7 +88,7 @@ def read_seats(batch: StepBatch, seats: Seats, *, page_size: int, num_slots: int
         positions=filled(batch.positions, jnp.where(runs, position, 0)),
         lengths=filled(batch.lengths, jnp.maximum(batch.lengths[:rows], length)),
         slot_mapping=filled(batch.slot_mapping, slot),
-        limit=filled(batch.limit, jnp.where(runs, position, -1)),
+        limit=filled(batch.limit, jnp.where(runs, index, -1)),
         samples=replace(
             samples,
             sampling=replace(samples.sampling, sample_position=own_position.at[:count].set(following)),

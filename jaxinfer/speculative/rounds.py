@@ -64,8 +64,12 @@ class Rounds:
 
     @property
     def planned(self) -> dict[str, RoundsShape]:
+        rows = [shape for shape in self.shapes if not shape.batch.lane_pages]
+        lanes = [shape for shape in self.shapes if shape.batch.lane_pages]
         return {
-            "speculative_rounds": max(self.shapes, key=lambda s: (s.batch.num_rows * s.width, s.batch.pages_per_row))
+            name: max(shapes, key=lambda s: (s.batch.num_rows * s.width, s.batch.pages_per_row))
+            for name, shapes in (("speculative_rounds", rows), ("branch_rounds", lanes))
+            if shapes
         }
 
     def describe(self, shape: RoundsShape) -> str:

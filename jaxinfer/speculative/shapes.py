@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxinfer.programs.batch_layout import BatchShape
-from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.buckets import Buckets, lane_pages_for
 from jaxinfer.speculative.rounds import RoundsShape
 
 # Rows times tokens of a verification: each gets a row of logits, of up to 150,000 words.
@@ -23,14 +23,18 @@ class SpeculationShapes:
     """All of them, from few to many."""
 
     rounds: tuple[RoundsShape, ...]
+    lanes: tuple[RoundsShape, ...]  # of rounds whose sequences share lanes
     catch_up: tuple[BatchShape, ...]
 
     @classmethod
-    def of(cls, buckets: Buckets, num_drafts: int, *, widths: Sequence[int]) -> SpeculationShapes:
+    def of(
+        cls, buckets: Buckets, num_drafts: int, *, widths: Sequence[int], max_rounds: int, page_size: int
+    ) -> SpeculationShapes:
         """Those of an engine that drafts up to `num_drafts` tokens.
 
         Args:
             widths: of verifications, ascending; the last is num_drafts + 1.
+            max_rounds: of a launch.
         """
         assert widths[-1] == num_drafts + 1
         most = min(MOST_VERIFIED, buckets.max_num_batched_tokens)
@@ -42,19 +46,26 @@ class SpeculationShapes:
                 rounds += [
                     RoundsShape(BatchShape(rows, 0, 0, pages), w) for w in (fitting if is_first else fitting[-1:])
                 ]
+        # A launch is built while as much as it may land itself is in flight.
+        lane_pages = lane_pages_for(2 * max_rounds * widths[-1], page_size)
+        lanes = [
+            RoundsShape(shape, widths[-1])
+            for shape in buckets.all_lanes(lane_pages)
+            if shape.num_tokens * widths[-1] <= most
+        ]
         tokens = sorted({min(_CATCH_UP_TOKENS, buckets.max_num_batched_tokens), buckets.max_num_batched_tokens})
         catch_up = [
             BatchShape(0, max(1, min(buckets.max_num_seqs, count // _TOKENS_PER_ROW)), count, pages)
             for pages in buckets.pages_per_row
             for count in tokens
         ]
-        return cls(tuple(rounds), tuple(catch_up))
+        return cls(tuple(rounds), tuple(lanes), tuple(catch_up))
 
-    def rounds_for(self, *, rows: int, pages_per_row: int, num_drafts: int) -> RoundsShape | None:
-        """The smallest shape that holds a launch; None: there is none."""
+    def rounds_for(self, *, rows: int, pages_per_row: int, num_drafts: int, lanes: bool = False) -> RoundsShape | None:
+        """The smallest shape that holds a launch, of rows or of sequences in lanes; None: there is none."""
         holding = [
             shape
-            for shape in self.rounds
+            for shape in (self.lanes if lanes else self.rounds)
             if shape.batch.num_rows >= rows and shape.batch.pages_per_row >= pages_per_row and shape.width > num_drafts
         ]
         return min(holding, key=lambda s: (s.batch.pages_per_row, s.batch.num_rows, s.width), default=None)

@@ -106,9 +106,10 @@ def plan_paged_attention(step: StepIntegers, sizes: AttentionSizes) -> PagedPlan
         blocks = decode_blocks(step, step.decode_width)
         tiles.append(_plan_tiles(blocks, None, step, sizes, width=step.decode_width, items=DECODE_ITEMS))
     if tokens > decode_tokens:
-        blocks = prefill_blocks(step, PREFILL_BLOCK)
+        width = min(PREFILL_BLOCK, tokens - decode_tokens)
+        blocks = prefill_blocks(step, width)
         places = block_of_tokens(blocks, jnp.arange(decode_tokens, tokens))
-        tiles.append(_plan_tiles(blocks, places, step, sizes, width=PREFILL_BLOCK, items=PREFILL_ITEMS))
+        tiles.append(_plan_tiles(blocks, places, step, sizes, width=width, items=PREFILL_ITEMS))
     return PagedPlan(tuple(tiles), _Integers(**{f.name: getattr(step, f.name) for f in fields(_Integers)}))
 
 

@@ -1,0 +1,66 @@
+"""A launch of seated sequences of which some stand in one lane: its rows, filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxinfer.branching.branch_state import TRUNK, Lane
+from jaxinfer.engine.request import Request
+from jaxinfer.programs.batch_layout import PackedBatch
+
+
+def lanes_of(requests: Sequence[Request], max_pages: int) -> list[tuple[Lane, list[int]]]:
+    """The lanes in which a launch reads these requests, and which of them stand in each, by index and in order."""
+    lanes: list[tuple[Lane, list[int]]] = []
+    of_groups: dict[str, list[int]] = {}
+    for index, request in enumerate(requests):
+        if request.group is not None and request.shares_lane:
+            of_groups.setdefault(request.group.request_id, []).append(index)
+        else:
+            pages = request.pages
+            lanes.append((Lane(pages, [TRUNK] * len(pages), len(pages), (TRUNK,), {TRUNK: 0}), [index]))
+    for indices in of_groups.values():
+        group = requests[indices[0]].group
+        assert group is not None
+        at = {requests[index].branch: index for index in indices}
+        for lane in group.branches.lanes(at, max_pages=max_pages):
+            lanes.append((lane, [at[branch] for branch in lane.branches]))
+    return lanes
+
+
+def fill_lanes(
+    packed: PackedBatch,
+    lanes: Sequence[tuple[Lane, list[int]]],
+    requests: Sequence[Request],
+    first_pages: np.ndarray,
+    page_size: int,
+) -> np.ndarray:
+    """Fill in rows, and the places of each sequence's pages, from its `first_pages`th on.
+
+    Returns:
+        int32 [requests]: the place of each among the launch's sequences.
+    """
+    places = np.zeros(len(requests), np.int32)
+    window = packed.shape.lane_pages
+    sequence = 0
+    for row, (lane, indices) in enumerate(lanes):
+        count = len(lane.pages)
+        packed["page_table"][row, :count] = lane.pages
+        packed["page_branch"][row, :count] = lane.owners
+        packed["kv_len"][row] = packed["tail_start"][row] = count * page_size
+        packed["trunk_len"][row] = lane.trunk_pages * page_size
+        packed["query_start_loc"][row + 1 :] = sequence + len(indices)
+        for branch, index in zip(lane.branches, indices, strict=True):
+            request, first = requests[index], int(first_pages[index])
+            # Its pages stand one after the other, behind those of the lane that are not its own.
+            before = lane.first_own[branch] - (0 if request.trunk is None else request.trunk.num_tokens // page_size)
+            found = np.arange(first, min(first + window, len(request.pages))) + before
+            packed["lane_page"][sequence, : len(found)] = found
+            packed["branch"][sequence] = branch
+            packed["row"][sequence] = row
+            places[index] = sequence
+            sequence += 1
+    packed["first_page"][places] = first_pages
+    return places
