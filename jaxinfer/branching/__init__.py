@@ -1,0 +1,1 @@
+"""Branched decoding: several continuations of one trunk."""
