@@ -15,9 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
+from jaxinfer.branching.bim import TRUNK, branch_index_map
 from jaxinfer.limits import BRANCH_MODES
-
-TRUNK, EMPTY = -1, -2
 
 
 class BranchSequence(Protocol):
@@ -202,12 +201,10 @@ class BranchStateManager:
 
     def bim(self, lane: Lane) -> np.ndarray:
         """int32 [P * page_size]: of every slot of a lane whose it is, TRUNK, EMPTY or a branch."""
-        size = self.page_size
-        found = np.full(len(lane.pages) * size, EMPTY, np.int32)
-        found[: lane.trunk_pages * size] = TRUNK
+        size, batching = self.page_size, self.branch_mode == "batching"
+        trunk_len = lane.trunk_pages * size
+        written = list(range(self.trunk_len))
         for branch in lane.branches:
-            first, count = lane.first_own[branch] * size, len(self.sequences[branch].token_ids) - self.trunk_len
-            found[first : first + count] = branch if self.branch_mode == "in_one_sequence" else TRUNK
-        if self.branch_mode == "batching":
-            found[len(self.sequences[lane.branches[0]].token_ids) :] = EMPTY
-        return found
+            first = lane.first_own[branch] * size
+            written += range(first, first + len(self.sequences[branch].token_ids) - self.trunk_len)
+        return branch_index_map(size, lane.owners, trunk_len if batching else self.trunk_len, written)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxinfer.branching.branch_state import TRUNK, Lane
+from jaxinfer.branching.bim import TRUNK
+from jaxinfer.branching.branch_state import Lane
 from jaxinfer.engine.request import Request
 from jaxinfer.programs.batch_layout import PackedBatch
 
