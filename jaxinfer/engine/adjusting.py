@@ -50,7 +50,7 @@ def adjustments_of(output: SchedulerOutput, built: BuiltBatch, program: Adjusted
         start = end
     for request, row, _ in concerned:
         params = request.sampling_params
-        adjustments.restrict[row] = params.allowed_token_ids is not None
+        adjustments.restrict[row] = request.is_restricted
         adjustments.presence_penalty[row] = params.presence_penalty
         adjustments.frequency_penalty[row] = params.frequency_penalty
         adjustments.repetition_penalty[row] = params.repetition_penalty

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxinfer.cache.prefix_cache import PrefixMatchResult
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
@@ -16,7 +16,8 @@ from jaxinfer.sampling.adjustments import ALLOWED, IN_PROMPT
 from jaxinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from jaxinfer.engine.request_group import RequestGroup
+    from jaxinfer.branching.automaton import TokenAutomaton
+    from jaxinfer.branching.branch_state import BranchStateManager
 
 
 class RequestStatus(enum.Enum):
@@ -33,6 +34,17 @@ class RequestStatus(enum.Enum):
     def __init__(self, reason: str) -> None:
         # An attribute, because it is asked for several times for every token.
         self.is_finished = reason in ("stop", "length", "abort", "error")
+
+
+class Group(Protocol):
+    """What scheduling asks of the group that a request is a member of; see `RequestGroup`."""
+
+    request_id: str
+    trunk: Request | None
+    branches: BranchStateManager
+    pending: deque[Request]  # members that wait for others of the group to end
+    num_unfinished: int
+    num_running: int
 
 
 @dataclass(eq=False, slots=True)  # with slots, because hundreds of requests are looked at in every step
@@ -64,13 +76,14 @@ class Request:
     has_twin: bool = False  # another one was first to publish what this one computed: it publishes no more for now
     seat: int = -1  # row of the engine's host arrays while running
     stream: bool = False  # its tokens are wanted at every step
-    group: RequestGroup | None = None  # whose output it is a part of; None: it is asked for alone
+    group: Group | None = None  # whose output it is a part of; None: it is asked for alone
     branch: int = 0  # its number in the group
     trunk: Request | None = None  # computes the beginning that it shares with others of its group
     shares_lane: bool = False  # launches of rounds read its trunk once for all of its group
     is_trunk: bool = False  # nothing is sampled after its last token
     is_computed: bool = False  # of a trunk: all of it, in the launch that is being planned at the latest
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about
+    constraint: TokenAutomaton[Any] | None = None  # what its output may be
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     error: str | None = None
@@ -85,6 +98,7 @@ class Request:
     needs_host: bool = field(init=False)  # to see every token or to prepare every sampling: no decode loop for it
     _always_adjusts: bool = field(init=False)
     _output_counts: Counter[int] | None = field(init=False)
+    _constraint_state: Hashable = field(init=False, default=None)  # after all of its output
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
@@ -94,7 +108,9 @@ class Request:
         self.ending_token_ids = stop_ids if params.ignore_eos else stop_ids | self.eos_token_ids
         penalized = params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         self._output_counts = Counter[int]() if penalized else None
-        self.adjusts_by_output = penalized or bool(self.bad_token_ids)
+        if self.constraint is not None:
+            self._constraint_state = self.constraint.start
+        self.adjusts_by_output = penalized or bool(self.bad_token_ids) or self.constraint is not None
         self._always_adjusts = self.adjusts_by_output or bool(params.logit_bias) or params.allowed_token_ids is not None
         self.may_adjust = self._always_adjusts or params.min_tokens > 0 or params.logprobs is not None
         self.needs_host = (
@@ -151,6 +167,7 @@ class Request:
         known = self.token_ids
         if (
             self._output_counts is None
+            and self.constraint is None
             and len(known) + len(tokens) < self.max_total_tokens
             and self.ending_token_ids.isdisjoint(tokens)
         ):
@@ -160,6 +177,8 @@ class Request:
             known.append(token)
             if self._output_counts is not None:
                 self._output_counts[token] += 1
+            if self.constraint is not None:
+                self._constraint_state = self.constraint.advance(self._constraint_state, token)
             if token in self.ending_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
                 if token not in self.eos_token_ids or self.sampling_params.ignore_eos:
                     self.stop_reason = token
@@ -177,6 +196,13 @@ class Request:
         """Whether logits are adjusted before the token after `num_outputs` output tokens is sampled."""
         return self._always_adjusts or num_outputs < self.sampling_params.min_tokens
 
+    @property
+    def is_restricted(self) -> bool:
+        """Whether only tokens that its `adjustment_entries` mark may be sampled."""
+        if self.sampling_params.allowed_token_ids is not None:
+            return True
+        return self.constraint is not None and not self.constraint.allowed(self._constraint_state).excludes
+
     def adjustment_entries(self, num_outputs: int) -> dict[int, tuple[float, int]]:
         """Token -> (bias, state), as `Adjustments` has them, for the token after `num_outputs` output tokens."""
         params = self.sampling_params
@@ -185,8 +211,16 @@ class Request:
             entries = {token: (0.0, count) for token, count in self._output_counts.items()}
             if params.repetition_penalty != 1.0:
                 _mark(entries, self.prompt_token_ids, IN_PROMPT)
-        _mark(entries, params.allowed_token_ids or (), ALLOWED)
-        biases = dict(params.logit_bias or {})
+        allowed, biases = params.allowed_token_ids, dict(params.logit_bias or {})
+        if self.constraint is not None:
+            now = self.constraint.allowed(self._constraint_state)
+            if allowed is not None:
+                allowed = [token for token in allowed if token in now]
+            elif now.excludes:
+                biases.update(dict.fromkeys(now.ids.tolist(), float("-inf")))
+            else:
+                allowed = now.ids.tolist()
+        _mark(entries, allowed or (), ALLOWED)
         if num_outputs < params.min_tokens:
             biases.update(dict.fromkeys(self.ending_token_ids, float("-inf")))
         for sequence in self.bad_token_ids:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.launch_plan import LaunchPlan
-from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.request import Group, Request, RequestStatus
 from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.engine.request_queue import make_request_queue
 from jaxinfer.engine.rounds import Rounds, RowKind
@@ -351,7 +351,7 @@ class Scheduler:
                 self._member_ended(request.group)
         self.running = [request for request in self.running if not request.is_finished]
 
-    def _member_ended(self, group: RequestGroup) -> None:
+    def _member_ended(self, group: Group) -> None:
         """Its place goes to the next of its group; of the last one, the trunk ends with it."""
         group.num_unfinished -= 1
         if group.pending:

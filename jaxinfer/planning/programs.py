@@ -31,7 +31,7 @@ from jaxinfer.programs.program import KV, TARGET, Program
 from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.speculative.draft_model import DRAFT_STATE
 
-PREFILL, DECODE, DECODE_LOOP = "prefill", "decode", "decode_loop"
+PREFILL, DECODE, DECODE_LOOP, BRANCH_LOOP = "prefill", "decode", "decode_loop", "branch_loop"
 _FEW_LAYERS = 2
 _HLO_NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 

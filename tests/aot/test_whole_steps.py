@@ -24,7 +24,7 @@ from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import B200, H100, H200
 from jaxinfer.planning.hlo import ProgramText
 from jaxinfer.planning.plan import PlannedSpeculation
-from jaxinfer.planning.programs import DECODE, DECODE_LOOP, PREFILL, AbstractEngine
+from jaxinfer.planning.programs import BRANCH_LOOP, DECODE, DECODE_LOOP, PREFILL, AbstractEngine
 from jaxinfer.programs.batch_layout import BatchShape
 
 CONFIGS = Path(__file__).resolve().parent.parent / "fixtures" / "configs"
@@ -67,18 +67,20 @@ def most_temporaries(config: ModelConfig, shape: BatchShape) -> int:
 
 def test_every_program_is_compiled(planned):
     names = [program["name"] for program in planned[1]["programs"]]
-    assert names == [PREFILL, DECODE, "adjusted_sampling", "prompt_logprobs", DECODE_LOOP]
+    assert names == [PREFILL, DECODE, "adjusted_sampling", "prompt_logprobs", DECODE_LOOP, BRANCH_LOOP]
 
 
 def test_every_program_updates_all_of_the_kv_in_place(planned):
     config, plan = planned
     kv_bytes = ROWS * LENGTH * kv_bytes_per_token(config, BF16)
-    assert [program["kv_alias_bytes"] for program in plan["programs"]] == [kv_bytes, kv_bytes, None, None, kv_bytes]
+    assert [program["kv_alias_bytes"] for program in plan["programs"]] == [
+        kv_bytes, kv_bytes, None, None, kv_bytes, kv_bytes,
+    ]  # fmt: skip
     assert plan["kv_alias_bytes"] == plan["kv_bytes"] == kv_bytes
 
 
 def test_no_program_copies_an_array_of_the_pool(planned):
-    assert [program["kv_copies"] for program in planned[1]["programs"]] == [0] * 5
+    assert [program["kv_copies"] for program in planned[1]["programs"]] == [0] * 6
     assert planned[1]["kv_copies"] == 0
 
 

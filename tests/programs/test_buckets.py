@@ -58,6 +58,13 @@ def test_every_step_within_the_limits_has_a_shape_that_holds_it(data):
     assert step["decode_rows"] + step["prefill_rows"] <= shape.num_logits <= buckets.max_num_seqs
 
 
+def test_no_shape_has_more_decode_rows_than_there_are_requests():
+    buckets = Buckets.from_limits(max_num_seqs=16, max_num_batched_tokens=80, max_model_len=1, page_size=1)
+    assert max(shape.decode_rows for shape in buckets.all_shapes()) == 16
+    few, more = ({"decode_rows": 5, "prefill_rows": n, "prefill_tokens": 17, "pages_per_row": 1} for n in (1, 5))
+    assert buckets.shape_for(**few).num_tokens <= buckets.shape_for(**more).num_tokens
+
+
 @given(data=st.data())
 def test_a_step_that_is_no_smaller_has_a_shape_that_is_no_smaller(data):
     buckets = Buckets.from_limits(**data.draw(limits()))
