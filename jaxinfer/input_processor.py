@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxinfer.branching.automaton import TokenAutomaton
 from jaxinfer.config import EngineConfig, check_positive_integer
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.request_group import RequestGroup
@@ -44,12 +45,19 @@ class InputProcessor:
         return {"prompt_token_ids": self.tokenizer.apply_chat_template(conversation, **template_arguments)}
 
     def requests(
-        self, prompts: list[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None, *, stream: bool
+        self,
+        prompts: list[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        stream: bool,
+        constraint: TokenAutomaton[Any] | None = None,
     ) -> list[Request | RequestGroup]:
         """Checked requests for all prompts, a group where several samples are wanted; none is queued yet."""
         checked = self._checked(prompts, sampling_params)
         return [
-            self._request(tokens, params, stream) if params.n == 1 else self._samples(tokens, params, stream)
+            self._request(tokens, params, stream, constraint)
+            if params.n == 1
+            else self._samples(tokens, params, stream, constraint)
             for tokens, params in checked
         ]
 
@@ -91,13 +99,19 @@ class InputProcessor:
             max_parallel=self.config.max_parallel_branches if max_parallel is None else max_parallel,
         )  # fmt: skip
 
-    def _samples(self, tokens: TokenizedPrompt, params: SamplingParams, stream: bool) -> RequestGroup:
+    def _samples(
+        self,
+        tokens: TokenizedPrompt,
+        params: SamplingParams,
+        stream: bool,
+        constraint: TokenAutomaton[Any] | None,
+    ) -> RequestGroup:
         """Sample i has the seed `params.seed` + i."""
         number = self._take_number()
         silent = replace(params, n=1, prompt_logprobs=None)
         members = [
-            self._member(number, index, tokens, _with_seed(silent if index else replace(params, n=1), index), stream)
-            for index in range(params.n)
+            self._member(number, index, tokens, _with_seed(own, index), stream, constraint)
+            for index, own in enumerate([replace(params, n=1), *[silent] * (params.n - 1)])
         ]
         return RequestGroup(
             str(number), tokens.text, tokens.token_ids, members, page_size=self.config.page_size,
@@ -105,9 +119,15 @@ class InputProcessor:
         )  # fmt: skip
 
     def _member(
-        self, number: int, index: int, tokens: TokenizedPrompt, params: SamplingParams, stream: bool
+        self,
+        number: int,
+        index: int,
+        tokens: TokenizedPrompt,
+        params: SamplingParams,
+        stream: bool,
+        constraint: TokenAutomaton[Any] | None = None,
     ) -> Request:
-        request = self._request(tokens, params, stream)
+        request = self._request(tokens, params, stream, constraint)
         request.request_id = f"{number}-{index}"
         return request
 
@@ -147,7 +167,13 @@ class InputProcessor:
                         f"sampling_params of prompt {index}: {name} has {token}, outside the vocabulary of {vocab}"
                     )
 
-    def _request(self, prompt: TokenizedPrompt, params: SamplingParams, stream: bool) -> Request:
+    def _request(
+        self,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        stream: bool,
+        constraint: TokenAutomaton[Any] | None,
+    ) -> Request:
         number = self._take_number()
         limit = self.config.max_model_len
         if params.max_tokens is not None:
@@ -161,6 +187,7 @@ class InputProcessor:
             request_id=str(number), prompt_token_ids=prompt.token_ids, sampling_params=params,
             max_total_tokens=limit, eos_token_ids=self.eos_token_ids, prompt=prompt.text, request_key=key,
             stream=stream, bad_token_ids=self._bad_token_ids(params), cache_key=prompt.cache_salt,
+            constraint=constraint,
         )  # fmt: skip
 
     def _take_number(self) -> int:

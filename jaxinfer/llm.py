@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxinfer.branch_methods import BranchMethods
 from jaxinfer.checkpoint.directory import (
     embedded_checkpoint,
     find_checkpoint,
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 _DRAWN = 72  # characters of a node of the cache that are drawn
 
 
-class LLM:
+class LLM(BranchMethods):
     """Text from a language model: many prompts at once, batched continuously over one KV pool.
 
     Args:
@@ -146,6 +147,7 @@ class LLM:
         self.core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, **strategy)
         self._processor = OutputProcessor(self.core, self.tokenizer)
         self._inputs = InputProcessor(engine_config, config, self.generation_config, self.tokenizer)
+        super().__init__(self._inputs)
         self._outbox: deque[RequestOutput] = deque()  # for whoever calls `step`
 
     def generate(
@@ -187,39 +189,6 @@ class LLM:
         conversations = [messages] if is_conversation(messages) else list(messages)
         prompts = [self._inputs.render(c, i, template_arguments) for i, c in enumerate(conversations)]
         return self._run(self._inputs.requests(prompts, sampling_params, stream=False), use_tqdm)
-
-    def generate_branches(
-        self,
-        prefix: Any,
-        suffixes: Sequence[Any],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        branch_mode: str | None = None,
-        *,
-        max_parallel_branches: int | None = None,
-        predicted_lengths: Sequence[int] | None = None,
-        use_tqdm: bool = True,
-    ) -> RequestOutput:
-        """Complete `prefix + suffix` for every suffix at once; `outputs[i]` is what follows `suffixes[i]`.
-
-        What the branches share is computed and kept once. Each gives the tokens that `generate` gives for its prompt
-        alone; where one set of parameters with a seed serves all, branch i has the seed + i.
-
-        Args:
-            prefix: text, a list of token ids, or a dict with "prompt" or "prompt_token_ids".
-            suffixes: of each branch, text or token ids as the prefix is; it may be empty.
-            sampling_params: for all branches, or one for each.
-            branch_mode: "in_one_sequence" or "batching"; None: the engine's.
-            max_parallel_branches: most branches that run at once; None: as many as pay.
-            predicted_lengths: tokens that each branch is expected to have: the longest start first.
-
-        Raises:
-            ValueError: as for `generate`; or prefix and suffixes do not go together.
-        """
-        group = self._inputs.branches(
-            prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
-            predicted=predicted_lengths, stream=False,
-        )  # fmt: skip
-        return self._run([group], use_tqdm)[0]
 
     def stream(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -281,11 +250,6 @@ class LLM:
     def default_sampling_params(self, **given: Any) -> SamplingParams:
         """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
         return self._inputs.default_sampling_params(**given)
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence: the generation config's, or else the model config's."""
-        return self._inputs.eos_token_ids
 
     def warm_up(self, use_tqdm: bool = True) -> None:
         """Compile every program that requests can need, with a progress line that names it.

@@ -90,8 +90,8 @@ class Buckets:
     def _rows_of_mixed(self, prefill_tokens: int) -> list[tuple[int, int]]:
         """(decode rows, prefill rows) that mixed steps of so many prefill tokens come in, from few to many.
 
-        The sums are the same for every number of tokens, so that few numbers of logits occur: but for decode rows beyond
-        `max_num_seqs`, which have no logits.
+        The sums are the same for every number of tokens, so that few numbers of logits occur; but there are no decode
+        rows beyond `max_num_seqs`.
         """
         most, of_all = self._prefill_rows(prefill_tokens), self._prefill_rows(self.max_num_batched_tokens)
         sums = _powers(2 * _MIN_PREFILL_ROWS, max(2 * _MIN_PREFILL_ROWS, self.max_num_seqs + of_all), 4)

@@ -1,0 +1,167 @@
+"""What `LLM` offers beside single sequences: branches of one beginning, and answers that are made of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jaxinfer.branching.automaton import TokenAutomaton
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.request import Request
+from jaxinfer.engine.request_group import RequestGroup
+from jaxinfer.input_processor import InputProcessor
+from jaxinfer.outputs import RequestOutput
+from jaxinfer.progress import CompileNotice, CompileWatcher
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.skeleton_of_thought import SkeletonEvent, SkeletonOfThought, SkeletonOutput
+from jaxinfer.tokenizer import Tokenizer
+
+
+class BranchMethods(ABC):
+    """Methods of `LLM`."""
+
+    def __init__(self, inputs: InputProcessor) -> None:
+        self._inputs = inputs
+        self._skeletons: dict[str, SkeletonOfThought] = {}
+
+    @abstractmethod
+    def _run(self, requests: Sequence[Request | RequestGroup], use_tqdm: bool) -> list[RequestOutput]: ...
+
+    @abstractmethod
+    def _steps(
+        self, requests: Sequence[Request | RequestGroup], watcher: CompileWatcher, *, stream: bool
+    ) -> Iterator[RequestOutput]: ...
+
+    @abstractmethod
+    def get_tokenizer(self) -> Tokenizer: ...
+
+    @abstractmethod
+    def get_metrics(self) -> EngineMetrics: ...
+
+    @abstractmethod
+    def default_sampling_params(self, **given: Any) -> SamplingParams: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence: the generation config's, or else the model config's."""
+        return self._inputs.eos_token_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """Words that the model gives logits to."""
+        return self._inputs.model_config.vocab_size
+
+    def generate_branches(
+        self,
+        prefix: Any,
+        suffixes: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        branch_mode: str | None = None,
+        *,
+        max_parallel_branches: int | None = None,
+        predicted_lengths: Sequence[int] | None = None,
+        use_tqdm: bool = True,
+    ) -> RequestOutput:
+        """Complete `prefix + suffix` for every suffix at once; `outputs[i]` is what follows `suffixes[i]`.
+
+        What the branches share is computed and kept once. Each gives the tokens that `generate` gives for its prompt
+        alone; where one set of parameters with a seed serves all, branch i has the seed + i.
+
+        Args:
+            prefix: text, a list of token ids, or a dict with "prompt" or "prompt_token_ids".
+            suffixes: of each branch, text or token ids as the prefix is; it may be empty.
+            sampling_params: for all branches, or one for each.
+            branch_mode: "in_one_sequence" or "batching"; None: the engine's.
+            max_parallel_branches: most branches that run at once; None: as many as pay.
+            predicted_lengths: tokens that each branch is expected to have: the longest start first.
+
+        Raises:
+            ValueError: as for `generate`; or prefix and suffixes do not go together.
+        """
+        group = self._inputs.branches(
+            prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
+            predicted=predicted_lengths, stream=False,
+        )  # fmt: skip
+        return self._run([group], use_tqdm)[0]
+
+    def stream_branches(
+        self,
+        prefix: Any,
+        suffixes: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        branch_mode: str | None = None,
+        *,
+        max_parallel_branches: int | None = None,
+        predicted_lengths: Sequence[int] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """As `generate_branches`, and yields what is new as it comes: `outputs[0].index` tells of which branch."""
+        group = self._inputs.branches(
+            prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
+            predicted=predicted_lengths, stream=True,
+        )  # fmt: skip
+        return self._steps([group], CompileNotice(), stream=True)
+
+    def skeleton_of_thought(
+        self,
+        question: str,
+        sampling_params: SamplingParams | None = None,
+        *,
+        branch_mode: str | None = None,
+        protocol: str = "auto",
+        max_parallel_branches: int | None = None,
+        skeleton: str | None = None,
+        on_event: Callable[[SkeletonEvent], None] | None = None,
+    ) -> SkeletonOutput:
+        """Answer a question by a plan whose points are written at the same time, as branches of one conversation.
+
+        Args:
+            question: what the user asks.
+            sampling_params: of the plan and of every point (point i of a wave has the seed + i); `max_tokens` is the
+                most that a point may have. None: the checkpoint's defaults.
+            branch_mode: "in_one_sequence" or "batching"; None: the engine's.
+            protocol: "plan" ([PLAN] or [DIRECT], kept to by its grammar), "outline" (a numbered list, for any chat
+                model), or "auto": "plan" where the tokenizer has its markers.
+            max_parallel_branches: most points that are written at once; None: as many as pay.
+            skeleton: the text of a plan, to expand instead of asking for one.
+            on_event: is told of text as it comes.
+
+        Raises:
+            ValueError: there is no tokenizer or no chat template, or a setting is out of range.
+        """
+        if protocol not in self._skeletons:
+            self._skeletons[protocol] = SkeletonOfThought(self, protocol)
+        return self._skeletons[protocol].answer(
+            question, sampling_params, branch_mode=branch_mode, max_parallel_branches=max_parallel_branches,
+            skeleton=skeleton, on_event=on_event,
+        )  # fmt: skip
+
+    def outputs_of_chat(
+        self,
+        messages: Sequence[Any],
+        params: SamplingParams,
+        constraint: TokenAutomaton[Any] | None = None,
+        *,
+        stream: bool,
+    ) -> Iterator[RequestOutput]:
+        """What comes of one conversation; `constraint` says which tokens its answer may have."""
+        prompt = self._inputs.render(messages, 0, {})
+        requests = self._inputs.requests([prompt], params, stream=stream, constraint=constraint)
+        return self._steps(requests, CompileNotice(), stream=stream)
+
+    def outputs_of_branches(
+        self,
+        prompts: Sequence[Sequence[Any]],
+        params: SamplingParams,
+        *,
+        branch_mode: str | None,
+        max_parallel: int | None,
+        predicted: Sequence[int],
+        stream: bool,
+    ) -> Iterator[RequestOutput]:
+        """What comes of several conversations that begin with the same turns."""
+        tokens = [self._inputs.render(messages, i, {})["prompt_token_ids"] for i, messages in enumerate(prompts)]
+        group = self._inputs.branches(
+            [], tokens, params, branch_mode=branch_mode, max_parallel=max_parallel, predicted=predicted, stream=stream
+        )
+        return self._steps([group], CompileNotice(), stream=stream)
