@@ -6,16 +6,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxinfer.branching.beam_search import BeamSearchParams
     from jaxinfer.config import SpeculativeConfig
     from jaxinfer.llm import LLM
     from jaxinfer.outputs import CompletionOutput, RequestOutput
     from jaxinfer.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__"]
+__all__ = [
+    "LLM", "BeamSearchParams", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculativeConfig",
+    "__version__",
+]  # fmt: skip
 
 _HOME = {
     "LLM": "jaxinfer.llm",
+    "BeamSearchParams": "jaxinfer.branching.beam_search",
     "CompletionOutput": "jaxinfer.outputs",
     "RequestOutput": "jaxinfer.outputs",
     "SamplingParams": "jaxinfer.sampling_params",

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxinfer.branching.automaton import TokenAutomaton
+from jaxinfer.branching.beam_search import BeamSearch, BeamSearchParams
+from jaxinfer.engine.beam_search import BeamRun
+from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.input_processor import InputProcessor
-from jaxinfer.outputs import RequestOutput
+from jaxinfer.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from jaxinfer.progress import CompileNotice, CompileWatcher
+from jaxinfer.prompts import TokenizedPrompt, as_prompt_list
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.skeleton_of_thought import SkeletonEvent, SkeletonOfThought, SkeletonOutput
 from jaxinfer.tokenizer import Tokenizer
@@ -21,8 +27,11 @@ from jaxinfer.tokenizer import Tokenizer
 class BranchMethods(ABC):
     """Methods of `LLM`."""
 
-    def __init__(self, inputs: InputProcessor) -> None:
-        self._inputs = inputs
+    def __init__(
+        self, core: EngineCore, inputs: InputProcessor, processor: OutputProcessor, tokenizer: Tokenizer | None
+    ) -> None:
+        self.core, self.tokenizer = core, tokenizer
+        self._inputs, self._processor = inputs, processor
         self._skeletons: dict[str, SkeletonOfThought] = {}
 
     @abstractmethod
@@ -101,6 +110,47 @@ class BranchMethods(ABC):
             predicted=predicted_lengths, stream=True,
         )  # fmt: skip
         return self._steps([group], CompileNotice(), stream=True)
+
+    def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The most likely continuations of prompts that beam search finds; outputs stand in the order of the prompts.
+
+        Beams are sequences that share the pages of what they have in common: one that forks copies less than a page,
+        and one that is given up gives its own back.
+
+        Args:
+            prompts: as for `generate`.
+
+        Raises:
+            ValueError: a prompt cannot be served, or there are more end-of-sequence tokens than can be looked for.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise ValueError(f"params must be BeamSearchParams, got {params!r}")
+        limits = self._inputs.config
+        runs: list[tuple[TokenizedPrompt, BeamRun]] = []
+        try:
+            for number, prompt in self._inputs.tokenized(as_prompt_list(prompts)):
+                while runs and sum(not run.is_done for _, run in runs) >= limits.max_num_seqs // params.beam_width:
+                    self._processor.process(self.core.step())
+                most = min(params.max_tokens, limits.max_model_len - len(prompt.token_ids))
+                search = BeamSearch(dataclasses.replace(params, max_tokens=most), self.eos_token_ids)
+                runs.append((prompt, BeamRun(self.core, number, prompt.token_ids, search)))
+            while not all(run.is_done for _, run in runs):
+                self._processor.process(self.core.step())
+        finally:
+            for _, run in runs:
+                run.abort()
+        tokenizer = self.tokenizer
+        outputs: list[BeamSearchOutput] = []
+        for prompt, run in runs:
+            sequences = []
+            for found in run.search.hypotheses:
+                tokens, text = list(found.tokens), ""
+                if tokenizer is not None:
+                    text = tokenizer.decode_after(prompt.token_ids, tokens[:-1] if found.ended else tokens)
+                reason = "stop" if found.ended else "length"
+                sequences.append(BeamSearchSequence(tokens, text, found.logprob, found.score, reason))
+            outputs.append(BeamSearchOutput(prompt.text, prompt.token_ids, sequences))
+        return outputs
 
     def skeleton_of_thought(
         self,

@@ -61,6 +61,11 @@ class InputProcessor:
             for tokens, params in checked
         ]
 
+    def tokenized(self, prompts: Sequence[Any]) -> list[tuple[str, TokenizedPrompt]]:
+        """Checked prompts, each with the id of a new request."""
+        checked = [tokens for tokens, _ in self._checked(list(prompts), SamplingParams())]
+        return [(str(self._take_number()), tokens) for tokens in checked]
+
     def branches(
         self,
         prefix: Any,

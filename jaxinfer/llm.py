@@ -126,9 +126,9 @@ class LLM(BranchMethods):
         # Small files first: what is wrong with them is said before the weights are loaded.
         self.generation_config = read_generation_config(directory)
         tokenizer_directory = Path(tokenizer) if tokenizer is not None else directory
-        self.tokenizer = None
+        tokenizer_of_model = None
         if not skip_tokenizer_init and (tokenizer is not None or Tokenizer.exists(tokenizer_directory)):
-            self.tokenizer = Tokenizer(tokenizer_directory)
+            tokenizer_of_model = Tokenizer(tokenizer_directory)
         if speculative is not None and speculative.method == "draft_model":
             speculative = with_drafter(speculative, directory)
             check_drafter(directory, speculative.model, max_model_len)
@@ -144,10 +144,9 @@ class LLM(BranchMethods):
         strategy = {}
         if speculator is not None:
             strategy["make_strategy"] = speculator.strategy(engine_config, module, dtype=resolved, mesh=mesh)
-        self.core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, **strategy)
-        self._processor = OutputProcessor(self.core, self.tokenizer)
-        self._inputs = InputProcessor(engine_config, config, self.generation_config, self.tokenizer)
-        super().__init__(self._inputs)
+        core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, **strategy)
+        inputs = InputProcessor(engine_config, config, self.generation_config, tokenizer_of_model)
+        super().__init__(core, inputs, OutputProcessor(core, tokenizer_of_model), tokenizer_of_model)
         self._outbox: deque[RequestOutput] = deque()  # for whoever calls `step`
 
     def generate(

@@ -63,3 +63,23 @@ class RequestOutput:
     metrics: RequestMetrics | None = field(default=None, repr=False)
     num_cached_tokens: int = 0
     error: str | None = None  # why, when a completion's finish_reason is "error"
+
+
+@dataclass
+class BeamSearchSequence:
+    """A continuation that beam search found."""
+
+    token_ids: list[int]  # an end-of-sequence token included
+    text: str
+    cumulative_logprob: float
+    score: float  # `cumulative_logprob` by the length penalty
+    finish_reason: str  # "stop" or "length"
+
+
+@dataclass
+class BeamSearchOutput:
+    """One prompt with its continuations, best first."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    sequences: list[BeamSearchSequence]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -126,6 +127,7 @@ class EngineCore:
         )
         self.warm = False
         self.compile_listeners: list[Callable[[str], None]] = []  # are told what is compiled, in words, before it is
+        self.landing_listeners: list[Callable[[list[Landing]], None]] = []  # may change how requests go on
         self._in_flight: deque[_Launch] = deque()
         self._ready = 0.0  # when the results that were read last were there
         self._progress_log = ProgressLog()
@@ -286,6 +288,8 @@ class EngineCore:
         landings = self.scheduler.update_from_output(launch.output, by_request)
         if launch.logprobs is not None:
             take_logprobs(landings, launch.built, launch.logprobs, launch.width)
+        for listen in list(self.landing_listeners):
+            listen(landings)
         self.strategy.landed(launch.output, launch.built, launch.rounds, steps, seconds, self.metrics)
         metrics = self.metrics
         metrics.num_steps_total += steps
@@ -325,6 +329,18 @@ class EngineCore:
     def finish(self, request: Request, status: RequestStatus) -> None:
         """End a request now, whatever it is doing; its pages return to the pool and what is in flight is dropped."""
         self.scheduler.finish_requests([request], status)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let a sequence go on beside `parent`, whose tokens have all landed; see `Scheduler.fork`."""
+        self._number(child)
+        moves = self.scheduler.fork(parent, child)
+        program = self.programs.commit_tail
+        [shape] = program.shapes
+        for start in range(0, len(moves), math.prod(shape)):
+            ends = np.full((2, math.prod(shape)), -1, np.int32)
+            some = np.asarray(moves[start : start + math.prod(shape)], np.int32)
+            ends[:, : len(some)] = some.T
+            self.runner.launch(program, shape, ends.reshape(2, *shape))
 
     def abort(self, request_id: str) -> list[Request]:
         """End a request, or what is unfinished of a group, by id; none where there is no such unfinished request."""

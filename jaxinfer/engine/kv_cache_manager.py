@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from jaxinfer.cache.page_allocator import PageAllocator
@@ -41,7 +42,7 @@ class KVCacheManager:
         """Let a request without pages begin with the longest prefix of its tokens that is cached, all but its last; or
         with its trunk, where less than that is cached."""
         trunk = request.trunk
-        if self.cache is not None:
+        if self.cache is not None and request.publishes:
             wanted = [] if request.skips_cached_prefix else request.token_ids
             most = len(wanted) if request.is_trunk else max(0, len(wanted) - 1)
             found = self.cache.match_and_lock(wanted, request.cache_key, max_tokens=most)
@@ -69,6 +70,28 @@ class KVCacheManager:
         pages = self.allocator.allocate(missing)
         request.pages += pages
         return pages
+
+    def fork(self, parent: Request, child: Request) -> list[tuple[int, int]] | None:
+        """Let a request without pages begin with what another one has computed: full pages are shared, the part of a
+        page behind them is to be copied.
+
+        Returns:
+            Source and destination slots of the copy; None, and no change, where there is no page for it.
+        """
+        size, computed = self.page_size, parent.num_computed_tokens
+        shared = parent.pages[: computed // size]
+        assert not parent.publishes and not child.publishes, "cached pages have no holders to count"
+        child.pages, child.num_borrowed_pages = list(shared), min(parent.num_borrowed_pages, len(shared))
+        self.allocator.share(self._held(child))
+        if self.grow(child, computed) is None:
+            self.release(child)
+            return None
+        child.num_computed_tokens = computed
+        source, destination = parent.pages[len(shared) :], child.pages[len(shared) :]
+        return [
+            (source[0] * size + offset, destination[0] * size + offset)
+            for offset in range(computed - len(shared) * size)
+        ]
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """Hand the cache the full ones of the pages that hold the request's first `num_tokens`, all of them computed or
@@ -117,14 +140,16 @@ class KVCacheManager:
         return cache.extend(prefix.handle, key, pages, priority=-request.priority).duplicates
 
     def check_integrity(self, running: Sequence[Request]) -> None:
-        """Raises AssertionError unless every page is free, cached, or held by exactly one of these requests."""
+        """Raises AssertionError unless every page is free, cached, or held by as many of these requests as it says."""
         self.allocator.check_integrity()
-        held = []
+        held: list[int] = []
         for request in running:
             assert not self.missing_pages(request, request.num_computed_tokens), "computed tokens without pages"
             held += self._held(request)
-        assert len(set(held)) == len(held), "a page is held twice"
-        assert all(self.allocator.num_holders(page) == 1 for page in held), "a page has a holder that is not running"
-        assert len(held) == self.allocator.num_held, f"{self.allocator.num_held} pages held, requests know {len(held)}"
+        for page, count in Counter(held).items():
+            holders = self.allocator.num_holders(page)
+            assert holders == count, f"page {page} has {holders} holders, {count} requests hold it"
+        known = len(set(held))
+        assert known == self.allocator.num_held, f"{self.allocator.num_held} pages held, requests know {known}"
         if self.cache is not None:
             self.cache.check_integrity()

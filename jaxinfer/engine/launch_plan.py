@@ -33,6 +33,8 @@ class LaunchPlan:
 
     def tokens_of_chunk(self, request: Request, known: int) -> int:
         """How many of its `known` tokens the request may compute in this step."""
+        if request.is_held:
+            return 0
         room = self.prefill_room(self.decode_rows, self.prefill_rows + 1) - self.prefill_tokens
         return max(0, min(known - request.num_computed_tokens, self.budget, room))
 

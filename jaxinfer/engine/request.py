@@ -80,6 +80,9 @@ class Request:
     branch: int = 0  # its number in the group
     trunk: Request | None = None  # computes the beginning that it shares with others of its group
     shares_lane: bool = False  # launches of rounds read its trunk once for all of its group
+    publishes: bool = True  # what it computes may be shared with others through the prefix cache, and the other way
+    is_steered: bool = False  # somebody says after each token how it goes on
+    is_held: bool = False  # nobody has said yet
     is_trunk: bool = False  # nothing is sampled after its last token
     is_computed: bool = False  # of a trunk: all of it, in the launch that is being planned at the latest
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about
@@ -111,7 +114,13 @@ class Request:
         if self.constraint is not None:
             self._constraint_state = self.constraint.start
         self.adjusts_by_output = penalized or bool(self.bad_token_ids) or self.constraint is not None
-        self._always_adjusts = self.adjusts_by_output or bool(params.logit_bias) or params.allowed_token_ids is not None
+        self.adjusts_by_output |= self.is_steered
+        # Somebody who steers looks at log probabilities, and changes none.
+        self._always_adjusts = (
+            (self.adjusts_by_output and not self.is_steered)
+            or bool(params.logit_bias)
+            or params.allowed_token_ids is not None
+        )
         self.may_adjust = self._always_adjusts or params.min_tokens > 0 or params.logprobs is not None
         self.needs_host = (
             self._always_adjusts
@@ -187,10 +196,25 @@ class Request:
                 return RequestStatus.FINISHED_LENGTH
         return None
 
+    def hold(self) -> None:
+        """Wait for `steer` before the next token, whatever was sampled last."""
+        self.in_seat, self.is_held = False, True
+
+    def steer(self, token: int) -> None:
+        """Go on with a token in the place of the one that was sampled last, which nobody has computed yet."""
+        self.token_ids[-1] = token
+        self.is_held = False
+
+    def let_go(self) -> None:
+        """Forget what was sampled last: it will be sampled again."""
+        self.truncate_output(self.num_output_tokens - 1)
+        self.is_held = False
+
     def truncate_output(self, num_output_tokens: int) -> None:
         """Drop output tokens (and what is kept beside them) from the end."""
         del self.token_ids[self.num_prompt_tokens + num_output_tokens :]
-        del self.logprobs[num_output_tokens:]
+        if self.logprobs and not self.is_steered:
+            del self.logprobs[num_output_tokens:]
 
     def adjusts_logits(self, num_outputs: int) -> bool:
         """Whether logits are adjusted before the token after `num_outputs` output tokens is sampled."""

@@ -26,6 +26,7 @@ class RequestGroup:
         branch_mode: "in_one_sequence": decode launches read the pages that members share once for all of them;
             "batching": once for each.
         max_parallel: most members that run at once; None: all.
+        trunk_pages: how much of what they begin with is the trunk, in pages; None: all of it.
         predicted: how many tokens each member is expected to have, the longest goes first; None: as they come.
     """
 
@@ -40,6 +41,7 @@ class RequestGroup:
         branch_mode: str,
         max_parallel: int | None = None,
         predicted: Sequence[int] | None = None,
+        trunk_pages: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt, self.prompt_token_ids = prompt, prompt_token_ids
@@ -54,7 +56,9 @@ class RequestGroup:
         self.num_unfinished = len(self.members)
         self.num_running = 0
         sharing = [member for member in self.members if member.sampling_params.prompt_logprobs is None]
-        length = shared_pages([member.prompt_token_ids for member in sharing], page_size) * page_size
+        if trunk_pages is None:
+            trunk_pages = shared_pages([member.prompt_token_ids for member in sharing], page_size)
+        length = trunk_pages * page_size
         self.trunk = _trunk_of(self, sharing[0], length) if length else None
         self.branches = BranchStateManager(page_size, branch_mode)
         if self.trunk is not None:

@@ -45,6 +45,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.num_preemptions = 0
+        self._forks: set[Request] = set()  # that run and have not taken their seats yet
         self.num_sharing_lanes = 0  # running requests whose launches of rounds read a trunk together
         self.num_adjusting_by_output = 0  # running requests whose latest token must land before the next launch
 
@@ -208,10 +209,16 @@ class Scheduler:
                 if count == 0:
                     continue
                 needed = request.num_computed_tokens + count
-            if needed <= len(request.pages) * page_size:
-                plan.add(request, count, known, _NO_PAGES)
-            elif (new_pages := self._take_pages(request, needed, plan)) is not None:
-                plan.add(request, count, known, new_pages)
+            new_pages = _NO_PAGES
+            if needed > len(request.pages) * page_size:
+                new_pages = self._take_pages(request, needed, plan)
+                if new_pages is None:
+                    continue
+            if self._forks and request in self._forks:
+                self._forks.remove(request)
+                new_pages = list(request.pages)
+                plan.first_scheduled.add(request.request_id)
+            plan.add(request, count, known, new_pages)
 
     def _take_pages(self, request: Request, num_tokens: int, plan: LaunchPlan) -> list[int] | None:
         """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""
@@ -231,11 +238,14 @@ class Scheduler:
 
     def _preempt(self, victim: Request, plan: LaunchPlan) -> None:
         self.running.remove(victim)
+        self._forks.discard(victim)
         plan.remove(victim)
         self.kv.release(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         victim.leave_seat()  # what is in flight is sampled again
+        if victim.is_held:
+            victim.let_go()  # so is what nobody has chosen yet
         victim.epoch += 1
         self.num_preemptions += 1
         if victim.is_trunk:
@@ -291,6 +301,31 @@ class Scheduler:
         (plan.resumed if resumed else plan.first_scheduled).add(request.request_id)
         return True
 
+    def fork(self, parent: Request, child: Request) -> list[tuple[int, int]]:
+        """Let a sequence, whose tokens are known, go on beside another one of its group from what that has computed.
+
+        Where there is no seat or no page for it, it waits and computes its own.
+
+        Returns:
+            Source and destination slots of what has to be copied before the next launch.
+        """
+        group = parent.group
+        assert group is not None
+        child.group, child.trunk = group, parent.trunk
+        group.num_unfinished += 1
+        self._register([child])
+        moves = None
+        if parent.pages and len(self.running) < self.limits.max_num_seqs:
+            moves = self.kv.fork(parent, child)
+        if moves is None:
+            self.waiting.prepend_request(child)
+            return []
+        child.status = RequestStatus.RUNNING
+        self._count_running(child, 1)
+        self.running.append(child)
+        self._forks.add(child)
+        return moves
+
     def update_from_output(self, output: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> list[Landing]:
         """Take a launch's results: append sampled tokens, release what finished.
 
@@ -342,6 +377,7 @@ class Scheduler:
         for request in ended:
             if request.pages:
                 self._count_running(request, -1)
+            self._forks.discard(request)
             request.leave_seat()
             request.metrics.finished_time = time.perf_counter()
             self.kv.release(request)

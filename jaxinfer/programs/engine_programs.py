@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from jaxinfer.programs.adjusted_sampling import AdjustedSampling, SamplingShape, entry_buckets
 from jaxinfer.programs.buckets import Buckets, lane_pages_for
+from jaxinfer.programs.commit_tail import CommitTail
 from jaxinfer.programs.decode_loop import DecodeLoop
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.prompt_logprobs import PromptLogprobs
@@ -20,6 +21,7 @@ class EnginePrograms:
     adjusted_sampling: AdjustedSampling
     prompt_logprobs: PromptLogprobs
     decode_loop: DecodeLoop
+    commit_tail: CommitTail
 
     @classmethod
     def of(cls, buckets: Buckets, *, vocab_size: int, max_decode_steps: int, page_size: int) -> EnginePrograms:
@@ -34,6 +36,7 @@ class EnginePrograms:
             AdjustedSampling(tuple(SamplingShape(rows, n) for rows in numbers_of_logits for n in entries)),
             PromptLogprobs(tuple(dict.fromkeys(padded_tokens(shape.num_tokens) for shape in steps))),
             DecodeLoop(max_decode_steps, (*loops, *lanes)),
+            CommitTail(((1, page_size),)),
         )
 
     def followed_by(self, follower: Follower | None) -> EnginePrograms:
@@ -43,5 +46,7 @@ class EnginePrograms:
     @property
     def all(self) -> list[Program]:
         """Those that have shapes."""
-        programs: list[Program] = [self.step, self.adjusted_sampling, self.prompt_logprobs, self.decode_loop]
+        programs: list[Program] = [
+            self.step, self.adjusted_sampling, self.prompt_logprobs, self.decode_loop, self.commit_tail,
+        ]  # fmt: skip
         return [program for program in programs if program.shapes]
