@@ -87,6 +87,7 @@ class SkeletonOutput:
     """An answer by its points; a direct one has none."""
 
     question: str
+    written: str  # the skeleton's text, which can be given as `skeleton` to expand it again
     skeleton: Skeleton
     points: list[PointOutput]
     text: str
@@ -140,7 +141,7 @@ class SkeletonOfThought:
         for wave in () if found.is_direct else found.waves():
             prompts = [self.prompts.ask_point(question, written, found, point, texts) for point in wave]
             outputs = self._engine.outputs_of_branches(
-                prompts, self._of_points(params), branch_mode=branch_mode, max_parallel=max_parallel_branches,
+                prompts, self.params_of_points(params), branch_mode=branch_mode, max_parallel=max_parallel_branches,
                 predicted=[point.length or budget for point in wave], stream=on_event is not None,
             )  # fmt: skip
             for point, completion in zip(wave, watch.collect(outputs, wave), strict=True):
@@ -150,7 +151,7 @@ class SkeletonOfThought:
                 )
         metrics.point_steps, metrics.point_tokens, metrics.point_seconds = watch.lap()
         ordered = [points[point.id] for point in found.points]
-        return SkeletonOutput(question, found, ordered, found.merge(texts), metrics)
+        return SkeletonOutput(question, written, found, ordered, found.merge(texts), metrics)
 
     def _write_skeleton(self, question: str, params: SamplingParams, watch: _Watch) -> str:
         limited = dataclasses.replace(params, max_tokens=MOST_SKELETON_TOKENS)
@@ -162,7 +163,7 @@ class SkeletonOfThought:
         )
         return watch.collect(outputs, [None])[0].text
 
-    def _of_points(self, params: SamplingParams) -> SamplingParams:
+    def params_of_points(self, params: SamplingParams) -> SamplingParams:
         """A point is over with its [END], where that is one token."""
         if not self.prompts.is_plan or len(self._end) != 1:
             return params

@@ -1,19 +1,20 @@
-"""The main job on one screen: prompts of all kinds at once, from the embedded checkpoint, streamed side by side."""
+"""The main job on one screen: prompts of all kinds at once, from the embedded checkpoint, streamed side by side; then
+one answer whose points are written at the same time."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
+from branching.growing_answer import answer_live, summary_line
 from jaxinfer import LLM, RequestOutput, SamplingParams
+from jaxinfer.skeleton_of_thought import SkeletonOfThought
+from terminal.panes import REFRESHES_PER_SECOND, Pane, side_by_side
 
 PLAN_PROTOCOL = "Answer with [PLAN] and a list of points, or with [DIRECT] and one short answer."
 
@@ -59,25 +60,15 @@ PROMPTS: dict[str, list[dict[str, str]]] = {
         {"role": "user", "content": "Wick, who is the doctor?"},
     ],
 }
-PANEL_WIDTH = 48
-REFRESHES_PER_SECOND = 10
+QUESTION_FOR_BRANCHES = "Make a plan with five points: repair a bicycle."
 RUNS = 3  # of each way of decoding
 
 
-@dataclass
-class Lane:
-    """One prompt and what has come of it so far."""
-
-    title: str
-    messages: list[dict[str, str]]
-    text: str = ""
-    finished: bool = False
-
-    @property
-    def question(self) -> str:
-        """What the answer answers; of a conversation, every turn with its speaker."""
-        turns = [message for message in self.messages if message["role"] != "system"]
-        return turns[0]["content"] if len(turns) == 1 else "\n".join(f"{t['role']}: {t['content']}" for t in turns)
+def pane_of(title: str, messages: Sequence[dict[str, str]]) -> Pane:
+    """What shows an answer: under what it answers, which is every turn with its speaker if there are several."""
+    turns = [message for message in messages if message["role"] != "system"]
+    heading = turns[0]["content"] if len(turns) == 1 else "\n".join(f"{t['role']}: {t['content']}" for t in turns)
+    return Pane(title, heading)
 
 
 def main() -> None:
@@ -89,68 +80,46 @@ def main() -> None:
     start = time.perf_counter()
     llm = LLM()
     loaded = time.perf_counter()
-    lanes = [Lane(title, messages) for title, messages in PROMPTS.items()]
+    panes = [pane_of(title, messages) for title, messages in PROMPTS.items()]
+    prompts = list(PROMPTS.values())
     params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
-    deltas = llm.stream([lane.messages for lane in lanes], params)
+    deltas = llm.stream(prompts, params)
     if console.is_terminal:
-        stream_side_by_side(console, lanes, deltas)
+        stream_side_by_side(console, panes, deltas)
     else:
-        print_in_turn(lanes, deltas)
+        print_in_turn(panes, deltas)
     end = time.perf_counter()
-    console.print(summary(llm, len(lanes), loaded - start, end - loaded))
-    console.print(comparison(llm, [lane.messages for lane in lanes], params))
+    console.print(summary(llm, len(panes), loaded - start, end - loaded))
+    console.print(comparison(llm, prompts, params))
+    console.print("\nSkeleton-of-Thought: a plan, then all of its points at once\n")
+    output, _ = answer_live(console, SkeletonOfThought(llm), QUESTION_FOR_BRANCHES, params)
+    console.print(summary_line(output))
 
 
-def receive(lanes: Sequence[Lane], output: RequestOutput) -> None:
-    """Add the new text of one request to its lane: request ids count up in the order of the prompts."""
-    lane = lanes[int(output.request_id)]
-    lane.text += output.outputs[0].text
-    lane.finished = output.finished
+def receive(panes: Sequence[Pane], output: RequestOutput) -> None:
+    """Add the new text of one request to its pane: request ids count up in the order of the prompts."""
+    pane = panes[int(output.request_id)]
+    pane.text += output.outputs[0].text
+    pane.finished = output.finished
 
 
-def stream_side_by_side(console: Console, lanes: Sequence[Lane], deltas: Iterable[RequestOutput]) -> None:
+def stream_side_by_side(console: Console, panes: Sequence[Pane], deltas: Iterable[RequestOutput]) -> None:
     """Show all answers growing at once; when all are done, leave them on the screen in full."""
     with Live(console=console, transient=True, refresh_per_second=REFRESHES_PER_SECOND) as live:
         for output in deltas:
-            receive(lanes, output)
-            live.update(screen(console, lanes))
-    console.print(screen(console, lanes, in_full=True))
+            receive(panes, output)
+            live.update(side_by_side(console, panes, height=console.height - 1))
+    console.print(side_by_side(console, panes))
 
 
-def screen(console: Console, lanes: Sequence[Lane], in_full: bool = False) -> Table:
-    """The lanes as panels in as many columns as the terminal has room for; while they grow, the panels keep to the
-    terminal's height and show the end of each answer."""
-    columns = max(1, min(len(lanes), console.width // PANEL_WIDTH))
-    rows = [lanes[start : start + columns] for start in range(0, len(lanes), columns)]
-    height = None if in_full else max(5, (console.height - 1) // len(rows))
-    grid = Table.grid(expand=True)
-    for _ in range(columns):
-        grid.add_column(ratio=1)
-    for row in rows:
-        grid.add_row(*(panel(console, lane, console.width // columns - 4, height) for lane in row))
-    return grid
-
-
-def panel(console: Console, lane: Lane, width: int, height: int | None) -> Panel:
-    """One lane: the question, shortened where it has to fit, and the answer."""
-    question = Text(lane.question, style="dim")
-    answer = Text(lane.text)
-    if height is not None:
-        question = Text(lane.question.replace("\n", " "), style="dim", no_wrap=True, overflow="ellipsis")
-        room = height - 3
-        answer = Text("\n").join(answer.wrap(console, width)[-room:])
-    style = "green" if lane.finished else "yellow"
-    return Panel(Group(question, answer), title=lane.title, border_style=style, height=height)
-
-
-def print_in_turn(lanes: Sequence[Lane], deltas: Iterable[RequestOutput]) -> None:
+def print_in_turn(panes: Sequence[Pane], deltas: Iterable[RequestOutput]) -> None:
     """Print every answer once it is complete and those before it are printed."""
     printed = 0
     for output in deltas:
-        receive(lanes, output)
-        while printed < len(lanes) and lanes[printed].finished:
-            lane = lanes[printed]
-            print(f"=== {lane.title}\n{lane.question}\n---\n{lane.text}\n", flush=True)
+        receive(panes, output)
+        while printed < len(panes) and panes[printed].finished:
+            pane = panes[printed]
+            print(f"=== {pane.title}\n{pane.heading}\n---\n{pane.text}\n", flush=True)
             printed += 1
 
 

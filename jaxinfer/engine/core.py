@@ -279,7 +279,8 @@ class EngineCore:
             seconds = begin - max(launch.begin, self._ready)
         self._ready = begin
         landed = tokens >= 0
-        steps = max(1, int(landed[:: launch.width].any(axis=1).sum()))
+        # What is launched ahead of rows that have ended runs no round at all, and a step that lands nothing runs.
+        steps = 1 if launch.rounds is None else int(landed[:: launch.width].any(axis=1).sum())
         by_request = tokens.T.tolist()
         if not landed.all():
             by_request = [[token for token in row if token >= 0] for row in by_request]
@@ -290,7 +291,7 @@ class EngineCore:
             take_logprobs(landings, launch.built, launch.logprobs, launch.width)
         for listen in list(self.landing_listeners):
             listen(landings)
-        self.strategy.landed(launch.output, launch.built, launch.rounds, steps, seconds, self.metrics)
+        self.strategy.landed(launch.output, launch.built, launch.rounds, max(1, steps), seconds, self.metrics)
         metrics = self.metrics
         metrics.num_steps_total += steps
         metrics.scheduled_rows_total += steps * len(launch.output.requests)

@@ -1,0 +1,1 @@
+"""What scripts show on a terminal while it grows."""
