@@ -158,7 +158,11 @@ class Scheduler:
                 continue  # its last token is in flight: it takes no part any more
             if not request.in_seat:
                 return 0
-            if request.may_adjust and request.adjusts_logits(request.num_known_tokens - request.num_prompt_tokens):
+            if request.may_adjust and (
+                request.adjusts_logits(request.num_known_tokens - request.num_prompt_tokens)
+                # Loops of decode steps do not say how probable their tokens were.
+                or (rounds.kind is RowKind.DECODE and request.sampling_params.logprobs is not None)
+            ):
                 return 0
             if request.needs_host:
                 limit = 1
@@ -352,9 +356,9 @@ class Scheduler:
         self.running = [request for request in self.running if not request.is_finished]
 
     def _member_ended(self, group: RequestGroup) -> None:
-        """Its place goes to the next of its group; of the last one, the trunk ends with it."""
+        """Its place, if it had one, goes to the next of its group; of the last one, the trunk ends with it."""
         group.num_unfinished -= 1
-        if group.pending:
+        if group.pending and group.num_unfinished - len(group.pending) < group.max_parallel:
             self.waiting.prepend_request(group.pending.popleft())
         trunk = group.trunk
         if group.num_unfinished or trunk is None:

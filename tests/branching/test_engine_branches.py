@@ -72,3 +72,21 @@ def test_groups_and_other_requests_share_launches_in_a_small_pool(mode, idle_eng
     expected += run_requests(core, [make_request(r.request_id, r.prompt_token_ids, max_tokens=30) for r in others])
     assert got == expected
     assert core.get_metrics().num_preemptions_total > before
+
+
+def test_log_probabilities_come_with_every_token_in_and_beside_lanes(idle_engine, in_lanes):
+    core, [prefix] = idle_engine(), random_prompts([41])
+
+    def others() -> list:
+        return [make_request("beside", prefix[:9], max_tokens=6, logprobs=2)]
+
+    params = {"max_tokens": 12, "each": [{}, {"logprobs": 3, "max_tokens": 5}, {}]}
+    group, beside = make_group("a", prefix, suffixes_of(3), **params), others()
+    got = run_groups(core, [group], beside)
+    assert any(in_lanes)
+    same = [*alone("same", prefix, suffixes_of(3), **params), *others()]
+    assert got == run_requests(core, same)
+    for mine, other in zip((*group.members, *beside), same, strict=True):
+        wanted = mine.sampling_params.logprobs
+        assert len(mine.logprobs) == (0 if wanted is None else mine.num_output_tokens)
+        assert [list(entry) for entry in mine.logprobs] == [list(entry) for entry in other.logprobs]
