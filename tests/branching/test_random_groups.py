@@ -58,7 +58,7 @@ def test_random_groups_give_the_tokens_of_each_sequence_alone(limits, idle_engin
     before = core.get_metrics().num_preemptions_total
     rng = np.random.default_rng(sorted(ENGINES).index(limits))
     requests: list[Request] = []
-    for number in range(5):
+    for number in range(10):
         prefixes = [rng.integers(0, VOCAB, length).tolist() for length in (70, 30)]
         # Some come while others run.
         for late in range(int(rng.integers(1, 4))):
