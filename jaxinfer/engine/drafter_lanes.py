@@ -48,13 +48,20 @@ class DrafterLanes:
                 self.follows[request.seat] = False
                 self.length[request.seat] = max(self.length[request.seat], request.num_tokens - 2)
 
-    def take_pages(self, output: SchedulerOutput) -> None:
-        """Arrivals begin with what the drafter has of their cached pages; in other new pages it has nothing."""
+    def take_pages(self, output: SchedulerOutput, *, with_drafter: bool = False) -> None:
+        """Arrivals begin with what the drafter has of their cached pages; in other new pages it has nothing.
+
+        Args:
+            with_drafter: as for `launched`. Arrivals that begin with what rows before them compute in this very launch,
+                as members of a group do with their trunk, have the drafter's part of that too.
+        """
         arrivals = output.first_scheduled or output.resumed
         for index, pages in enumerate(output.new_pages):
-            if not pages:
-                continue
             request, cached = output.requests[index], 0
+            if not pages:
+                if arrivals and with_drafter:
+                    self._will_fill(output, index)
+                continue
             if arrivals and request.request_id not in self._running:
                 self._running[request.request_id] = request
                 cached = output.num_computed[index] // self.page_size if self._knows_pages else 0
@@ -62,6 +69,14 @@ class DrafterLanes:
                 self.follows[request.seat] = False
                 self.length[request.seat] = (cached if filled.all() else int(filled.argmin())) * self.page_size
             self.filled[pages[cached:]] = False
+            if arrivals and with_drafter:
+                self._will_fill(output, index)
+
+    def _will_fill(self, output: SchedulerOutput, index: int) -> None:
+        request, start = output.requests[index], output.num_computed[index]
+        if output.kinds[index] is RowKind.PROMPT_CHUNK and self.length[request.seat] == start:
+            last = (start + output.num_tokens[index]) // self.page_size
+            self.filled[request.pages[start // self.page_size : last]] = True
 
     def computed(self, request: Request, length: int) -> None:
         """The drafter has the first `length` tokens of a sequence."""

@@ -56,7 +56,8 @@ def fill_lanes(
         for branch, index in zip(lane.branches, indices, strict=True):
             request, first = requests[index], int(first_pages[index])
             # Its pages stand one after the other, behind those of the lane that are not its own.
-            before = lane.first_own[branch] - (0 if request.trunk is None else request.trunk.num_tokens // page_size)
+            trunk = request.trunk if request.shares_lane else None
+            before = lane.first_own[branch] - (0 if trunk is None else trunk.num_tokens // page_size)
             found = np.arange(first, min(first + window, len(request.pages))) + before
             packed["lane_page"][sequence, : len(found)] = found
             packed["branch"][sequence] = branch

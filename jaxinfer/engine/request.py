@@ -43,6 +43,7 @@ class Group(Protocol):
     trunk: Request | None
     branches: BranchStateManager
     pending: deque[Request]  # members that wait for others of the group to end
+    max_parallel: int
     num_unfinished: int
     num_running: int
 

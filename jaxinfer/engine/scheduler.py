@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.launch_plan import LaunchPlan
+from jaxinfer.engine.plan_rounds import plan_rounds
 from jaxinfer.engine.request import Group, Request, RequestStatus
 from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.engine.request_queue import make_request_queue
@@ -94,7 +95,8 @@ class Scheduler:
                     self.kv.publish(request, request.num_computed_tokens + count)
         if not plan.preempted:
             self._schedule_waiting(plan)
-        num_rounds = self._rounds_of(plan)
+        waits, shares_lanes = len(self.waiting) > 0, self.num_sharing_lanes > 1
+        num_rounds = plan_rounds(plan, self.rounds, self.kv, self.running, waits=waits, shares_lanes=shares_lanes)
         finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks need their seats for this launch still
         most, least = self._commit(plan, num_rounds)
         return SchedulerOutput(
@@ -108,7 +110,7 @@ class Scheduler:
             epochs=[request.epoch for request in plan.requests],
             new_pages=plan.new_pages,
             num_rounds=num_rounds,
-            shares_lanes=self.num_sharing_lanes > 1,
+            shares_lanes=shares_lanes,
             first_scheduled=plan.first_scheduled,
             resumed=plan.resumed,
             finished_req_ids=finished,
@@ -138,58 +140,6 @@ class Scheduler:
             most_all.append(most)
             least_all.append(least)
         return most_all, least_all
-
-    def _rounds_of(self, plan: LaunchPlan) -> int:
-        """How many rounds one launch may run, if all rows are in their seats; 0: they go on by a plain step.
-
-        More than one if nobody needs the host in between. Requests that wait could not be admitted to this launch, so
-        they do not forbid rounds, but the first place that gets free for certain is theirs at once. Takes the pages for
-        all rounds; with too few free pages there are fewer, and nobody is preempted for them.
-        """
-        rounds = self.rounds
-        limit = rounds.most
-        # One round of decoding is a plain step, but for those who share a lane.
-        at_least = 2 if rounds.kind is RowKind.DECODE and self.num_sharing_lanes < 2 else 1
-        if limit < at_least or plan.prefill_rows or not plan.requests:
-            return 0
-        longest, shortest = 0, sys.maxsize
-        for request in self.running:
-            left = request.max_total_tokens - len(request.token_ids) - request.num_sure_in_flight
-            if left <= 0:
-                continue  # its last token is in flight: it takes no part any more
-            if not request.in_seat:
-                return 0
-            if request.may_adjust and request.adjusts_logits(request.num_known_tokens - request.num_prompt_tokens):
-                return 0
-            if request.needs_host:
-                limit = 1
-            if left > longest:
-                longest = left
-            if left < shortest:
-                shortest = left
-        needed = shortest if len(self.waiting) else longest
-        limit = min(limit, -(-needed // max(rounds.least_tokens, 1)))
-        while limit >= at_least:
-            if self._take_pages_for(plan, limit * rounds.most_tokens):
-                return limit
-            limit //= 2
-        return 0
-
-    def _take_pages_for(self, plan: LaunchPlan, more: int) -> bool:
-        """Pages so that every row can land `more` tokens; False, and no change, where there are too few."""
-        wanted = [
-            min(known + more, request.max_total_tokens) - 1
-            for request, known in zip(plan.requests, plan.known, strict=True)
-        ]
-        missing = list(map(self.kv.missing_pages, plan.requests, wanted))
-        if sum(missing) > self.kv.num_available:
-            return False
-        for index, count in enumerate(missing):
-            if count:
-                pages = self.kv.grow(plan.requests[index], wanted[index])
-                assert pages is not None, "pages were counted as available"
-                plan.new_pages[index] = plan.new_pages[index] + pages
-        return True
 
     def _schedule_running(self, plan: LaunchPlan) -> None:
         page_size, running = self.kv.page_size, RequestStatus.RUNNING
@@ -388,9 +338,9 @@ class Scheduler:
         self.running = [request for request in self.running if not request.is_finished]
 
     def _member_ended(self, group: Group) -> None:
-        """Its place goes to the next of its group; of the last one, the trunk ends with it."""
+        """Its place, if it had one, goes to the next of its group; of the last one, the trunk ends with it."""
         group.num_unfinished -= 1
-        if group.pending:
+        if group.pending and group.num_unfinished - len(group.pending) < group.max_parallel:
             self.waiting.prepend_request(group.pending.popleft())
         trunk = group.trunk
         if group.num_unfinished or trunk is None:

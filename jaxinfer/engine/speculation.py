@@ -125,11 +125,11 @@ class Speculation:
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
         self._page_table = batch.page_table
+        feeds = self._num_drafts > 0 if output.num_rounds else self._feeds
         if output.first_scheduled or output.resumed or any(output.new_pages):
             for request_id in output.first_scheduled | output.resumed:
                 self.controller.enter(batch.seat_of[request_id])
-            self.lanes.take_pages(output)
-        feeds = self._num_drafts > 0 if output.num_rounds else self._feeds
+            self.lanes.take_pages(output, with_drafter=feeds)
         if feeds:
             self._let_catch_up(output, batch, runner)
         if output.num_rounds and feeds:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
-from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.limits import BRANCH_MODES
 from tests.branching.builders import alone, make_group, run_groups
 from tests.builders import make_request, random_prompts, run_requests
@@ -15,28 +13,13 @@ def suffixes_of(count: int, seed: int = 1) -> list[list[int]]:
     return random_prompts([(5 * i + 3) % 17 for i in range(count)], seed=seed)
 
 
-@pytest.fixture
-def in_lanes(monkeypatch) -> list[bool]:
-    """Of every launch of rounds, whether it read lanes of several branches."""
-    launches: list[bool] = []
-    build = InputBatch.build
-
-    def recorded(self: InputBatch, output: SchedulerOutput) -> BuiltBatch:
-        built = build(self, output)
-        if output.num_rounds:
-            launches.append(built.packed.shape.lane_pages > 0)
-        return built
-
-    monkeypatch.setattr(InputBatch, "build", recorded)
-    return launches
-
-
 @pytest.mark.parametrize("mode", BRANCH_MODES)
-def test_only_one_sequence_reads_lanes(mode, idle_engine, in_lanes):
+def test_only_one_sequence_reads_lanes(mode, idle_engine, launches_of_rounds):
     core, [prefix] = idle_engine(), random_prompts([41])
     run_groups(core, [make_group("a", prefix, suffixes_of(3), branch_mode=mode, max_tokens=40, stream=True)])
     run_groups(core, [make_group("b", prefix, suffixes_of(3), branch_mode=mode, max_tokens=40)])
-    assert sum(in_lanes) > 40 if mode == "in_one_sequence" else not any(in_lanes)
+    in_lanes = sum(lanes for _, lanes in launches_of_rounds)
+    assert in_lanes > 40 if mode == "in_one_sequence" else not in_lanes
 
 
 @pytest.mark.parametrize("mode", BRANCH_MODES)
@@ -72,3 +55,21 @@ def test_groups_and_other_requests_share_launches_in_a_small_pool(mode, idle_eng
     expected += run_requests(core, [make_request(r.request_id, r.prompt_token_ids, max_tokens=30) for r in others])
     assert got == expected
     assert core.get_metrics().num_preemptions_total > before
+
+
+def test_log_probabilities_come_with_every_token_in_and_beside_lanes(idle_engine, launches_of_rounds):
+    core, [prefix] = idle_engine(), random_prompts([41])
+
+    def others() -> list:
+        return [make_request("beside", prefix[:9], max_tokens=6, logprobs=2)]
+
+    params = {"max_tokens": 12, "each": [{}, {"logprobs": 3, "max_tokens": 5}, {}]}
+    group, beside = make_group("a", prefix, suffixes_of(3), **params), others()
+    got = run_groups(core, [group], beside)
+    assert any(lanes for _, lanes in launches_of_rounds)
+    same = [*alone("same", prefix, suffixes_of(3), **params), *others()]
+    assert got == run_requests(core, same)
+    for mine, other in zip((*group.members, *beside), same, strict=True):
+        wanted = mine.sampling_params.logprobs
+        assert len(mine.logprobs) == (0 if wanted is None else mine.num_output_tokens)
+        assert [list(entry) for entry in mine.logprobs] == [list(entry) for entry in other.logprobs]

@@ -145,8 +145,15 @@ class PoisonedPages(PageAllocator):
 class Simulation:
     """A scheduler with a fake device, stepped by hand."""
 
-    def __init__(self, *, page_size: int = 4, tokens_of_round: Callable[[], int] = lambda: 1, **limits) -> None:
-        self.device = FakeDevice(page_size, tokens_of_round)
+    def __init__(
+        self,
+        *,
+        page_size: int = 4,
+        tokens_of_round: Callable[[], int] = lambda: 1,
+        device: FakeDevice | None = None,
+        **limits,
+    ) -> None:
+        self.device = device or FakeDevice(page_size, tokens_of_round)
         self.scheduler = make_scheduler(page_size=page_size, device=self.device, **limits)
         self.in_flight: deque[tuple[SchedulerOutput, list[list[int]]]] = deque()
         self.arrivals = 0
@@ -161,8 +168,9 @@ class Simulation:
         """Schedule a launch and let the device run it; its results are not read yet."""
         output = self.scheduler.schedule()
         self.scheduler.check_integrity()
+        results = self.device.run(output)
         if output.requests:
-            self.in_flight.append((output, self.device.run(output)))
+            self.in_flight.append((output, results))
         return output
 
     def land(self) -> list[Landing]:

@@ -1,0 +1,186 @@
+"""Bugs planted on the host, each of which random lives of groups find."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from jaxinfer.branching.branch_state import BranchStateManager
+from jaxinfer.engine import input_batch
+from jaxinfer.engine.kv_cache_manager import KVCacheManager
+from jaxinfer.engine.launch_plan import LaunchPlan
+from jaxinfer.engine.request import RequestStatus
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.trunks import Trunks
+from tests.branching.test_branch_states import BranchLife
+
+
+def given_up_while_members_run(give_up_idle):
+    def planted(self, wanted):
+        for trunk in self.held:
+            if trunk is not wanted.trunk:
+                self.release(trunk)
+                return True
+        return False
+
+    return planted
+
+
+def borrowed_pages_are_given_back(held):
+    def planted(self, request):
+        return request.pages[request.num_published_tokens // self.page_size :]
+
+    return planted
+
+
+def free_once_computed(keep):
+    def planted(self, trunk):
+        keep(self, trunk)
+        self._kv.allocator.free(trunk.pages)
+
+    return planted
+
+
+def nobody_takes_the_place(member_ended):
+    def planted(self, group):
+        pending, group.pending = group.pending, deque()
+        member_ended(self, group)
+        group.pending = pending
+
+    return planted
+
+
+def pending_members_had_a_place(member_ended):
+    def planted(self, group):
+        pending, group.pending = group.pending, deque()
+        member_ended(self, group)
+        group.pending = pending
+        if pending:
+            self.waiting.prepend_request(pending.popleft())
+
+    return planted
+
+
+def trunk_outlives_its_members(member_ended):
+    def planted(self, group):
+        trunk, group.trunk = group.trunk, None
+        member_ended(self, group)
+        group.trunk = trunk
+
+    return planted
+
+
+def preempted_members_count(count_running):
+    def planted(self, request, change):
+        count_running(self, request, change)
+        if request.group is not None and request.status is RequestStatus.PREEMPTED and change < 0:
+            request.group.num_running += 1
+
+    return planted
+
+
+def given_up_but_computed(release):
+    def planted(self, trunk):
+        release(self, trunk)
+        trunk.is_computed = True
+
+    return planted
+
+
+def computed_with_its_first_chunk(add):
+    def planted(self, request, count, known, new_pages):
+        add(self, request, count, known, new_pages)
+        request.is_computed = request.is_trunk
+
+    return planted
+
+
+def keeps_its_seat(leave_seat):
+    def planted(self, trunk):
+        leave_seat(self, trunk)
+        self.finished_req_ids.discard(trunk.request_id)
+
+    return planted
+
+
+def a_page_of_the_next_branch(lanes):
+    def planted(self, trunk, members, max_pages):
+        def with_wrong_owner(lane):
+            owners = list(lane.owners)
+            if len(lane.branches) > 1:
+                owners[lane.first_own[lane.branches[1]] - 1] = lane.branches[1]
+            return replace(lane, owners=owners)
+
+        return [with_wrong_owner(lane) for lane in lanes(self, trunk, members, max_pages)]
+
+    return planted
+
+
+def lanes_of_any_length(lanes):
+    def planted(self, trunk, members, max_pages):
+        return lanes(self, trunk, members, None)
+
+    return planted
+
+
+def one_page_too_late(fill_lanes):
+    def planted(packed, lanes, requests, first_pages, page_size):
+        places = fill_lanes(packed, lanes, requests, first_pages, page_size)
+        packed["first_page"][places] += 1
+        return places
+
+    return planted
+
+
+def in_another_order(lanes_of):
+    def planted(requests, max_pages):
+        return [(lane, indices[::-1]) for lane, indices in lanes_of(requests, max_pages)]
+
+    return planted
+
+
+def behind_a_trunk_that_is_their_own(fill_lanes):
+    def planted(packed, lanes, requests, first_pages, page_size):
+        places = fill_lanes(packed, lanes, requests, first_pages, page_size)
+        for request, place in zip(requests, places, strict=True):
+            if request.trunk is not None and not request.shares_lane:
+                packed["lane_page"][place] -= request.trunk.num_tokens // page_size
+        return places
+
+    return planted
+
+
+PLANTED = {
+    "a trunk is given up while its members run": (Trunks, "give_up_idle", given_up_while_members_run),
+    "a member gives back the trunk's pages": (KVCacheManager, "_held", borrowed_pages_are_given_back),
+    "a trunk's pages are handed out twice": (Trunks, "keep", free_once_computed),
+    "nobody takes the place of a member that ended": (Scheduler, "_member_ended", nobody_takes_the_place),
+    "a pending member that is aborted makes room": (Scheduler, "_member_ended", pending_members_had_a_place),
+    "a trunk outlives its members": (Scheduler, "_member_ended", trunk_outlives_its_members),
+    "preempted members count as running": (Scheduler, "_count_running", preempted_members_count),
+    "a trunk that was given up counts as computed": (Trunks, "release", given_up_but_computed),
+    "a trunk counts as computed with its first chunk": (LaunchPlan, "add", computed_with_its_first_chunk),
+    "a computed trunk keeps its seat": (Scheduler, "_leave_seat", keeps_its_seat),
+    "a page has the wrong owner": (BranchStateManager, "_in_one_sequence", a_page_of_the_next_branch),
+    "a lane is longer than a launch can read": (BranchStateManager, "_in_one_sequence", lanes_of_any_length),
+    "pages that may be written begin one too late": (input_batch, "fill_lanes", one_page_too_late),
+    "sequences of a lane are in another order": (input_batch, "lanes_of", in_another_order),
+    "members in batching mode beside lanes begin too early": (
+        input_batch, "fill_lanes", behind_a_trunk_that_is_their_own,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug):
+    where, name, plant = PLANTED[bug]
+    # Examples are not made smaller: that one is found is enough.
+    few = settings(max_examples=200, stateful_step_count=40, phases=[Phase.generate], report_multiple_bugs=False)
+    with mock.patch.object(where, name, plant(getattr(where, name))), pytest.raises(Exception) as found:
+        run_state_machine_as_test(BranchLife, settings=few)
+    assert not isinstance(found.value, TypeError | AttributeError | NameError), "the planted piece itself is broken"
