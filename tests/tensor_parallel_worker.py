@@ -31,7 +31,20 @@ def main() -> None:
     tokens = [output.outputs[0].token_ids for output in outputs]
     metrics = llm.get_metrics()
     drafted = [metrics.spec_decode_num_draft_tokens, metrics.spec_decode_num_accepted_tokens]
-    result = {"tokens": tokens, "devices": shards, "exchanges": Counter(map(" ".join, exchanges)), "drafted": drafted}
+    # Both ways to read a trunk; the branches end at different times.
+    branches = {}
+    if processes == 1:
+        each = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (12, 5, 9)]
+        for mode in ("in_one_sequence", "batching"):
+            found = llm.generate_branches(prompts[1], [[3], [4, 5], [6]], each, mode, use_tqdm=False)
+            branches[mode] = [output.token_ids for output in found.outputs]
+    result = {
+        "tokens": tokens,
+        "devices": shards,
+        "exchanges": Counter(map(" ".join, exchanges)),
+        "drafted": drafted,
+        "branches": branches,
+    }
     print(json.dumps(result))
 
 

@@ -48,8 +48,13 @@ def finish(worker: subprocess.Popen) -> dict:
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoint) -> list[list[int]]:
-    return finish(start(checkpoint, 1, devices=1))["tokens"]
+def of_one(checkpoint) -> dict:
+    return finish(start(checkpoint, 1, devices=1))
+
+
+@pytest.fixture(scope="module")
+def alone(of_one) -> list[list[int]]:
+    return of_one["tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +64,12 @@ def of_four(checkpoint) -> dict:
 
 def test_four_devices_give_the_same_tokens_with_two_kv_heads_kept_twice(of_four, alone):
     assert (of_four["tokens"], of_four["devices"]) == (alone, 4)
+
+
+def test_four_devices_give_the_same_branches_in_either_mode(of_four, of_one):
+    one, other = of_one["branches"].values()
+    assert one == other and [len(tokens) for tokens in one] == [12, 5, 9]
+    assert of_four["branches"] == of_one["branches"]
 
 
 def test_devices_exchange_the_sums_of_two_products_a_layer_and_no_weights_and_no_kv(of_four):
@@ -73,10 +84,11 @@ def test_devices_exchange_the_sums_of_two_products_a_layer_and_no_weights_and_no
     assert max(sizes) < rows * CONFIG["vocab_size"]
 
 
-def test_four_devices_that_speculate_give_the_same_tokens(checkpoint, alone):
+def test_four_devices_that_speculate_give_the_same_tokens(checkpoint, alone, of_one):
     found = finish(start(checkpoint, 4, devices=4, drafts=1))
     drafted, accepted = found["drafted"]
     assert found["tokens"] == alone and drafted == accepted > 10
+    assert found["branches"] == of_one["branches"]
 
 
 def test_two_processes_of_one_device_each_give_the_same_tokens(checkpoint, alone):

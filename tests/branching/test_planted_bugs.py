@@ -1,4 +1,4 @@
-"""Bugs planted on the host, each of which random lives of groups find."""
+"""Bugs planted on the host, each of which random lives of groups find; those of what a device reads, an engine too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from jaxinfer.engine.launch_plan import LaunchPlan
 from jaxinfer.engine.request import RequestStatus
 from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.engine.trunks import Trunks
+from tests.branching.builders import alone, make_group, run_groups
 from tests.branching.test_branch_states import BranchLife
+from tests.builders import random_prompts, run_requests
 
 
 def given_up_while_members_run(give_up_idle):
@@ -184,3 +186,23 @@ def test_a_planted_bug_is_found(bug):
     with mock.patch.object(where, name, plant(getattr(where, name))), pytest.raises(Exception) as found:
         run_state_machine_as_test(BranchLife, settings=few)
     assert not isinstance(found.value, TypeError | AttributeError | NameError), "the planted piece itself is broken"
+
+
+OF_LANES = [bug for bug, (where, name, _) in PLANTED.items() if where is input_batch or name == "_in_one_sequence"]
+
+
+@pytest.mark.parametrize("bug", [None, *(bug for bug in OF_LANES if "longer" not in bug)])
+def test_the_tokens_of_an_engine_show_bugs_of_lanes(bug, idle_engine):
+    """Members of a group in lanes, and of one in batching mode beside them, that have several pages of their own."""
+    core = idle_engine()
+    [prefix], suffixes = random_prompts([41]), random_prompts([6, 3], seed=1)
+    modes = {"a": "in_one_sequence", "b": "batching"}
+    same = [request for group in modes for request in alone(group, prefix, suffixes, max_tokens=20)]
+    expected = run_requests(core, same)
+    where, name, plant = PLANTED[bug] if bug else (input_batch, "lanes_of", lambda found: found)
+    with mock.patch.object(where, name, plant(getattr(where, name))):
+        groups = [make_group(group, prefix, suffixes, branch_mode=mode, max_tokens=20) for group, mode in modes.items()]
+        got = run_groups(core, groups)
+    # What was written to wrong pages may be cached.
+    assert core.reset_prefix_cache()
+    assert (got == expected) == (bug is None)
