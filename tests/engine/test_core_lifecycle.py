@@ -45,6 +45,17 @@ def test_a_step_without_requests_does_nothing(idle_engine):
     assert core.get_metrics().num_steps_total == steps
 
 
+def test_what_is_launched_ahead_of_a_sequence_that_has_ended_counts_no_step(idle_engine):
+    core, [prompt] = idle_engine(), random_prompts([9])
+    [tokens] = run_requests(core, [make_request("a", prompt, max_tokens=40)])
+    last = next(index for index in range(20, 40) if tokens[index] not in tokens[:index])
+    core.reset_prefix_cache()
+    steps = core.get_metrics().num_steps_total
+    [again] = run_requests(core, [make_request("b", prompt, max_tokens=100, eos_token_ids=[tokens[last]])])
+    assert again == tokens[: last + 1]
+    assert core.get_metrics().num_steps_total - steps == len(again)
+
+
 @pytest.mark.parametrize("phase", ["waiting", "prefilling", "decoding", "preempted"])
 def test_an_abort_in_any_phase_frees_the_pages_and_leaves_the_others_alone(phase, idle_engine):
     core = idle_engine()
