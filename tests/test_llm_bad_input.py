@@ -128,7 +128,6 @@ def test_chat_without_a_chat_template_names_the_way_out(tmp_path):
 BAD_PARAMS = {
     "too few": ([GREEDY], "1 sampling_params for 2 prompts"),
     "too many": ([GREEDY] * 3, "3 sampling_params for 2 prompts"),
-    "several completions": ([GREEDY, SamplingParams(n=2)], "sampling_params of prompt 1: n=2 is not supported yet"),
     "a stop token that does not exist": (
         [GREEDY, SamplingParams(stop_token_ids=[3, vocab_size()])],
         f"sampling_params of prompt 1: stop_token_ids has {vocab_size()}, outside the vocabulary of {vocab_size()}",
@@ -302,6 +301,27 @@ def test_what_is_small_is_checked_before_the_weights_are_read(damaged, settings)
 def test_damaged_tokenizer_files_do_not_matter_where_no_tokenizer_is_wanted(damaged):
     (damaged / "tokenizer.json").write_text('{"half": ')
     assert open_llm(damaged, skip_tokenizer_init=True).tokenizer is None
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffixes", "message"),
+    [
+        ("text", [], "suffixes is empty: there must be at least 1 branch"),
+        ("text", "abc", "suffixes must be a list, of texts or of lists of token ids, got 'abc'"),
+        ("text", ["a", [1]], r"suffix 1 must be text, as the prefix is, got \[1\]"),
+        ([1, 2], [[3], "a"], "suffix 1 must be a list of token ids, as the prefix is, got 'a'"),
+        ([], [[3], []], "prompt 1 is empty"),
+    ],
+)
+def test_branches_that_do_not_go_together_are_refused(llm, prefix, suffixes, message):
+    refused(llm, lambda: llm.generate_branches(prefix, suffixes, GREEDY), message)
+
+
+def test_a_branch_of_several_samples_and_an_unknown_mode_are_refused(llm):
+    refused(llm, lambda: llm.generate_branches("a", ["b"], SamplingParams(n=2)), "n=2, a branch is one sequence")
+    refused(
+        llm, lambda: llm.generate_branches("a", ["b"], GREEDY, "both"), "branch_mode must be one of in_one_sequence"
+    )
 
 
 def test_a_missing_tokenizer_directory_is_named(checkpoint, tmp_path):

@@ -292,6 +292,9 @@ class EngineCore:
         for listen in list(self.landing_listeners):
             listen(landings)
         self.strategy.landed(launch.output, launch.built, launch.rounds, max(1, steps), seconds, self.metrics)
+        shape = launch.built.packed.shape
+        if launch.rounds is not None and launch.rounds.details is None and seconds and steps:
+            self.scheduler.costs.observe(shape.num_logits, seconds / steps, lanes=shape.lane_pages > 0)
         metrics = self.metrics
         metrics.num_steps_total += steps
         metrics.scheduled_rows_total += steps * len(launch.output.requests)

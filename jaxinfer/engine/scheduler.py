@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from jaxinfer.engine.batch_costs import BatchCosts
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.launch_plan import LaunchPlan
 from jaxinfer.engine.plan_rounds import plan_rounds
@@ -46,6 +47,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.num_preemptions = 0
+        self.costs = BatchCosts()  # of decode steps, which whoever runs them tells of
         self._forks: set[Request] = set()  # that run and have not taken their seats yet
         self.num_sharing_lanes = 0  # running requests whose launches of rounds read a trunk together
         self.num_adjusting_by_output = 0  # running requests whose latest token must land before the next launch
@@ -215,13 +217,24 @@ class Scheduler:
         while len(self.waiting) and plan.budget > 0 and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting.peek_request()
             trunk = request.trunk
-            if trunk is not None and not trunk.is_computed:
+            if not self._pays(request):
+                assert request.group is not None
+                request.group.pending.appendleft(self.waiting.pop_request())
+            elif trunk is not None and not trunk.is_computed:
                 if trunk in self.running or not self._admit(trunk, plan):
                     break
             elif self._admit(request, plan):
                 self.waiting.pop_request()
             else:
                 break
+
+    def _pays(self, request: Request) -> bool:
+        """Whether a sequence makes the batch faster; the first one of its group runs in any case."""
+        group = request.group
+        if group is None or not group.num_running:
+            return True
+        more = min(group.num_unfinished - group.num_running, self.limits.max_num_seqs - len(self.running))
+        return self.costs.pays(len(self.running), more, lanes=request.shares_lane)
 
     def _admit(self, request: Request, plan: LaunchPlan) -> bool:
         """Let a request run, with as many of its tokens as fit into this launch; False: it has to wait."""

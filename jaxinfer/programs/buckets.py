@@ -12,6 +12,8 @@ from jaxinfer.programs.batch_layout import BatchShape
 _MIN_PREFILL_TOKENS = 16
 _MIN_PREFILL_ROWS = 4
 _MIN_LANE_SEQUENCES = 4
+# One answer has so many branches at most times: up to here lanes come in every power of two.
+_FEW_LANE_SEQUENCES = 16
 # Loops pay for padding in every step and need no programs of sampling: from here on they come in one more number of
 # rows between any two powers of two. 40 rows take 16% less time as 48 than as 64 (CPU, 8 layers). Only with the fewest
 # pages: where contexts are long, more programs are too many for a process on a CPU (see `mapped_memory`).
@@ -78,7 +80,8 @@ class Buckets:
     @property
     def lane_sequences(self) -> list[int]:
         """The numbers of sequences of launches of lanes."""
-        return _powers(min(_MIN_LANE_SEQUENCES, self.max_num_seqs), self.max_num_seqs, 4)
+        few = _powers(min(_MIN_LANE_SEQUENCES, self.max_num_seqs), min(_FEW_LANE_SEQUENCES, self.max_num_seqs), 2)
+        return sorted({*few, *_powers(few[-1], self.max_num_seqs, 4)})
 
     @property
     def prefill_tokens(self) -> list[int]:
