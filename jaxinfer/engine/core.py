@@ -372,8 +372,10 @@ class EngineCore:
     def get_metrics(self) -> EngineMetrics:
         """The metrics, gauges brought up to date."""
         metrics, scheduler, allocator = self.metrics, self.scheduler, self.scheduler.kv.allocator
-        metrics.num_requests_running = len(scheduler.running)
-        metrics.num_requests_waiting = len(scheduler.waiting)
+        running = [request for request in scheduler.running if not request.is_trunk]
+        metrics.num_requests_running = len(running)
+        metrics.num_requests_waiting = len(scheduler.requests) - len(running)
+        metrics.branch_count = sum(request.group is not None for request in running)
         metrics.kv_cache_usage_perc = 1 - scheduler.kv.num_available / allocator.num_pages
         metrics.num_cached_tokens = allocator.num_cached * self.config.page_size
         if self.prefix_cache is not None:

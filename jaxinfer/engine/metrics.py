@@ -52,6 +52,7 @@ class EngineMetrics:
 
     num_requests_running: int = 0
     num_requests_waiting: int = 0
+    branch_count: int = 0  # of the running ones, those that are samples, branches or beams of one request
     kv_cache_usage_perc: float = 0.0  # share of pages in use by requests, 0 to 1
     num_cached_tokens: int = 0  # in the prefix cache, in use or not
     prefix_cache_queries: int = 0  # tokens that were looked for in the prefix cache

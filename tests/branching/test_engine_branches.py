@@ -6,7 +6,7 @@ import pytest
 
 from jaxinfer.limits import BRANCH_MODES
 from tests.branching.builders import alone, make_group, run_groups
-from tests.builders import make_request, random_prompts, run_requests
+from tests.builders import drain, make_request, random_prompts, run_requests
 
 
 def suffixes_of(count: int, seed: int = 1) -> list[list[int]]:
@@ -20,6 +20,19 @@ def test_only_one_sequence_reads_lanes(mode, idle_engine, launches_of_rounds):
     run_groups(core, [make_group("b", prefix, suffixes_of(3), branch_mode=mode, max_tokens=40)])
     in_lanes = sum(lanes for _, lanes in launches_of_rounds)
     assert in_lanes > 40 if mode == "in_one_sequence" else not in_lanes
+
+
+def test_metrics_count_sequences_and_no_trunks(idle_engine):
+    core, [prefix] = idle_engine(), random_prompts([41])
+    core.add_group(make_group("a", prefix, suffixes_of(5), max_parallel=2, max_tokens=30))
+    core.add_request(make_request("other", prefix[:7], max_tokens=30))
+    for _ in range(4):
+        core.step()
+    metrics = core.get_metrics()
+    assert (metrics.num_requests_running, metrics.branch_count, metrics.num_requests_waiting) == (3, 2, 3)
+    drain(core)
+    metrics = core.get_metrics()
+    assert (metrics.num_requests_running, metrics.branch_count, metrics.num_requests_waiting) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("mode", BRANCH_MODES)
