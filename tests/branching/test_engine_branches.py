@@ -24,9 +24,9 @@ def test_only_one_sequence_reads_lanes(mode, idle_engine, launches_of_rounds):
 
 def test_metrics_count_sequences_and_no_trunks(idle_engine):
     core, [prefix] = idle_engine(), random_prompts([41])
-    core.add_group(make_group("a", prefix, suffixes_of(5), max_parallel=2, max_tokens=30))
-    core.add_request(make_request("other", prefix[:7], max_tokens=30))
-    for _ in range(4):
+    core.add_group(make_group("a", prefix, suffixes_of(5), max_parallel=2, max_tokens=90))
+    core.add_request(make_request("other", prefix[:7], max_tokens=90))
+    for _ in range(3):
         core.step()
     metrics = core.get_metrics()
     assert (metrics.num_requests_running, metrics.branch_count, metrics.num_requests_waiting) == (3, 2, 3)
