@@ -16,6 +16,7 @@ from rich.console import Console
 from branching.expansion import compare, comparison_table, planning_questions, summarise
 from branching.growing_answer import answer_live, summary
 from branching.kv_memory import measure_memory, memory_table, open_engine
+from branching.page_visits import visits_table
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.limits import BRANCH_MODES
@@ -41,7 +42,11 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--timeline", type=Path, metavar="PNG", help="draw which branch decoded in which step")
     parser.add_argument("--compare", type=int, nargs="?", const=12, metavar="N", help="over N questions (default: 12)")
     parser.add_argument("--pairs", type=int, default=3, help="of --compare: pairs that count (default: %(default)s)")
-    parser.add_argument("--memory", action="store_true", help="count the KV of 1 to 16 branches")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="count the KV of 1 to 16 branches, and the pages that the attention kernel loads for them",
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures of --compare and --memory here")
     options = parser.parse_args()
     try:
@@ -96,6 +101,7 @@ def main() -> None:
     if options.memory:
         report["memory"] = measure_memory(open_engine(options.model))
         console.print(memory_table(report["memory"]))
+        console.print(visits_table())
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if not same:

@@ -13,7 +13,7 @@ from tests.branching.builders import alone, make_group, run_groups
 from tests.builders import make_request, model_config, random_model, random_prompts, run_requests
 from tests.speculative.builders import NUM_DRAFTS, AnyGamma, disturbed, speculating_engine, speculation_of
 
-DRAFTERS = ("itself", "disturbed", "ngram")
+DRAFTERS = ("itself", pytest.param("disturbed", marks=pytest.mark.slow), "ngram")
 LONG, SHORT = random_prompts([61, 22], seed=4)
 IN_LANES = (RowKind.VERIFICATION, True)
 
