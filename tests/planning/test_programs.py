@@ -45,6 +45,7 @@ def test_a_plan_looks_at_the_largest_shape_of_every_program_of_the_engine(stand_
         "prompt_logprobs": 2048,
         DECODE_LOOP: BatchShape(64, 0, 0, 256),
         BRANCH_LOOP: BatchShape.of_lanes(64, 256, 3),
+        "commit_tail": (1, 16),
     }
     assert DECODE_LOOP not in planned_shapes(dataclasses.replace(ENGINE, max_decode_steps=1), stand_in(B200))
 
@@ -65,11 +66,11 @@ def test_all_programs_are_compiled_from_shapes_and_update_the_whole_pool_in_plac
     pool = ENGINE.kv_cache_tokens * kv_bytes_per_token(config, F32)
     assert {program.name: program.kv_alias_bytes for program in programs} == {
         PREFILL: pool, DECODE: pool, "adjusted_sampling": None, "prompt_logprobs": None, DECODE_LOOP: pool,
-        BRANCH_LOOP: pool,
+        BRANCH_LOOP: pool, "commit_tail": pool,
     }  # fmt: skip
     assert all(program.temp_bytes > 0 and program.kernels > 0 for program in programs)
-    assert 1 <= kernels < min(program.kernels for program in programs if program.kv_alias_bytes)
-    assert len(told) == 7 and told[0].startswith("prefill: step for 4 decodes and 28 prompt tokens")
+    assert 1 <= kernels < min(program.kernels for program in programs if isinstance(program.shape, BatchShape))
+    assert len(told) == 8 and told[0].startswith("prefill: step for 4 decodes and 28 prompt tokens")
 
 
 def test_parameters_are_shapes_on_the_target_split_over_its_devices(stand_in):
