@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from jaxinfer.engine.strategy import PlainDecoding, RoundsResult, Strategy
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.adjusted_sampling import SamplingShape
 from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.commit_tail import packed_moves
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import KV, TARGET, everywhere_on
 from jaxinfer.programs.runner import Runner, initial_state
@@ -339,12 +339,8 @@ class EngineCore:
         self._number(child)
         moves = self.scheduler.fork(parent, child)
         program = self.programs.commit_tail
-        [shape] = program.shapes
-        for start in range(0, len(moves), math.prod(shape)):
-            ends = np.full((2, math.prod(shape)), -1, np.int32)
-            some = np.asarray(moves[start : start + math.prod(shape)], np.int32)
-            ends[:, : len(some)] = some.T
-            self.runner.launch(program, shape, ends.reshape(2, *shape))
+        for ends in packed_moves(moves, program.shapes[0]):
+            self.runner.launch(program, program.shapes[0], ends)
 
     def abort(self, request_id: str) -> list[Request]:
         """End a request, or what is unfinished of a group, by id; none where there is no such unfinished request."""

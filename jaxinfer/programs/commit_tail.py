@@ -6,7 +6,8 @@ were accepted need not be known on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,16 @@ def tail_moves(page_table: jax.Array, tail_start: jax.Array, path: jax.Array, *,
     source = lane_slots(page_table, jnp.where(path >= 0, first + path, -1), page_size=page_size)
     destination = lane_slots(page_table, jnp.where(path >= 0, kept, -1), page_size=page_size)
     return jnp.stack([source, destination])
+
+
+def packed_moves(moves: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Iterator[np.ndarray]:
+    """Inputs of `CommitTail`, of one shape: as many as it takes for these moves, pairs of source and destination."""
+    size = math.prod(shape)
+    for start in range(0, len(moves), size):
+        some = np.asarray(moves[start : start + size], np.int32)
+        ends = np.full((2, size), -1, np.int32)
+        ends[:, : len(some)] = some.T
+        yield ends.reshape(2, *shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,10 @@ MOST_VERIFIED = 1024
 # Up to so many rows there is a shape for each power of two, above for every other one; with wider page tables for
 # every other one throughout, and for the most drafts alone.
 _ROWS_OF_ALL_POWERS = 32
+# Fewer rows are verified in the same time with few drafts as with many.
+_FEWEST_ROWS_OF_ALL_WIDTHS = 4
+# Branches come in few sizes: a program that is made for speculation costs memory maps.
+_FEWEST_OF_LANES = 16
 _CATCH_UP_TOKENS = 256
 _TOKENS_PER_ROW = 16
 
@@ -43,16 +47,16 @@ class SpeculationShapes:
             is_first = pages == buckets.pages_per_row[0]
             for rows in _some(buckets.decode_rows, _ROWS_OF_ALL_POWERS if is_first else 1):
                 fitting = [width for width in widths if rows * width <= most]
-                rounds += [
-                    RoundsShape(BatchShape(rows, 0, 0, pages), w) for w in (fitting if is_first else fitting[-1:])
-                ]
+                chosen = fitting if is_first and rows >= _FEWEST_ROWS_OF_ALL_WIDTHS else fitting[-1:]
+                rounds += [RoundsShape(BatchShape(rows, 0, 0, pages), width) for width in chosen]
         # A launch is built while as much as it may land itself is in flight.
         lane_pages = lane_pages_for(2 * max_rounds * widths[-1], page_size)
         lanes = [
             RoundsShape(shape, widths[-1])
             for shape in buckets.all_lanes(lane_pages)
-            if shape.num_tokens * widths[-1] <= most
+            if shape.num_tokens * widths[-1] <= most and shape.pages_per_row == buckets.pages_per_row[-1]
         ]
+        lanes = [shape for shape in lanes if shape.batch.num_tokens >= _FEWEST_OF_LANES] or lanes[-1:]
         tokens = sorted({min(_CATCH_UP_TOKENS, buckets.max_num_batched_tokens), buckets.max_num_batched_tokens})
         catch_up = [
             BatchShape(0, max(1, min(buckets.max_num_seqs, count // _TOKENS_PER_ROW)), count, pages)

@@ -1,0 +1,27 @@
+"""Speculation adds few programs, and has one for whatever is launched."""
+
+import pytest
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.programs.buckets import Buckets
+from jaxinfer.speculative.shapes import SpeculationShapes
+
+
+def shapes_of(max_model_len: int, max_num_seqs: int = 256) -> tuple[Buckets, SpeculationShapes]:
+    engine = EngineConfig(max_model_len, max_num_seqs=max_num_seqs, kv_cache_tokens=max_model_len)
+    buckets = Buckets.from_config(engine)
+    return buckets, SpeculationShapes.of(buckets, 4, widths=(3, 5), max_rounds=8, page_size=16)
+
+
+@pytest.mark.parametrize(("max_model_len", "most"), [(1024, 17), (4096, 17), (8192, 24), (65536, 24)])
+def test_an_engine_has_at_most_so_many_programs_more(max_model_len, most):
+    _, shapes = shapes_of(max_model_len)
+    assert len(shapes.rounds) + len(shapes.lanes) + len(shapes.catch_up) == most
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 4, 40, 256])
+def test_sequences_in_lanes_have_a_program_if_any_does(max_num_seqs):
+    buckets, shapes = shapes_of(8192, max_num_seqs)
+    for sequences in range(1, min(max_num_seqs, 64) + 1):
+        found = shapes.rounds_for(rows=sequences, pages_per_row=buckets.pages_per_row[-1], num_drafts=4, lanes=True)
+        assert found is not None and found.batch.num_tokens >= sequences and found.width == 5
