@@ -16,7 +16,9 @@ def random_request(rng: np.random.Generator, number: int) -> Request:
     def sometimes(value, otherwise):
         return value if rng.random() < 0.15 else otherwise
 
-    tokens = lambda count: rng.integers(0, VOCAB, count).tolist()  # noqa: E731
+    def tokens(count: int) -> list[int]:
+        return rng.integers(0, VOCAB, count).tolist()
+
     max_tokens = int(rng.integers(1, 12))
     params = SamplingParams(
         temperature=sometimes(0.0, float(rng.uniform(0.2, 2))),

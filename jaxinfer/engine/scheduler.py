@@ -216,6 +216,8 @@ class Scheduler:
     def _schedule_waiting(self, plan: LaunchPlan) -> None:
         while len(self.waiting) and plan.budget > 0 and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting.peek_request()
+            if self.kv.num_available == 0 and not self.trunks.give_up_idle(request):
+                break  # whatever is cached of it, a request that computes something needs a page to itself
             trunk = request.trunk
             if not self._pays(request):
                 assert request.group is not None
@@ -242,7 +244,6 @@ class Scheduler:
         self.kv.find_prefix(request)
         count = plan.tokens_of_chunk(request, known)
         is_cached = request.is_trunk and request.num_computed_tokens == known
-        # Whatever is cached of it, a request that computes something needs a page to itself.
         while not is_cached and (not count or self.kv.grow(request, request.num_computed_tokens + count) is None):
             if not count or not self.trunks.give_up_idle(request):
                 self.kv.forgo_prefix(request)
