@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,14 @@ from jaxinfer.attention.residual import PLAIN, Residual
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.layers import DecoderLayer, Embedding, OutputHead, RMSNorm
 from jaxinfer.models.rope import rope_cos_sin
+
+
+class Computed(NamedTuple):
+    """What a model has computed of T tokens."""
+
+    hidden: jax.Array  # [..., T, hidden], after the final norm
+    kv: list[LayerKV]  # of every layer
+    features: jax.Array | None  # [..., T, F * hidden], the inputs of F layers one after the other, not normed
 
 
 class DecoderLM(nnx.Module):
@@ -42,7 +51,7 @@ class DecoderLM(nnx.Module):
         residual: Residual = PLAIN,
     ) -> jax.Array:
         """`with_kv` of tokens that have no past: hidden states alone."""
-        return self.with_kv([None] * len(self.layers), token_ids, positions, attend, lengths, residual)[0]
+        return self.with_kv([None] * len(self.layers), token_ids, positions, attend, lengths, residual).hidden
 
     def with_kv(
         self,
@@ -52,8 +61,9 @@ class DecoderLM(nnx.Module):
         attend: Attend,
         lengths: jax.Array | None = None,
         residual: Residual = PLAIN,
-    ) -> tuple[jax.Array, list[LayerKV]]:
-        """Hidden states [..., T, hidden] after the final norm, and the keys and values of every layer.
+        capture: Sequence[int] = (),
+    ) -> Computed:
+        """Hidden states after the final norm, the keys and values of every layer, and features for a drafter.
 
         Args:
             kv: of every layer, what `attend` finds the past in.
@@ -63,15 +73,21 @@ class DecoderLM(nnx.Module):
             lengths: int32 [..., T], for rotary types that depend on the sequence's length (see `rope_cos_sin`).
             residual: how activations lie and how the results of layers join the residual stream; with
                 `features_first`, tokens are [T].
+            capture: numbers of the layers, ascending, whose inputs are the features.
         """
         # Behind a barrier: XLA would compute them in every layer again, for every head.
         cos, sin = lax.optimization_barrier(rope_cos_sin(self.config.rope, self.config.head_dim, positions, lengths))
         x, y = residual.from_tokens(self.embed(token_ids)), None
-        after = []
-        for layer, before in zip(self.layers, kv, strict=True):
-            x, y, layer_kv = layer(x, y, before, cos, sin, attend, residual)
+        after, captured = [], []
+        for number, (layer, before) in enumerate(zip(self.layers, kv, strict=True)):
+            x, normed = layer.enter(x, y, residual)
+            if number in capture:
+                captured.append(residual.to_tokens(x))
+            x, y, layer_kv = layer(x, normed, before, cos, sin, attend, residual)
             after.append(layer_kv)
-        return residual.to_tokens(self.final_norm.after(x, y, residual)[1]), after
+        assert len(captured) == len(capture), f"{capture} are not layers of a model that has {len(self.layers)}"
+        features = jnp.concatenate(captured, axis=-1) if captured else None
+        return Computed(residual.to_tokens(self.final_norm.after(x, y, residual)[1]), after, features)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """float32 [..., vocab] of hidden states [..., hidden] that went through the final norm."""

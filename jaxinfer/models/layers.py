@@ -144,19 +144,22 @@ class DecoderLayer(nnx.Module):
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = MLP(config, dtype, rngs)
 
+    def enter(self, x: jax.Array, y: jax.Array | Parts | None, residual: Residual) -> tuple[jax.Array, jax.Array]:
+        """The residual stream x with the result y of the layer before, which is this layer's input; and its norm."""
+        # Apart, because the first layer has no y: all else is alike in every layer.
+        return _enter(self.input_norm, x, y, residual)
+
     def __call__(
         self,
         x: jax.Array,
-        y: jax.Array | Parts | None,
+        normed: jax.Array,
         kv: LayerKV,
         cos: jax.Array,
         sin: jax.Array,
         attend: Attend,
         residual: Residual,
     ) -> tuple[jax.Array, jax.Array | Parts, LayerKV]:
-        """The residual stream x, the result y of the layer before it, and this layer's keys and values -> the same."""
-        # Apart, because the first layer has no y: all else is alike in every layer.
-        x, normed = _enter(self.input_norm, x, y, residual)
+        """What `enter` found, and this layer's keys and values -> the residual stream, the result, and these after."""
         return _attend_and_project(self, x, normed, kv, cos, sin, attend, residual)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,13 @@ class PagedAttend:
 
 def forward(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend) -> tuple[KVCache, jax.Array]:
     """Write the batch's K and V into the cache; hidden states [T, hidden] of its tokens."""
+    return forward_with_features(model, cache, batch, backend, ())[:2]
+
+
+def forward_with_features(
+    model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend, capture: Sequence[int]
+) -> tuple[KVCache, jax.Array, jax.Array | None]:
+    """The same, and the inputs [T, F * hidden] of the F layers that `capture` names, for a drafter."""
     config = model.config
     sizes = AttentionSizes(
         config.num_heads, config.num_kv_heads, config.head_dim, cache.page_size, model.dtype, cache.k[0].dtype
@@ -53,6 +61,7 @@ def forward(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: Attenti
     token_ids, positions, lengths = (jnp.pad(x, more) for x in (batch.token_ids, batch.positions, batch.lengths))
     residual = backend.residual(token_ids.shape[0])
     kv = list(zip(cache.k, cache.v, strict=True))
-    hidden, kv = model.with_kv(kv, token_ids, positions, attend, lengths, residual)
-    k, v = zip(*kv, strict=True)
-    return KVCache(k, v), hidden[:tokens]
+    found = model.with_kv(kv, token_ids, positions, attend, lengths, residual, capture)
+    k, v = zip(*found.kv, strict=True)
+    features = None if found.features is None else found.features[:tokens]
+    return KVCache(k, v), found.hidden[:tokens], features

@@ -51,7 +51,7 @@ def _compiled(model: DecoderLM):
     @jax.jit
     def last_logits(weights, kv, ids, positions, attend):
         model = nnx.merge(graph, weights)
-        hidden, kv = model.with_kv(kv, ids, positions, attend, positions + 1)
+        hidden, kv, _ = model.with_kv(kv, ids, positions, attend, positions + 1)
         return model.logits(hidden[:, -1]), kv
 
     return lambda *args: last_logits(weights, *args)

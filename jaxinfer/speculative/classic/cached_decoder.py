@@ -98,6 +98,6 @@ def _forward(
     model = nnx.merge(graph, state)
     positions = where[0] + jnp.arange(ids.shape[0], dtype=jnp.int32)
     lengths = jnp.maximum(positions + 1, cache.prompt_len)
-    hidden, kv = model.with_kv(cache.kv, ids, positions, CacheAttend(positions), lengths)
+    hidden, kv, _ = model.with_kv(cache.kv, ids, positions, CacheAttend(positions), lengths)
     wanted = jnp.minimum(where[1] + jnp.arange(rows), ids.shape[0] - 1)
     return model.logits(hidden[wanted]), SequenceCache(kv, cache.prompt_len)
