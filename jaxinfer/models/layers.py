@@ -86,14 +86,18 @@ class Projection(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with fused q, k, v; all between the projections is the business of `attend`."""
+    """Grouped-query attention with fused q, k, v; all between the projections is the business of `attend`.
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    Args:
+        inputs: features of what it reads; None: `hidden_size`.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs, inputs: int | None = None) -> None:
         heads, group, dim = config.num_kv_heads, config.group_size, config.head_dim
         self.head_shape = (heads, group, dim)
         self.eps = config.rms_norm_eps
         self.qkv = Projection(
-            (config.hidden_size,), (heads, group + 2, dim), bias=config.qkv_bias, dtype=dtype, rngs=rngs
+            (inputs or config.hidden_size,), (heads, group + 2, dim), bias=config.qkv_bias, dtype=dtype, rngs=rngs
         )
         self.o = Projection(self.head_shape, (config.hidden_size,), bias=config.o_bias, dtype=dtype, rngs=rngs)
         self.q_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None

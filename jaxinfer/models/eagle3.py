@@ -1,0 +1,145 @@
+"""EAGLE-3 heads: one layer that goes on from features of a target, token by token (Li et al. 2025).
+
+A head's token t is the pair of the target's feature at t - 1 and the embedding of token t, at position t - 1. Where the
+target has no feature yet, because t - 1 was drafted, the head's own output at t - 1 stands for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from jaxinfer.attention.attend import Attend, LayerKV
+from jaxinfer.attention.residual import PLAIN, Residual
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.layers import MLP, Attention, Embedding, OutputHead, Projection, RMSNorm
+from jaxinfer.models.rope import rope_cos_sin
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """Everything that determines a head's computation.
+
+    Attributes:
+        layer: sizes, rope and norms of the head itself, which has one layer; its vocabulary is the target's.
+        draft_vocab_size: words that it can draft.
+        target_hidden_size: of the features' layers.
+        capture: the target's layers, ascending, whose inputs are the features.
+        has_embeddings: whether it has a table of embeddings of its own; else it reads the target's.
+    """
+
+    layer: ModelConfig
+    draft_vocab_size: int
+    target_hidden_size: int
+    capture: tuple[int, ...]
+    has_embeddings: bool = False
+
+    @property
+    def num_features(self) -> int:
+        """Of a token: what `Eagle3Head.project` takes."""
+        return len(self.capture) * self.target_hidden_size
+
+
+class TokenIds(nnx.Variable):
+    """Token ids, which training leaves as they are."""
+
+
+class HeadOutput(NamedTuple):
+    """What a head has computed of T tokens."""
+
+    hidden: jax.Array  # [..., T, hidden], before its last norm: what the next draft goes on from
+    normed: jax.Array  # [..., T, hidden], after it: what logits are made of
+    kv: LayerKV
+
+
+class Eagle3Head(nnx.Module):
+    """One decoder layer over pairs of embeddings and features, with an output head for the draft vocabulary."""
+
+    def __init__(self, config: Eagle3Config, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs) -> None:
+        layer = config.layer
+        hidden, eps = layer.hidden_size, layer.rms_norm_eps
+        self.config = config
+        self.embed = Embedding(layer.vocab_size, hidden, dtype, rngs) if config.has_embeddings else None
+        # Features that are as wide as the head are taken as they are.
+        self.fc = (
+            None
+            if config.num_features == hidden
+            else Projection((config.num_features,), (hidden,), bias=False, dtype=dtype, rngs=rngs)
+        )
+        self.input_norm = RMSNorm(hidden, eps, dtype)
+        self.feature_norm = RMSNorm(hidden, eps, dtype)
+        self.attention = Attention(layer, dtype, rngs, inputs=2 * hidden)
+        self.post_attention_norm = RMSNorm(hidden, eps, dtype)
+        self.mlp = MLP(layer, dtype, rngs)
+        self.final_norm = RMSNorm(hidden, eps, dtype)
+        self.lm_head = OutputHead(config.draft_vocab_size, hidden, dtype, rngs)
+        # int32 [draft_vocab_size]: the target's token that each word is.
+        self.target_ids = TokenIds(jnp.arange(config.draft_vocab_size, dtype=jnp.int32))
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of parameters and activations."""
+        return self.lm_head.kernel.dtype
+
+    def project(self, features: jax.Array) -> jax.Array:
+        """[..., hidden] of the target's features [..., num_features]."""
+        return features if self.fc is None else self.fc(features)
+
+    def __call__(
+        self,
+        embedded: jax.Array,
+        features: jax.Array,
+        positions: jax.Array,
+        attend: Attend,
+        kv: LayerKV = None,
+        lengths: jax.Array | None = None,
+        residual: Residual = PLAIN,
+    ) -> HeadOutput:
+        """The head after each of T tokens.
+
+        Args:
+            embedded: [..., T, hidden], the tokens' embeddings.
+            features: [..., T, hidden], of the token before each: projected, or the head's own `hidden`.
+            positions: int32 [..., T], each one less than the token's own.
+            attend: called with `kv` and the projected heads.
+            lengths: int32 [..., T], see `rope_cos_sin`.
+            residual: as for `DecoderLM.with_kv`.
+        """
+        layer = self.config.layer
+        cos, sin = lax.optimization_barrier(rope_cos_sin(layer.rope, layer.head_dim, positions, lengths))
+        x, y, kv = _attend_and_project(
+            self, residual.from_tokens(embedded), residual.from_tokens(features), kv, cos, sin, attend, residual
+        )
+        hidden, normed = self.final_norm.after(x, y, residual)
+        return HeadOutput(residual.to_tokens(hidden), residual.to_tokens(normed), kv)
+
+    def logits(self, normed: jax.Array) -> jax.Array:
+        """float32 [..., draft_vocab_size] of what `HeadOutput.normed` says."""
+        return jnp.einsum("...h,vh->...v", normed, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
+
+
+@partial(jax.jit, static_argnames="residual")
+def _attend_and_project(
+    head: Eagle3Head,
+    embedded: jax.Array,
+    features: jax.Array,
+    kv: LayerKV,
+    cos: jax.Array,
+    sin: jax.Array,
+    attend: Attend,
+    residual: Residual,
+):
+    """Traced once for all its uses in a program: see `DecoderLayer`."""
+    _, words = head.input_norm.after(embedded, None, residual)
+    x, before = head.feature_norm.after(features, None, residual)
+    y, kv = head.attention(
+        jnp.concatenate([words, before], axis=residual.features_axis), kv, cos, sin, attend, residual
+    )
+    x, normed = head.post_attention_norm.after(x, y, residual)
+    return x, head.mlp(normed, residual), kv
