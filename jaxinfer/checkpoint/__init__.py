@@ -2,6 +2,7 @@
 
 from jaxinfer.checkpoint.convert import convert_checkpoint
 from jaxinfer.checkpoint.directory import read_config, read_generation_config
+from jaxinfer.checkpoint.eagle3 import load_head
 from jaxinfer.checkpoint.errors import CheckpointError
 from jaxinfer.checkpoint.export import export_hf
 from jaxinfer.checkpoint.load import load_checkpoint
@@ -13,6 +14,7 @@ __all__ = [
     "export_hf",
     "for_tensor_parallel",
     "load_checkpoint",
+    "load_head",
     "read_config",
     "read_generation_config",
 ]

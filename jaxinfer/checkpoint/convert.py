@@ -20,9 +20,9 @@ from jaxinfer.checkpoint.directory import (
     WEIGHTS_FOLDER,
     find_checkpoint,
     is_converted,
-    read_config,
 )
 from jaxinfer.checkpoint.dtypes import parse_dtype
+from jaxinfer.checkpoint.eagle3 import layout_in
 from jaxinfer.checkpoint.errors import CheckpointError
 from jaxinfer.checkpoint.huggingface import HuggingFaceWeights
 from jaxinfer.checkpoint.orbax_store import save_parameters
@@ -38,6 +38,8 @@ def convert_checkpoint(
     progress: bool = True,
 ) -> Path:
     """Convert a Hugging Face checkpoint; the result holds Orbax weights, configuration, tokenizer and chat template.
+
+    EAGLE-3 heads are converted too; their configuration tells them from models.
 
     One parameter and one source tensor are in memory at a time. Everything is written beside `dst` under another name
     and renamed at the end, so `dst` is either what it was or complete.
@@ -70,16 +72,16 @@ def convert_checkpoint(
         raise FileExistsError(f"{target} is the source; choose another destination")
     if is_converted(source):
         raise CheckpointError(f"{source} is converted already")
-    _, config = read_config(source)
+    layout, contents = layout_in(source)
     with _unfinished(target) as folder:
         with tqdm(unit="B", unit_scale=True, desc=f"converting {source.name}", disable=not progress) as bar:
-            weights = HuggingFaceWeights(source, config, wanted, on_read=bar.update)
+            weights = HuggingFaceWeights(source, layout, wanted, on_read=bar.update)
             bar.reset(total=weights.nbytes)
             save_parameters(folder / WEIGHTS_FOLDER, weights)
         for name in COMPANIONS:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
-        marker = {"format_version": FORMAT_VERSION, "dtype": str(weights.dtype)}
+        marker = {"format_version": FORMAT_VERSION, "dtype": str(weights.dtype), **contents}
         (folder / FORMAT_FILE).write_text(json.dumps(marker, indent=2) + "\n", encoding="utf-8")
         _put_in_place(folder, target)
     return target

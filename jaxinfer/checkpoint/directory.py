@@ -134,8 +134,17 @@ def read_config(path: str | os.PathLike[str]) -> tuple[dict[str, Any], ModelConf
         CheckpointError: there is no `config.json`, or it is not a JSON object.
         UnsupportedConfigError: it describes a model that is not supported.
     """
-    values = read_json(_config_file(path))
+    values = read_hf_config(path)
     return values, ModelConfig.from_hf(values)
+
+
+def read_hf_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """`config.json` of a checkpoint directory as it stands there, a model's or a head's.
+
+    Raises:
+        CheckpointError: as for `read_config`.
+    """
+    return read_json(_config_file(path))
 
 
 def read_config_file(file: Path) -> ModelConfig:

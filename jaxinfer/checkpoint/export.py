@@ -1,4 +1,4 @@
-"""Models to Hugging Face directories: the inverse of loading one."""
+"""Models and heads to Hugging Face directories: the inverse of loading one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from flax import nnx
 
 from jaxinfer.checkpoint.directory import CONFIG_FILE
 from jaxinfer.checkpoint.dtypes import parse_dtype
+from jaxinfer.checkpoint.rows import Layout, head_layout, layout_of
 from jaxinfer.checkpoint.safetensors_reader import DTYPES, INDEX_FILE, SINGLE_FILE
 from jaxinfer.checkpoint.weight_map import Placement, placements
 from jaxinfer.models.config import FAMILIES, ModelConfig
+from jaxinfer.models.eagle3 import Eagle3Head
+from jaxinfer.models.eagle3_config import HEAD_ARCHITECTURES, LAYER_IDS, Eagle3Config
 from jaxinfer.models.rope import RopeConfig
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -43,18 +46,41 @@ def export_hf(
         FileExistsError: `directory` holds weights.
         ValueError: unknown `dtype`, or a configuration that the family's Hugging Face class cannot express.
     """
-    stored = parse_dtype(dtype)
+    _export(model, layout_of(config), hf_config(config), Path(directory), parse_dtype(dtype), max_shard_bytes)
+
+
+def export_head(head: Eagle3Head, directory: str | os.PathLike[str], *, dtype: Any = "float32") -> None:
+    """Write an EAGLE-3 head as its publishers do, `config.json` and safetensors.
+
+    Args:
+        head: with parameters.
+        directory: as for `export_hf`.
+        dtype: of the stored weights.
+
+    Raises:
+        FileExistsError, ValueError: as for `export_hf`.
+    """
+    _export(head, head_layout(head.config), head_hf_config(head.config), Path(directory), parse_dtype(dtype), None)
+
+
+def _export(
+    module: nnx.Module,
+    layout: Layout,
+    values: dict[str, Any],
+    folder: Path,
+    stored: np.dtype | None,
+    max_shard_bytes: int | None,
+) -> None:
     if stored is None:
         raise ValueError("dtype must be given: float32, bfloat16 or float16")
-    values = hf_config(config) | {"dtype": str(stored)}
-    folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (SINGLE_FILE, INDEX_FILE):
         if (folder / name).exists():
             raise FileExistsError(f"{folder / name} exists; choose an empty directory")
-    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    arrays = {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
-    shards = _shards(placements(config), stored.itemsize, max_shard_bytes)
+    text = json.dumps(values | {"dtype": str(stored)}, indent=2)
+    (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+    arrays = {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(module))}
+    shards = _shards(placements(layout), stored, max_shard_bytes)
     if len(shards) == 1:
         _write(folder / SINGLE_FILE, shards[0], arrays, stored)
         return
@@ -63,7 +89,7 @@ def export_hf(
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         _write(folder / name, shard, arrays, stored)
         weight_map |= {placement.source: name for placement in shard}
-    total = sum(_nbytes(placement, stored.itemsize) for shard in shards for placement in shard)
+    total = sum(_nbytes(placement, stored) for shard in shards for placement in shard)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
@@ -107,6 +133,24 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     return values
 
 
+def head_hf_config(config: Eagle3Config) -> dict[str, Any]:
+    """The `config.json` of a head, such that `Eagle3Config.from_hf` with its target gives `config` back.
+
+    Raises:
+        ValueError: as for `hf_config`.
+    """
+    names = {family: name for name, family in HEAD_ARCHITECTURES.items()}
+    values = hf_config(config.layer) | {
+        "architectures": [names[config.layer.architecture]],
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        LAYER_IDS: list(config.capture),
+    }
+    if config.capture[0]:  # as output of the layer before, which the first has not
+        values["eagle_config"] = {LAYER_IDS: [number - 1 for number in config.capture], "use_aux_hidden_state": True}
+    return values
+
+
 def _rope_parameters(rope: RopeConfig) -> dict[str, Any]:
     values: dict[str, Any] = {"rope_type": rope.rope_type, "rope_theta": rope.theta}
     names = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
@@ -119,15 +163,15 @@ def _rope_parameters(rope: RopeConfig) -> dict[str, Any]:
     return values
 
 
-def _nbytes(placement: Placement, itemsize: int) -> int:
-    return int(np.prod(placement.source_shape)) * itemsize
+def _nbytes(placement: Placement, dtype: np.dtype) -> int:
+    return int(np.prod(placement.source_shape)) * (placement.target.dtype or dtype).itemsize
 
 
-def _shards(placed: Sequence[Placement], itemsize: int, limit: int | None) -> list[list[Placement]]:
+def _shards(placed: Sequence[Placement], dtype: np.dtype, limit: int | None) -> list[list[Placement]]:
     shards: list[list[Placement]] = [[]]
     size = 0
     for placement in placed:
-        nbytes = _nbytes(placement, itemsize)
+        nbytes = _nbytes(placement, dtype)
         if limit is not None and shards[-1] and size + nbytes > limit:
             shards.append([])
             size = 0
@@ -141,9 +185,9 @@ def _write(file: Path, shard: Sequence[Placement], arrays: Mapping[str, Any], dt
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for placement in shard:
-        end = offset + _nbytes(placement, dtype.itemsize)
+        end = offset + _nbytes(placement, dtype)
         header[placement.source] = {
-            "dtype": _DTYPE_NAMES[dtype],
+            "dtype": _DTYPE_NAMES[placement.target.dtype or dtype],
             "shape": list(placement.source_shape),
             "data_offsets": [offset, end],
         }
@@ -152,8 +196,8 @@ def _write(file: Path, shard: Sequence[Placement], arrays: Mapping[str, Any], dt
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
-        for tensor in _tensors(shard, arrays):
-            stream.write(tensor.astype(dtype).tobytes())
+        for placement, tensor in zip(shard, _tensors(shard, arrays), strict=True):
+            stream.write(tensor.astype(placement.target.dtype or dtype).tobytes())
 
 
 def _tensors(shard: Sequence[Placement], arrays: Mapping[str, Any]) -> Iterator[np.ndarray]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxinfer.checkpoint.dtypes import check_narrowed, parse_dtype
 from jaxinfer.checkpoint.errors import CheckpointError, some_of
+from jaxinfer.checkpoint.rows import Layout, layout_of
 from jaxinfer.checkpoint.safetensors_reader import StoredTensor, open_checkpoint
 from jaxinfer.checkpoint.weight_map import Placement, match_sources, placements, tied_copies
 from jaxinfer.models.config import ModelConfig
@@ -24,8 +25,8 @@ class HuggingFaceWeights:
 
     Args:
         directory: holds `model.safetensors`, or shards and their index.
-        config: what the parameters are checked against.
-        dtype: of the parameters; None for the dtype of the files.
+        config: what the parameters are checked against, or its layout.
+        dtype: of the parameters, but for those with their own; None for the dtype of the files.
         on_read: called with the number of bytes after each source tensor.
 
     Raises:
@@ -35,24 +36,25 @@ class HuggingFaceWeights:
     def __init__(
         self,
         directory: Path,
-        config: ModelConfig,
+        config: ModelConfig | Layout,
         dtype: Any = None,
         on_read: Callable[[int], object] = lambda nbytes: None,
     ) -> None:
         self.directory = directory
+        layout = layout_of(config)
         tensors = open_checkpoint(directory)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         try:
-            names = match_sources(shapes, config)
+            names = match_sources(shapes, layout)
         except CheckpointError as error:
             raise CheckpointError(f"{directory}: {error}") from error
         self._parts: dict[str, list[tuple[Placement, StoredTensor]]] = {}
-        for placement in placements(config):
+        for placement in placements(layout):
             tensor = tensors[names[placement.source]]
             self._parts.setdefault(placement.target.path, []).append((placement, tensor))
-        self.dtype = parse_dtype(dtype) or self._stored_dtype(config)
+        self.dtype = parse_dtype(dtype) or self._stored_dtype(layout)
         self._on_read = on_read
-        for copy, original in tied_copies(shapes, config).items():
+        for copy, original in tied_copies(shapes, layout).items():
             _check_equal(tensors[copy], tensors[original])
 
     @property
@@ -65,6 +67,10 @@ class HuggingFaceWeights:
         """The shape of every parameter, by its path."""
         return {target: parts[0][0].target.shape for target, parts in self._parts.items()}
 
+    def dtype_of(self, target: str) -> np.dtype:
+        """Of a parameter: that of all weights, or its own."""
+        return self._parts[target][0][0].target.dtype or self.dtype
+
     def read(self, target: str) -> np.ndarray:
         """The whole parameter, in fresh memory.
 
@@ -73,11 +79,12 @@ class HuggingFaceWeights:
         """
         parts = self._parts[target]
         first, tensor = parts[0]
-        if first.is_whole_as_stored and tensor.dtype == self.dtype:
+        dtype = self.dtype_of(target)
+        if first.is_whole_as_stored and tensor.dtype == dtype:
             parameter = tensor.read().reshape(first.target.shape)
             self._on_read(tensor.nbytes)
             return parameter
-        parameter = np.empty(first.target.shape, self.dtype)
+        parameter = np.empty(first.target.shape, dtype)
         for placement, tensor in parts:
             with np.errstate(over="ignore"):  # reported below, with the tensor's name
                 placement.store(tensor.read(), parameter)
@@ -90,14 +97,15 @@ class HuggingFaceWeights:
         parameter = self.read(target)[index]
         return lambda part: parameter[part]
 
-    def _stored_dtype(self, config: ModelConfig) -> np.dtype:
-        found = {tensor.dtype for parts in self._parts.values() for _, tensor in parts}
+    def _stored_dtype(self, layout: Layout) -> np.dtype:
+        placed = (each for parts in self._parts.values() for each in parts)
+        found = {tensor.dtype for placement, tensor in placed if placement.target.dtype is None}
         if len(found) > 1:
             # One parameter may come from several tensors, and a model computes in one dtype: the configuration decides.
-            if config.dtype is None:
+            if layout.dtype is None:
                 names = some_of(sorted(map(str, found)))
                 raise CheckpointError(f"{self.directory} mixes {names} and config.json names no dtype; pass dtype")
-            found = {parse_dtype(config.dtype)}
+            found = {parse_dtype(layout.dtype)}
         dtype = found.pop()
         if dtype not in (np.float32, np.float16, ml_dtypes.bfloat16):
             raise CheckpointError(f"{self.directory} stores {dtype} weights; pass dtype to convert them")

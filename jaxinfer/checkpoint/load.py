@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -56,23 +56,48 @@ def load_checkpoint(
     directory = find_checkpoint(path)
     converted = is_converted(directory)
     _, config = read_config(directory)
-    effective = for_tensor_parallel(config, _tensor_size(mesh))
+    effective = for_tensor_parallel(config, tensor_size(mesh))
     if converted:
-        shapes = {parameter.path: parameter.shape for parameter in parameters(config)}
-        source = StoredParameters(directory / WEIGHTS_FOLDER, shapes, wanted)
+        source = StoredParameters(directory / WEIGHTS_FOLDER, parameters(config), wanted)
     else:
         source = HuggingFaceWeights(directory, config, wanted)
-    arrays = {}
-    for stored, final in zip(parameters(config), parameters(effective), strict=True):
-        index = ... if stored.shape == final.shape else regrouping(stored, effective.num_kv_heads)
-        array = _on_devices(source.view(stored.path, index), final, mesh)
-        # Waiting keeps the host's share at one parameter: transfers would otherwise queue up with their sources.
-        arrays[stored.path] = jax.block_until_ready(array)
+    arrays = load_parameters(source, parameters(config), parameters(effective), effective.num_kv_heads, mesh)
     effective = dataclasses.replace(effective, dtype=str(source.dtype))
     return effective, module_around(effective, arrays)
 
 
-def _tensor_size(mesh: Mesh | None) -> int:
+def load_parameters(
+    source: StoredParameters | HuggingFaceWeights,
+    stored: Sequence[Parameter],
+    final: Sequence[Parameter],
+    num_kv_heads: int,
+    mesh: Mesh | None,
+) -> dict[str, jax.Array]:
+    """Parameters on their devices, by their paths.
+
+    Args:
+        source: has them as `stored` says.
+        final: the same with `num_kv_heads` key/value heads, see `for_tensor_parallel`.
+        mesh: as for `load_checkpoint`.
+
+    Raises:
+        CheckpointError: one is damaged, or does not fit into the dtype.
+    """
+    arrays = {}
+    for before, after in zip(stored, final, strict=True):
+        index = ... if before.shape == after.shape else regrouping(before, num_kv_heads)
+        array = _on_devices(source.view(before.path, index), after, mesh)
+        # Waiting keeps the host's share at one parameter: transfers would otherwise queue up with their sources.
+        arrays[before.path] = jax.block_until_ready(array)
+    return arrays
+
+
+def tensor_size(mesh: Mesh | None) -> int:
+    """Over how many devices a mesh splits parameters.
+
+    Raises:
+        ValueError: it has no axis for that.
+    """
     if mesh is None:
         return 1
     if MESH_AXIS not in mesh.axis_names:
@@ -96,7 +121,11 @@ def _on_devices(read: Callable[[Any], np.ndarray], parameter: Parameter, mesh: M
 def module_around(config: ModelConfig, arrays: Mapping[str, Any]) -> DecoderLM:
     """The module of `config` around `arrays`, or their shapes, by their paths; none is ever initialised."""
     dtype = jnp.dtype(config.dtype)
-    abstract = nnx.eval_shape(lambda: build_model(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    return around(nnx.eval_shape(lambda: build_model(config, dtype=dtype, rngs=nnx.Rngs(0))), arrays)
+
+
+def around[M: nnx.Module](abstract: M, arrays: Mapping[str, Any]) -> M:
+    """A module that has shapes only, with `arrays` by their paths in their place."""
     graph, state = nnx.split(abstract)
     flat = {path: variable.replace(arrays[".".join(map(str, path))]) for path, variable in nnx.to_flat_state(state)}
     return nnx.merge(graph, nnx.from_flat_state(flat))

@@ -12,6 +12,7 @@ import tensorstore as ts
 
 from jaxinfer.checkpoint.dtypes import narrow, parse_dtype
 from jaxinfer.checkpoint.errors import CheckpointError, some_of
+from jaxinfer.checkpoint.weight_map import Parameter
 
 # A chunk is the least that a device reads of an array.
 CHUNK_BYTES = 16 * 2**20
@@ -22,10 +23,10 @@ WRITE_BYTES = 16 * 2**20
 class ParameterSource(Protocol):
     """Parameters that are made when they are asked for."""
 
-    dtype: np.dtype
-
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def dtype_of(self, target: str) -> np.dtype: ...
 
     def read(self, target: str) -> np.ndarray: ...
 
@@ -43,7 +44,7 @@ def save_parameters(path: Path, source: ParameterSource) -> None:
         """A leaf that is not in memory yet; it has what Orbax asks of an array before it writes one."""
 
         def __init__(self, name: str) -> None:
-            self.name, self.shape, self.dtype = name, source.shapes[name], source.dtype
+            self.name, self.shape, self.dtype = name, source.shapes[name], source.dtype_of(name)
             self.ndim, self.size = len(self.shape), math.prod(self.shape)
             self.nbytes = self.size * self.dtype.itemsize
 
@@ -88,15 +89,18 @@ class StoredParameters:
 
     Args:
         path: the checkpoint.
-        shapes: every parameter that must be there, by its path.
-        dtype: of the parameters as they are read; None for the dtype in which they are stored.
+        parameters: those that must be there.
+        dtype: of the parameters as they are read, but for those with their own; None for the dtype in which they are
+            stored.
 
     Raises:
         CheckpointError: a parameter is missing, superfluous, damaged, or has another shape.
     """
 
-    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: Any = None) -> None:
+    def __init__(self, path: Path, parameters: Sequence[Parameter], dtype: Any = None) -> None:
         self.path = path
+        self._own_dtypes = {each.path: each.dtype for each in parameters}
+        shapes = {each.path: each.shape for each in parameters}
         database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path.resolve()}/"}}
         context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
         try:
@@ -124,7 +128,8 @@ class StoredParameters:
                     f"{name} in {path} has shape {list(array.shape)}, "
                     f"but the configuration asks for {list(shapes[name])}"
                 )
-        self.dtype = parse_dtype(dtype) or next(iter(self._arrays.values())).dtype.numpy_dtype
+        weights = (array for name, array in self._arrays.items() if self._own_dtypes[name] is None)
+        self.dtype = parse_dtype(dtype) or next(weights).dtype.numpy_dtype
 
     def view(self, name: str, index: Any = ...) -> Callable[[Any], np.ndarray]:
         """Reads any part (a slice per axis) of a parameter, or of what `index` selects of it.
@@ -136,7 +141,7 @@ class StoredParameters:
 
         def read(part: Any) -> np.ndarray:
             stored = self._wait(name, array[part].read())
-            return narrow(stored, self.dtype, f"{name} in {self.path}")
+            return narrow(stored, self._own_dtypes[name] or self.dtype, f"{name} in {self.path}")
 
         return read
 

@@ -25,6 +25,7 @@ DTYPES: dict[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
+    "BOOL": np.dtype(np.bool_),
 }
 _MAX_HEADER = 100 * 2**20  # the format's own limit
 
@@ -75,7 +76,8 @@ def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     if pickles:
         raise CheckpointError(
             f"{directory} holds its weights as pickle files only ({some_of(pickles)}), which can run code when they "
-            "are opened and are refused; save the model as safetensors"
+            "are opened and are refused; save the model as safetensors, where torch is installed: "
+            f"safetensors.torch.save_file(torch.load({pickles[0]!r}, weights_only=True), {SINGLE_FILE!r})"
         )
     raise CheckpointError(f"{directory} holds no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
 

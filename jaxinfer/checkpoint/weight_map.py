@@ -1,4 +1,4 @@
-"""The weight map: which Hugging Face tensor fills which slot of which parameter, as data."""
+"""The weight map: which Hugging Face tensor fills which slot of which parameter, by the rows of a layout."""
 
 from __future__ import annotations
 
@@ -11,61 +11,13 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxinfer.checkpoint.errors import CheckpointError, some_of
+from jaxinfer.checkpoint.rows import Layout, Row, layout_of
 from jaxinfer.models.config import ModelConfig
-
-
-@dataclass(frozen=True)
-class Row:
-    """One source tensor: its name, its parameter, and how its axes are regrouped.
-
-    `axes` reads "source axes -> parameter axes"; axes in parentheses are fused in the source. Sizes of the axes: v
-    vocabulary, h hidden, f intermediate, kv key/value heads, g query heads per key/value head, d head dimension. The
-    axis `slot` is where several sources share one parameter; `slot` names this source's share of it.
-    """
-
-    source: str
-    target: str
-    axes: str
-    slot: str | None = None
-    when: str | None = None  # only if this field of ModelConfig is true
-    unless: str | None = None  # only if this field of ModelConfig is false
-
-
-_HF = "model.layers.{i}."
-_OURS = "layers.{i}."
-
-ROWS = (
-    Row("model.embed_tokens.weight", "embed.embedding", "v h -> v h"),
-    Row(_HF + "input_layernorm.weight", _OURS + "input_norm.scale", "h -> h"),
-    Row(_HF + "self_attn.q_proj.weight", _OURS + "attention.qkv.kernel", "(kv slot d) h -> kv slot d h", slot="q"),
-    Row(_HF + "self_attn.k_proj.weight", _OURS + "attention.qkv.kernel", "(kv slot d) h -> kv slot d h", slot="k"),
-    Row(_HF + "self_attn.v_proj.weight", _OURS + "attention.qkv.kernel", "(kv slot d) h -> kv slot d h", slot="v"),
-    Row(_HF + "self_attn.q_proj.bias", _OURS + "attention.qkv.bias", "(kv slot d) -> kv slot d", "q", "qkv_bias"),
-    Row(_HF + "self_attn.k_proj.bias", _OURS + "attention.qkv.bias", "(kv slot d) -> kv slot d", "k", "qkv_bias"),
-    Row(_HF + "self_attn.v_proj.bias", _OURS + "attention.qkv.bias", "(kv slot d) -> kv slot d", "v", "qkv_bias"),
-    Row(_HF + "self_attn.q_norm.weight", _OURS + "attention.q_norm.scale", "d -> d", when="qk_norm"),
-    Row(_HF + "self_attn.k_norm.weight", _OURS + "attention.k_norm.scale", "d -> d", when="qk_norm"),
-    Row(_HF + "self_attn.o_proj.weight", _OURS + "attention.o.kernel", "h (kv g d) -> h kv g d"),
-    Row(_HF + "self_attn.o_proj.bias", _OURS + "attention.o.bias", "h -> h", when="o_bias"),
-    Row(_HF + "post_attention_layernorm.weight", _OURS + "post_attention_norm.scale", "h -> h"),
-    Row(_HF + "mlp.gate_proj.weight", _OURS + "mlp.gate_up.kernel", "(slot f) h -> f slot h", slot="gate"),
-    Row(_HF + "mlp.up_proj.weight", _OURS + "mlp.gate_up.kernel", "(slot f) h -> f slot h", slot="up"),
-    Row(_HF + "mlp.gate_proj.bias", _OURS + "mlp.gate_up.bias", "(slot f) -> f slot", "gate", "mlp_bias"),
-    Row(_HF + "mlp.up_proj.bias", _OURS + "mlp.gate_up.bias", "(slot f) -> f slot", "up", "mlp_bias"),
-    Row(_HF + "mlp.down_proj.weight", _OURS + "mlp.down.kernel", "h f -> h f"),
-    Row(_HF + "mlp.down_proj.bias", _OURS + "mlp.down.bias", "h -> h", when="mlp_bias"),
-    Row("model.norm.weight", "final_norm.scale", "h -> h"),
-    Row("lm_head.weight", "lm_head.kernel", "v h -> v h", unless="tie_word_embeddings"),
-)
 
 # A parameter is split over the mesh axis "tensor" along the first of these axes that it has.
 SHARDED_AXES = ("kv", "f", "v")
 MESH_AXIS = "tensor"
 
-# Tensors that may stand in a checkpoint without being weights of the model: buffers that are computed here.
-IGNORED = ("*.rotary_emb.inv_freq",)
-# With tied embeddings some writers store the table twice; the copy must equal the original.
-TIED_COPIES = {"lm_head.weight": "model.embed_tokens.weight"}
 # A checkpoint of the bare decoder (without head) has its names without this prefix.
 BASE_PREFIX = "model."
 
@@ -78,6 +30,7 @@ class Parameter:
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     spec: PartitionSpec
+    dtype: np.dtype | None = None  # its own; None: that of the weights
 
 
 @dataclass(frozen=True)
@@ -90,6 +43,7 @@ class Placement:
         part: the index of this source's share in the parameter.
         grouped_shape: the shape of the source with its fused axes apart.
         order: the parameter's axes as numbers of the source's axes, apart.
+        offsets: each element of the source is one of the parameter less its own number.
     """
 
     source: str
@@ -98,57 +52,78 @@ class Placement:
     part: tuple[slice, ...]
     grouped_shape: tuple[int, ...]
     order: tuple[int, ...]
+    offsets: bool = False
 
     @property
     def is_whole_as_stored(self) -> bool:
         """Whether the source tensor is the parameter, element for element in the same order."""
-        return self.grouped_shape == self.target.shape and self.order == tuple(range(len(self.order)))
+        same = self.grouped_shape == self.target.shape and self.order == tuple(range(len(self.order)))
+        return same and not self.offsets
 
     def store(self, source: np.ndarray, parameter: np.ndarray) -> None:
         """Write the source tensor into its share of the whole parameter, with a cast where the dtypes differ."""
-        parameter[self.part] = source.reshape(self.grouped_shape).transpose(self.order)
+        values = source.reshape(self.grouped_shape).transpose(self.order)
+        parameter[self.part] = values + np.arange(len(values)) if self.offsets else values
 
     def to_source(self, target: np.ndarray) -> np.ndarray:
         """The source tensor out of the whole parameter: the inverse of `store`."""
-        return target[self.part].transpose(np.argsort(self.order)).reshape(self.source_shape)
+        values = target[self.part].transpose(np.argsort(self.order)).reshape(self.source_shape)
+        return values - np.arange(len(values), dtype=values.dtype) if self.offsets else values
 
 
-def placements(config: ModelConfig) -> tuple[Placement, ...]:
-    """The weight map for `config`: one placement per tensor of its Hugging Face checkpoint, parameter by parameter."""
+def placements(config: ModelConfig | Layout) -> tuple[Placement, ...]:
+    """The weight map of a configuration: one placement per tensor of its checkpoint, parameter by parameter."""
+    layout = layout_of(config)
     found: dict[str, list[Placement]] = {}
-    for row in ROWS:
-        if (row.when and not getattr(config, row.when)) or (row.unless and getattr(config, row.unless)):
+    for row in layout.rows:
+        if (row.when and row.when not in layout.fields) or (row.unless and row.unless in layout.fields):
             continue
-        for layer in range(config.num_layers if "{i}" in row.source else 1):
-            placement = _place(row, layer, config)
+        for layer in range(layout.num_layers if "{i}" in row.source else 1):
+            placement = _place(row, layer, layout.sizes)
             found.setdefault(placement.target.path, []).append(placement)
     return tuple(placement for group in found.values() for placement in group)
 
 
-def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
-    """Every parameter of `config`, once."""
+def parameters(config: ModelConfig | Layout) -> tuple[Parameter, ...]:
+    """Every parameter of a configuration, once."""
     return tuple(dict.fromkeys(placement.target for placement in placements(config)))
 
 
-def match_sources(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> dict[str, str]:
+def mapped_name(name: str, layout: Layout) -> str:
+    """A tensor's name in the map, which publishers may have begun otherwise."""
+    for alias, beginning in layout.aliases:
+        if name.startswith(alias):
+            name = beginning + name.removeprefix(alias)
+    return name
+
+
+def match_sources(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | Layout) -> dict[str, str]:
     """Which tensor of a checkpoint fills each placement: source name of the map -> name in the checkpoint.
 
-    Every tensor in `shapes` is consumed exactly once, or is known to carry nothing (`IGNORED`, `TIED_COPIES`, whose
-    contents the reader compares).
+    Every tensor in `shapes` is consumed exactly once, or is known to carry nothing (`ignored` and `tied_copies` of the
+    layout; the reader compares the contents of the latter).
 
     Raises:
         CheckpointError: tensors are missing, left over, or have another shape than `config` says.
     """
-    wanted = {placement.source: placement for placement in placements(config)}
+    layout = layout_of(config)
+    wanted = {placement.source: placement for placement in placements(layout)}
     bare = not any(name.startswith(BASE_PREFIX) for name in shapes)
-    named = {source: source.removeprefix(BASE_PREFIX) if bare else source for source in wanted}
-    ignored = {name for name in shapes if any(fnmatch.fnmatchcase(f".{name}", pattern) for pattern in IGNORED)}
-    ignored |= {copy for copy in tied_copies(shapes, config)}
+    stored: dict[str, str] = {}
+    # Last come those that need no alias: they are what the map means, and others of that name are left over.
+    for name in sorted(shapes, key=lambda name: (mapped_name(name, layout) == name, name)):
+        stored[mapped_name(name, layout)] = name
+    named = {}
+    for source in wanted:
+        plain = source.removeprefix(BASE_PREFIX) if bare else source
+        named[source] = stored.get(plain, plain)
+    ignored = {name for name in shapes if any(fnmatch.fnmatchcase(f".{name}", each) for each in layout.ignored)}
+    ignored |= {copy for copy in tied_copies(shapes, layout)}
     missing = [name for name in named.values() if name not in shapes]
     left = sorted(set(shapes) - set(named.values()) - ignored)
     if missing or left:
         raise CheckpointError(
-            f"the tensors do not match {config.architecture}: "
+            f"the tensors do not match {layout.name}: "
             + "; ".join(
                 f"{word}: {some_of(names)}" for word, names in (("missing", missing), ("left over", left)) if names
             )
@@ -162,24 +137,18 @@ def match_sources(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) ->
     return named
 
 
-def tied_copies(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> dict[str, str]:
+def tied_copies(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | Layout) -> dict[str, str]:
     """Tensors of a checkpoint that repeat another one because embeddings are tied: name of the copy -> original."""
-    if not config.tie_word_embeddings:
-        return {}
     found = {}
-    for copy, original in TIED_COPIES.items():
+    for copy, original in (layout_of(config).tied_copies or {}).items():
         if copy in shapes:
             found[copy] = original if original in shapes else original.removeprefix(BASE_PREFIX)
     return found
 
 
-def _place(row: Row, layer: int, config: ModelConfig) -> Placement:
-    sizes = {
-        "v": config.vocab_size, "h": config.hidden_size, "f": config.intermediate_size,
-        "kv": config.num_kv_heads, "g": config.group_size, "d": config.head_dim,
-    }  # fmt: skip
+def _place(row: Row, layer: int, sizes: Mapping[str, int]) -> Placement:
     # Where each source stands on the shared axis: (start, length), and the length of the whole axis.
-    group = config.group_size
+    group = sizes["g"]
     slots = {"q": (0, group), "k": (group, 1), "v": (group + 1, 1), "gate": (0, 1), "up": (1, 1)}
     total = {"q": group + 2, "k": group + 2, "v": group + 2, "gate": 2, "up": 2}
 
@@ -202,10 +171,12 @@ def _place(row: Row, layer: int, config: ModelConfig) -> Placement:
             shape=tuple(whole_sizes[axis] for axis in target_axes),
             axes=tuple(target_axes),
             spec=PartitionSpec(*(MESH_AXIS if axis == split else None for axis in target_axes)),
+            dtype=np.dtype(np.int32) if row.offsets else None,
         ),
         part=tuple(part),
         grouped_shape=tuple(part_sizes[axis] for axis in apart),
         order=tuple(apart.index(axis) for axis in target_axes),
+        offsets=row.offsets,
     )
 
 

@@ -6,7 +6,6 @@ target has no feature yet, because t - 1 was drafted, the head's own output at t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -17,33 +16,9 @@ from jax import lax
 
 from jaxinfer.attention.attend import Attend, LayerKV
 from jaxinfer.attention.residual import PLAIN, Residual
-from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.models.layers import MLP, Attention, Embedding, OutputHead, Projection, RMSNorm
 from jaxinfer.models.rope import rope_cos_sin
-
-
-@dataclass(frozen=True)
-class Eagle3Config:
-    """Everything that determines a head's computation.
-
-    Attributes:
-        layer: sizes, rope and norms of the head itself, which has one layer; its vocabulary is the target's.
-        draft_vocab_size: words that it can draft.
-        target_hidden_size: of the features' layers.
-        capture: the target's layers, ascending, whose inputs are the features.
-        has_embeddings: whether it has a table of embeddings of its own; else it reads the target's.
-    """
-
-    layer: ModelConfig
-    draft_vocab_size: int
-    target_hidden_size: int
-    capture: tuple[int, ...]
-    has_embeddings: bool = False
-
-    @property
-    def num_features(self) -> int:
-        """Of a token: what `Eagle3Head.project` takes."""
-        return len(self.capture) * self.target_hidden_size
 
 
 class TokenIds(nnx.Variable):

@@ -1,0 +1,179 @@
+"""EAGLE-3 heads from their checkpoints: what a directory holds, whether it fits its target, and loading it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxinfer.checkpoint.directory import (
+    FORMAT_FILE,
+    WEIGHTS_FOLDER,
+    find_checkpoint,
+    is_converted,
+    read_hf_config,
+    read_json,
+)
+from jaxinfer.checkpoint.dtypes import parse_dtype
+from jaxinfer.checkpoint.errors import CheckpointError
+from jaxinfer.checkpoint.huggingface import HuggingFaceWeights
+from jaxinfer.checkpoint.load import around, load_parameters, tensor_size
+from jaxinfer.checkpoint.orbax_store import StoredParameters
+from jaxinfer.checkpoint.rows import Layout, head_layout, layout_of
+from jaxinfer.checkpoint.safetensors_reader import StoredTensor, open_checkpoint
+from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
+from jaxinfer.checkpoint.weight_map import mapped_name, parameters
+from jaxinfer.models.config import ModelConfig, UnsupportedConfigError
+from jaxinfer.models.eagle3 import Eagle3Head
+from jaxinfer.models.eagle3_config import Eagle3Config, draft_vocab_size, head_layer, is_head
+
+HEAD_ENTRY = "head"
+
+
+@dataclass(frozen=True)
+class HeadContents:
+    """What the weights of a head say, and its `config.json` does not.
+
+    Attributes:
+        num_features: of the target that it takes for one token.
+        has_embeddings: whether it has embeddings of its own.
+        has_token_ids: whether it says which token each of its words is; else they are the target's in their order.
+    """
+
+    num_features: int
+    has_embeddings: bool
+    has_token_ids: bool
+
+    def layout(self, hf: Mapping[str, Any]) -> Layout:
+        """Of the parameters, for whatever target it is.
+
+        Raises:
+            UnsupportedConfigError: see `Eagle3Config.from_hf`.
+        """
+        # Which layers the features are of changes no parameter: they may as well be those of one.
+        config = Eagle3Config(head_layer(hf), draft_vocab_size(hf), self.num_features, (0,), self.has_embeddings)
+        return head_layout(config, self.has_token_ids)
+
+
+def head_contents(tensors: Mapping[str, StoredTensor], hf: Mapping[str, Any]) -> HeadContents:
+    """What the tensors of a Hugging Face directory are.
+
+    Raises:
+        UnsupportedConfigError: see `Eagle3Config.from_hf`.
+    """
+    layer = head_layer(hf)
+    layout = head_layout(Eagle3Config(layer, draft_vocab_size(hf), layer.hidden_size, (0,)))
+    found = {mapped_name(name, layout): tensor.shape for name, tensor in tensors.items()}
+    fc = found.get("fc.weight", ())
+    return HeadContents(
+        num_features=fc[1] if len(fc) == 2 else layer.hidden_size,
+        has_embeddings="embed_tokens.weight" in found,
+        # Words that are all of the target's need no ids; if they are fewer, lacking ids will be missed.
+        has_token_ids="d2t" in found or draft_vocab_size(hf) < layer.vocab_size,
+    )
+
+
+def layout_in(directory: Path) -> tuple[Layout, dict[str, Any]]:
+    """The layout of the weights in a Hugging Face directory, a model's or a head's, and what only its weights say, for
+    the converted directory's `jaxinfer.json`.
+
+    Raises:
+        CheckpointError: it holds no configuration or no readable weights.
+        UnsupportedConfigError: its configuration is not supported.
+    """
+    hf = read_hf_config(directory)
+    if not is_head(hf):
+        return layout_of(ModelConfig.from_hf(hf)), {}
+    contents = head_contents(open_checkpoint(directory), hf)
+    return contents.layout(hf), {HEAD_ENTRY: dataclasses.asdict(contents)}
+
+
+def load_head(
+    path: str | os.PathLike[str], target: ModelConfig, *, dtype: Any = None, mesh: Mesh | None = None
+) -> Eagle3Head:
+    """The EAGLE-3 head of a converted directory, a Hugging Face directory or a hub id, on its devices.
+
+    Attention heads and the MLP are split over the mesh as the target's layers are, embeddings of its own too; `fc`,
+    norms and the output head are whole on every device.
+
+    Args:
+        path: the directory, or a hub id.
+        target: the model that it drafts for.
+        dtype: of the weights ("float32", "bfloat16", "float16"); None or "auto" for the checkpoint's. Token ids are
+            int32 always.
+        mesh: as for `load_checkpoint`.
+
+    Returns:
+        The head; its `config` is as the devices compute it, like that of `load_checkpoint`.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`.
+        CheckpointError: the checkpoint is incomplete, damaged, does not fit its configuration, or does not fit the
+            target; names what differs.
+        UnsupportedConfigError: it is no head, a head of another target, or one that is not computed here.
+        ValueError: unknown `dtype`, or the mesh cannot split the head evenly.
+    """
+    wanted, directory = parse_dtype(dtype), find_checkpoint(path)
+    converted = is_converted(directory)
+    hf = read_hf_config(directory)
+    config = Eagle3Config.from_hf(hf, target)
+    contents = _read_contents(directory) if converted else head_contents(open_checkpoint(directory), hf)
+    _check_fits(contents, config, target, directory)
+    config = dataclasses.replace(config, has_embeddings=contents.has_embeddings)
+    layout = head_layout(config, contents.has_token_ids)
+    layer = for_tensor_parallel(config.layer, tensor_size(mesh))
+    effective = dataclasses.replace(config, layer=layer)
+    if converted:
+        source = StoredParameters(directory / WEIGHTS_FOLDER, parameters(layout), wanted)
+    else:
+        source = HuggingFaceWeights(directory, layout, wanted)
+    final = parameters(head_layout(effective, contents.has_token_ids))
+    arrays = load_parameters(source, parameters(layout), final, layer.num_kv_heads, mesh)
+    if not contents.has_token_ids:
+        whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        arrays["target_ids"] = jax.device_put(np.arange(config.draft_vocab_size, dtype=np.int32), whole)
+    _check_ids(np.asarray(arrays["target_ids"]), target.vocab_size, directory)
+    effective = dataclasses.replace(effective, layer=dataclasses.replace(layer, dtype=str(source.dtype)))
+    dtype = jnp.dtype(source.dtype)
+    return around(nnx.eval_shape(lambda: Eagle3Head(effective, dtype=dtype, rngs=nnx.Rngs(0))), arrays)
+
+
+def _read_contents(directory: Path) -> HeadContents:
+    entry = read_json(directory / FORMAT_FILE).get(HEAD_ENTRY)
+    if not isinstance(entry, dict) or entry.keys() != HeadContents.__dataclass_fields__.keys():
+        raise CheckpointError(f"{directory / FORMAT_FILE} does not describe a head; convert the source again")
+    return HeadContents(**entry)
+
+
+def _check_fits(contents: HeadContents, config: Eagle3Config, target: ModelConfig, directory: Path) -> None:
+    if contents.num_features != config.num_features:
+        raise CheckpointError(
+            f"the head in {directory} is not of this target: its fc takes {contents.num_features} features of a token, "
+            f"but {len(config.capture)} layers {config.capture} of hidden size {target.hidden_size} give "
+            f"{config.num_features}"
+        )
+    hidden = config.layer.hidden_size
+    if not contents.has_embeddings and hidden != target.hidden_size:
+        raise UnsupportedConfigError(
+            f"the head in {directory} has no embed_tokens.weight, and the embeddings of its target, of hidden size "
+            f"{target.hidden_size}, are not as wide as its own hidden_size={hidden}"
+        )
+
+
+def _check_ids(ids: np.ndarray, vocab_size: int, directory: Path) -> None:
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if outside.size:
+        word = int(outside[0])
+        raise CheckpointError(
+            f"d2t in {directory} says that draft word {word} is token {ids[word]}, outside of the target's vocabulary "
+            f"of {vocab_size}"
+        )

@@ -1,0 +1,189 @@
+"""Configurations of EAGLE-3 heads: a head's `config.json` and its target in, one frozen dataclass out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxinfer.models.config import ModelConfig, UnsupportedConfigError
+
+# The architectures of heads, and the family whose layer each has. The last one of a family is its usual name.
+HEAD_ARCHITECTURES = {
+    "Eagle3Qwen3ForCausalLM": "Qwen3ForCausalLM",
+    "Qwen3ForCausalLMEagle3": "Qwen3ForCausalLM",
+    "Eagle3LlamaForCausalLM": "LlamaForCausalLM",
+    "LlamaForCausalLMEagle3": "LlamaForCausalLM",
+}
+# The first heads name the family itself; only this field tells them from its models.
+DRAFT_VOCABULARY = "draft_vocab_size"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+# What is read here of a head's own fields.
+_OWN = frozenset({
+    DRAFT_VOCABULARY, LAYER_IDS, "target_hidden_size", "num_aux_hidden_states", "eagle_config", "tie_word_embeddings",
+    "num_hidden_layers",
+})  # fmt: skip
+# Of what `eagle_config` says beside the layers, the only values that are computed here.
+_COMPUTED = {
+    "use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
+    "use_mtp_layernorm": False, "next_layer_regular": True, "parallel_draft_step": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """Everything that determines a head's computation.
+
+    Attributes:
+        layer: sizes, rope and norms of the head itself, which has one layer; its vocabulary is the target's.
+        draft_vocab_size: words that it can draft.
+        target_hidden_size: of the features' layers.
+        capture: the target's layers, ascending, whose inputs are the features.
+        has_embeddings: whether it has a table of embeddings of its own; else it reads the target's.
+    """
+
+    layer: ModelConfig
+    draft_vocab_size: int
+    target_hidden_size: int
+    capture: tuple[int, ...]
+    has_embeddings: bool = False
+
+    @property
+    def num_features(self) -> int:
+        """Of a token: what `Eagle3Head.project` takes."""
+        return len(self.capture) * self.target_hidden_size
+
+    @classmethod
+    def from_hf(cls, hf: Mapping[str, Any], target: ModelConfig) -> Eagle3Config:
+        """The configuration that a head's `config.json` describes, for a target.
+
+        Whether the head has embeddings of its own stands in its weights alone: `has_embeddings` is False here.
+
+        Raises:
+            UnsupportedConfigError: it is no head, an active field that no code here honours, or a head of another
+                target; says which field.
+        """
+        layer, words = head_layer(hf), draft_vocab_size(hf)
+        if layer.vocab_size != target.vocab_size:
+            raise UnsupportedConfigError(
+                f"the head's vocab_size={layer.vocab_size} is not its target's, which is {target.vocab_size}"
+            )
+        width = hf.get("target_hidden_size")
+        if width not in (None, target.hidden_size):
+            raise UnsupportedConfigError(
+                f"the head's target_hidden_size={width} is not its target's hidden_size, which is {target.hidden_size}"
+            )
+        capture = captured_layers(hf, target.num_layers)
+        count = hf.get("num_aux_hidden_states")
+        if count not in (None, len(capture)):
+            raise UnsupportedConfigError(f"num_aux_hidden_states={count}, but the head's layers are {capture}")
+        return cls(layer, words, target.hidden_size, capture)
+
+
+def is_head(hf: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is that of an EAGLE-3 head, supported or not."""
+    return hf.get(DRAFT_VOCABULARY) is not None or any("eagle3" in name.lower() for name in _architectures(hf))
+
+
+def head_layer(hf: Mapping[str, Any]) -> ModelConfig:
+    """Sizes, rope and norms of a head from its `config.json`; its rope is its own, whatever the target has.
+
+    Raises:
+        UnsupportedConfigError: see `Eagle3Config.from_hf`.
+    """
+    family = _family(hf)
+    layers = hf.get("num_hidden_layers")
+    if layers not in (None, 1):
+        raise UnsupportedConfigError(f"num_hidden_layers={layers} is not supported: a head has one layer")
+    for name, value in _nested(hf).items():
+        if name != LAYER_IDS and value is not None and (name not in _COMPUTED or value != _COMPUTED[name]):
+            raise UnsupportedConfigError(f"eagle_config.{name}={value!r} is not supported")
+    # Tables of different sizes cannot be tied, whatever the field says: publishers copy it from the target.
+    if hf.get("tie_word_embeddings") and draft_vocab_size(hf) == hf.get("vocab_size"):
+        raise UnsupportedConfigError("tie_word_embeddings is not supported: a head has an output head of its own")
+    shared = {name: value for name, value in hf.items() if name not in _OWN}
+    return ModelConfig.from_hf(shared | {"architectures": [family], "num_hidden_layers": 1})
+
+
+def draft_vocab_size(hf: Mapping[str, Any]) -> int:
+    """How many words a head can draft; all of the target's, if its `config.json` does not say.
+
+    Raises:
+        UnsupportedConfigError: it says no number of words of that vocabulary.
+    """
+    vocabulary, words = hf.get("vocab_size"), hf.get(DRAFT_VOCABULARY)
+    words = vocabulary if words is None else words
+    for name, value in (("vocab_size", vocabulary), (DRAFT_VOCABULARY, words)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UnsupportedConfigError(f"a head's config.json must set {name} to a positive integer, got {value!r}")
+    assert isinstance(vocabulary, int) and isinstance(words, int)
+    if words > vocabulary:
+        raise UnsupportedConfigError(f"{DRAFT_VOCABULARY}={words} is more than vocab_size={vocabulary}")
+    return words
+
+
+def captured_layers(hf: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """The layers of a target whose inputs a head reads: those that its `config.json` names, or EAGLE-3's.
+
+    Raises:
+        UnsupportedConfigError: they are no layers of the target, or not ascending; of a shallow target, EAGLE-3's
+            coincide.
+    """
+    # The field at the top is vLLM's, which numbers inputs. Within eagle_config it is SGLang's, written by SpecForge and
+    # ModelOpt: there a number stands for the layer's output, which is the input of the next.
+    inputs, outputs = _ids(hf.get(LAYER_IDS), LAYER_IDS), _ids(_nested(hf).get(LAYER_IDS), f"eagle_config.{LAYER_IDS}")
+    shifted = None if outputs is None else tuple(number + 1 for number in outputs)
+    if inputs is not None and shifted is not None and inputs != shifted:
+        raise UnsupportedConfigError(
+            f"{LAYER_IDS}={inputs} and eagle_config.{LAYER_IDS}={outputs} contradict each other: the first are numbers "
+            "of layers whose inputs are meant, the second of layers whose outputs are"
+        )
+    layers = inputs or shifted
+    chosen = (2, num_layers // 2, num_layers - 3) if layers is None else layers
+    if chosen[0] < 0 or chosen[-1] >= num_layers or any(a >= b for a, b in zip(chosen, chosen[1:], strict=False)):
+        origin = "EAGLE-3's choice" if layers is None else "as config.json says"
+        raise UnsupportedConfigError(
+            f"the head reads the inputs of the layers {chosen} ({origin}), but these must be different layers of its "
+            f"target, which has {num_layers}, in their order"
+        )
+    return chosen
+
+
+def _architectures(hf: Mapping[str, Any]) -> list[str]:
+    return [str(name) for name in hf.get("architectures") or []]
+
+
+def _family(hf: Mapping[str, Any]) -> str:
+    names = _architectures(hf)
+    # Publishers do not agree on capitals.
+    families = {name.lower(): family for name, family in HEAD_ARCHITECTURES.items()}
+    if hf.get(DRAFT_VOCABULARY) is not None:
+        families["llamaforcausallm"] = "LlamaForCausalLM"
+    for name in names:
+        if name.lower() in families:
+            return families[name.lower()]
+    found = ", ".join(names) or f"model_type={hf.get('model_type')!r}"
+    raise UnsupportedConfigError(
+        f"{found} is not the architecture of an EAGLE-3 head that is supported; supported: "
+        f"{', '.join(HEAD_ARCHITECTURES)}, LlamaForCausalLM with {DRAFT_VOCABULARY}"
+    )
+
+
+def _nested(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    nested = hf.get("eagle_config")
+    if nested is not None and not isinstance(nested, Mapping):
+        raise UnsupportedConfigError(f"eagle_config must be an object, got {nested!r}")
+    return nested or {}
+
+
+def _ids(value: Any, name: str) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if (
+        not isinstance(value, (list, tuple))
+        or not value
+        or any(not isinstance(number, int) or isinstance(number, bool) for number in value)
+    ):
+        raise UnsupportedConfigError(f"{name} must be a list of numbers of layers, got {value!r}")
+    return tuple(value)
