@@ -88,6 +88,8 @@ class EngineConfig:
 
 
 ADAPTIVE = ("cost", "entropy")
+# Those of trees are the published ones, whose 60 count the root.
+_NUM_SPECULATIVE_TOKENS = {"draft_model": 4, "ngram": 5, "eagle3": 59}
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,21 @@ class SpeculativeConfig:
     """How tokens are drafted and how many. It changes how fast tokens come, and never which.
 
     Attributes:
-        method: "draft_model" (a small model with the target's vocabulary) or "ngram" (what followed the last time that
-            the sequence ended in the same tokens).
-        model: the draft model: a converted directory, a Hugging Face directory or a hub id. None: the embedded one, for
-            the embedded target.
-        num_speculative_tokens: most tokens drafted in a round. None: 4 of a draft model, 5 of n-grams.
+        method: "draft_model" (a small model with the target's vocabulary), "ngram" (what followed the last time that
+            the sequence ended in the same tokens) or "eagle3" (a head on the target's own features, which drafts
+            trees).
+        model: the draft model, or the head: a converted directory, a Hugging Face directory or a hub id. None: the
+            embedded one, for the embedded target.
+        num_speculative_tokens: most tokens drafted in a round; of a tree, its nodes besides the root. None: 4 of a
+            draft model, 5 of n-grams, 59 of trees.
+        tree_depth: of "eagle3", levels of a tree after the first: up to one more token can be accepted. None: 7.
+        tree_top_k: of "eagle3", nodes of a level that the next one goes on from, and children of each. 1: a chain.
+            None: 10.
         prompt_lookup_min, prompt_lookup_max: tokens that have to agree, at least, and that are compared.
         adaptive: "cost" drafts as many tokens as give the most tokens per second for the batch at hand, none included;
             "entropy" drafts fewer where the draft model is in doubt; None drafts always as many.
-        gamma_min, gamma_max: with "entropy", the fewest and the most (None: `num_speculative_tokens`).
+        gamma_min, gamma_max: with "entropy", the fewest and the most that are drafted one after the other (None: as
+            many as ever are).
         egag_ema_beta: with "entropy", the weight of earlier rounds, in [0, 1).
 
     Raises:
@@ -113,6 +121,8 @@ class SpeculativeConfig:
     method: str
     model: str | os.PathLike[str] | None = None
     num_speculative_tokens: int | None = None
+    tree_depth: int | None = None
+    tree_top_k: int | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     adaptive: str | None = "cost"
@@ -123,20 +133,34 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if self.method not in SPECULATIVE_METHODS:
             raise ValueError(f"method must be one of {', '.join(SPECULATIVE_METHODS)}, got {self.method!r}")
-        if self.num_speculative_tokens is None:
-            object.__setattr__(self, "num_speculative_tokens", 4 if self.method == "draft_model" else 5)
-        if self.gamma_max is None:
-            object.__setattr__(self, "gamma_max", self.num_speculative_tokens)
-        for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "gamma_min", "gamma_max"):
+        for name in ("tree_depth", "tree_top_k"):
+            if self.method != "eagle3" and getattr(self, name) is not None:
+                raise ValueError(f"{name} is of method='eagle3', got method={self.method!r}")
+        defaults = {"num_speculative_tokens": _NUM_SPECULATIVE_TOKENS[self.method]}
+        if self.method == "eagle3":
+            defaults |= {"tree_depth": 7, "tree_top_k": 10}
+        for name, value in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        for name in ("tree_depth", "tree_top_k") if self.method == "eagle3" else ():
             check_positive_integer(name, getattr(self, name))
+        check_positive_integer("num_speculative_tokens", self.num_speculative_tokens)
+        longest = self._longest
+        if self.gamma_max is None:
+            object.__setattr__(self, "gamma_max", longest)
+        for name in ("prompt_lookup_min", "prompt_lookup_max", "gamma_min", "gamma_max"):
+            check_positive_integer(name, getattr(self, name))
+        assert self.gamma_max is not None
+        if self.gamma_max > longest:
+            raise ValueError(
+                f"gamma_max ({self.gamma_max}) must be at most {longest}, the most tokens that are drafted one after "
+                "the other"
+            )
         if self.adaptive not in (*ADAPTIVE, None):
             raise ValueError(f"adaptive must be one of {', '.join(ADAPTIVE)} or None, got {self.adaptive!r}")
         if self.adaptive == "entropy" and self.method == "ngram":
             raise ValueError("adaptive='entropy' looks at a draft model's distributions, and method='ngram' has none")
-        for small, large in (
-            ("prompt_lookup_min", "prompt_lookup_max"), ("gamma_min", "gamma_max"),
-            ("gamma_max", "num_speculative_tokens"),
-        ):  # fmt: skip
+        for small, large in (("prompt_lookup_min", "prompt_lookup_max"), ("gamma_min", "gamma_max")):
             if getattr(self, small) > getattr(self, large):
                 raise ValueError(f"{small} ({getattr(self, small)}) must be at most {large} ({getattr(self, large)})")
         if not 0 <= self.egag_ema_beta < 1:
@@ -165,10 +189,33 @@ class SpeculativeConfig:
 
     @property
     def most_drafts(self) -> int:
-        """Tokens drafted in a round at most."""
-        most = self.gamma_max if self.adaptive == "entropy" else self.num_speculative_tokens
+        """Tokens drafted one after the other in a round at most."""
+        most = self.gamma_max if self.adaptive == "entropy" else self._longest
         assert most is not None
         return most
+
+    @property
+    def num_nodes(self) -> int:
+        """Of a tree, besides the root; 0: chains alone are drafted."""
+        if self.method != "eagle3" or self.tree_top_k == 1:
+            return 0
+        assert self.num_speculative_tokens is not None
+        return min(self.num_speculative_tokens, self._pool_size)
+
+    @property
+    def _pool_size(self) -> int:
+        """Nodes of which a tree keeps the best."""
+        assert self.tree_depth is not None and self.tree_top_k is not None
+        return self.tree_top_k + self.tree_depth * self.tree_top_k**2
+
+    @property
+    def _longest(self) -> int:
+        """Tokens on one way down what is drafted in a round."""
+        assert self.num_speculative_tokens is not None
+        if self.method != "eagle3":
+            return self.num_speculative_tokens
+        assert self.tree_depth is not None
+        return min(self.num_speculative_tokens, self.tree_depth + 1)
 
 
 def check_positive_integer(name: str, value: Any) -> None:

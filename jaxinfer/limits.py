@@ -6,4 +6,4 @@ SCHEDULING_POLICIES = ("fcfs", "priority")
 BRANCH_MODES = ("in_one_sequence", "batching")
 
 # Ways to draft tokens.
-SPECULATIVE_METHODS = ("draft_model", "ngram")
+SPECULATIVE_METHODS = ("draft_model", "ngram", "eagle3")

@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 
 TAIL_WORD_BITS = 32
+MAX_TAIL_TOKENS = 512  # that the kernel for GPUs takes
+# From so many words on, a query's word is looked up, not found by going through all.
+_MANY_WORDS = 4
 
 
 def visible(
@@ -36,6 +39,16 @@ def visible(
     if words == 0:
         return (index < tail_start) & in_context
     offset = index - tail_start
+    if words >= _MANY_WORDS:
+        shape = jnp.broadcast_shapes(offset.shape, tail_bits.shape[:-1])
+        offset = jnp.broadcast_to(offset, shape)
+        word = jnp.clip(offset // TAIL_WORD_BITS, 0, words - 1)
+        # The last axis of `shape` is the indices', of which a query's words know nothing.
+        of_query = jnp.broadcast_to(tail_bits, (*shape[:-1], 1, words))[..., 0, :]
+        value = jnp.take_along_axis(of_query, word, axis=-1)
+        bit = (value >> (offset % TAIL_WORD_BITS).astype(jnp.uint32)) & 1
+        in_tail = (offset >= 0) & (offset < words * TAIL_WORD_BITS) & (bit == 1)
+        return jnp.where(index < tail_start, in_context, in_tail)
     bit = jnp.zeros(jnp.broadcast_shapes(offset.shape, tail_bits.shape[:-1]), bool)
     for word in range(words):
         shift = offset - word * TAIL_WORD_BITS

@@ -121,14 +121,20 @@ class BranchStateManager:
         """What follows each branch's prompt."""
         return {branch: list(s.token_ids[s.num_prompt_tokens :]) for branch, s in self.sequences.items()}
 
-    def lanes(self, branches: Iterable[int] | None = None, *, max_pages: int | None = None) -> list[Lane]:
+    def lanes(
+        self,
+        branches: Iterable[int] | None = None,
+        *,
+        max_pages: int | None = None,
+        max_branches: int | None = None,
+    ) -> list[Lane]:
         """The lanes in which a launch reads these branches; None: all that have pages.
 
         A branch whose table does not begin with the same pages as the others' (the prefix cache may have given it equal
         ones) has a lane of its own.
 
         Args:
-            max_pages: of the longest lane that a launch can read; None: of any length. Branches that do not fit into
+            max_pages, max_branches: of a lane that a launch can read; None: any number. Branches that do not fit into
                 one stand in several, each of which reads the trunk.
         """
         chosen = self.active_branches if branches is None else list(branches)
@@ -140,7 +146,7 @@ class BranchStateManager:
             by_trunk.setdefault(tuple(self.sequences[branch].pages[:shared]), []).append(branch)
         lanes: list[Lane] = []
         for trunk, members in by_trunk.items():
-            lanes += self._in_one_sequence(list(trunk), members, max_pages)
+            lanes += self._in_one_sequence(list(trunk), members, max_pages, max_branches)
         return lanes
 
     def _alone(self, branch: int) -> Lane:
@@ -148,12 +154,15 @@ class BranchStateManager:
         shared = self.trunk_len // self.page_size
         return Lane(pages, [TRUNK] * len(pages), len(pages), (branch,), {branch: shared})
 
-    def _in_one_sequence(self, trunk: list[int], members: Sequence[int], max_pages: int | None) -> list[Lane]:
+    def _in_one_sequence(
+        self, trunk: list[int], members: Sequence[int], max_pages: int | None, max_branches: int | None
+    ) -> list[Lane]:
         lanes: list[Lane] = []
         pages, owners, first_own = list(trunk), [TRUNK] * len(trunk), dict[int, int]()
         for branch in members:
             own = self.sequences[branch].pages[len(trunk) :]
-            if max_pages is not None and first_own and len(pages) + len(own) > max_pages:
+            too_long = max_pages is not None and first_own and len(pages) + len(own) > max_pages
+            if too_long or len(first_own) == max_branches:
                 lanes.append(Lane(pages, owners, len(trunk), tuple(first_own), first_own))
                 pages, owners, first_own = list(trunk), [TRUNK] * len(trunk), {}
             first_own[branch] = len(pages)

@@ -95,10 +95,10 @@ class EngineCore:
         )  # fmt: skip
         self.strategy = make_strategy(self.programs, self.buckets)
         self.programs = self.programs.followed_by(self.strategy.follower)
+        num_pages = config.num_pages + self.strategy.num_tail_pages
         cache = KVCache.allocate(
-            model.config, num_pages=config.num_pages, page_size=config.page_size, dtype=dtype,
-            sharding=sharding_of_pages(mesh),
-        )  # fmt: skip
+            model.config, num_pages=num_pages, page_size=config.page_size, dtype=dtype, sharding=sharding_of_pages(mesh)
+        )
         allocator = PageAllocator(config.num_pages)
         self.prefix_cache = None
         if config.enable_prefix_caching:
@@ -114,9 +114,7 @@ class EngineCore:
             ),
             KVCacheManager(allocator, config.page_size, self.prefix_cache),
         )
-        self.input_batch = InputBatch(
-            self.buckets, self.strategy, page_size=config.page_size, num_pages=config.num_pages
-        )
+        self.input_batch = InputBatch(self.buckets, self.strategy, page_size=config.page_size, num_pages=num_pages)
         self.runner = Runner(
             {TARGET: model, **self.strategy.models},
             {**initial_state(cache, config.max_num_seqs, everywhere_on(mesh)), **self.strategy.state},

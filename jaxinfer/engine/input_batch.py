@@ -31,6 +31,9 @@ class BuiltBatch:
 class ShapesOfRounds(Protocol):
     """Says what shapes launches of rounds come in."""
 
+    @property
+    def most_in_lane(self) -> int | None: ...
+
     def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape: ...
 
 
@@ -68,7 +71,7 @@ class InputBatch:
                 self._add_pages(requests[index].seat, requests[index].pages)
         seats = np.asarray([request.seat for request in requests], np.int32)
         if output.num_rounds and output.shares_lanes:
-            lanes = lanes_of(requests, self.page_table.shape[1])
+            lanes = lanes_of(requests, self.page_table.shape[1], self.rounds.most_in_lane)
             if len(lanes) < len(requests):
                 return self._build_lanes(output, lanes, seats)
 

@@ -12,8 +12,14 @@ from jaxinfer.engine.request import Request
 from jaxinfer.programs.batch_layout import PackedBatch
 
 
-def lanes_of(requests: Sequence[Request], max_pages: int) -> list[tuple[Lane, list[int]]]:
-    """The lanes in which a launch reads these requests, and which of them stand in each, by index and in order."""
+def lanes_of(
+    requests: Sequence[Request], max_pages: int, max_branches: int | None = None
+) -> list[tuple[Lane, list[int]]]:
+    """The lanes in which a launch reads these requests, and which of them stand in each, by index and in order.
+
+    Args:
+        max_pages, max_branches: of a lane; None: any number.
+    """
     lanes: list[tuple[Lane, list[int]]] = []
     of_groups: dict[str, list[int]] = {}
     for index, request in enumerate(requests):
@@ -26,7 +32,7 @@ def lanes_of(requests: Sequence[Request], max_pages: int) -> list[tuple[Lane, li
         group = requests[indices[0]].group
         assert group is not None
         at = {requests[index].branch: index for index in indices}
-        for lane in group.branches.lanes(at, max_pages=max_pages):
+        for lane in group.branches.lanes(at, max_pages=max_pages, max_branches=max_branches):
             lanes.append((lane, [at[branch] for branch in lane.branches]))
     return lanes
 

@@ -74,10 +74,11 @@ class EngineMetrics:
     time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
     inter_token_latency_seconds: Histogram = field(default_factory=Histogram)
 
-    def count_drafts(self, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """Account for tokens drafted in rounds of requests, integers of any shape, and for those accepted of each."""
+    def count_drafts(self, drafted: np.ndarray, accepted: np.ndarray, proposed: np.ndarray) -> None:
+        """Account for rounds of requests, integers of any shape: tokens drafted one after the other, how many of these
+        were accepted, and all that were proposed, those of other branches of a tree included."""
         self.spec_decode_num_drafts += int((drafted > 0).sum())
-        self.spec_decode_num_draft_tokens += int(drafted.sum())
+        self.spec_decode_num_draft_tokens += int(proposed.sum())
         self.spec_decode_num_accepted_tokens += int(accepted.sum())
         per_position = self.spec_decode_num_accepted_tokens_per_pos
         per_position += [0] * (int(drafted.max(initial=0)) - len(per_position))

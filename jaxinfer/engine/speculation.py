@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,10 @@ from jaxinfer.speculative import rounds as device_rounds
 from jaxinfer.speculative.catch_up import CatchUp
 from jaxinfer.speculative.costs import Key
 from jaxinfer.speculative.gamma import GammaController, RoundsReport, TimedLaunch
-from jaxinfer.speculative.proposer import Proposer
-from jaxinfer.speculative.rounds import RoundsOutput, RoundsShape
+from jaxinfer.speculative.proposer import Proposer, RoundsShape
+from jaxinfer.speculative.rounds import RoundsOutput
 from jaxinfer.speculative.shapes import SpeculationShapes
+from jaxinfer.speculative.tails import TailPages
 
 # How much of what is known of rounds a further launch takes the place of.
 _NEW = 0.2
@@ -45,6 +47,8 @@ class Speculation:
         state: the proposer's, on the device.
         num_pages, page_size, num_seats: of the pool and the engine.
         max_catch_up: tokens that a drafter may catch up on before one launch.
+        window: as of `DrafterLanes`.
+        tails: where trees stand, if any are drafted.
     """
 
     def __init__(
@@ -61,23 +65,28 @@ class Speculation:
         page_size: int,
         num_seats: int,
         max_catch_up: int,
+        window: int | None = None,
+        tails: TailPages | None = None,
     ) -> None:
         self.follower = proposer
         self.models, self.state = proposer.models, state
         self.controller = controller
         self.lanes = DrafterLanes(
-            num_pages=num_pages, page_size=page_size, num_seats=num_seats, knows_pages=proposer.knows_pages
-        )
+            num_pages=num_pages, page_size=page_size, num_seats=num_seats, knows_pages=proposer.knows_pages,
+            window=window,
+        )  # fmt: skip
         self.wants_landing = False
         self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
-        self._rounds = device_rounds.Rounds(proposer, max_rounds, (*shapes.rounds, *shapes.lanes), hidden_sizes)
+        self._rounds = device_rounds.Rounds(proposer, max_rounds, (*shapes.rounds, *shapes.lanes), hidden_sizes, tails)
+        self._tails = tails
         self._catch_up = CatchUp(proposer, shapes.catch_up)
         self._max_catch_up = max_catch_up
         self._page_table = np.zeros((0, 0), np.int32)  # the engine's, of the latest launch
         self._chosen = np.zeros(num_seats, int)  # drafts of the sequence in each seat
-        self._num_drafts = 0  # of the next launch, if it is one of rounds
+        self._num_drafts = self._num_nodes = 0  # of the next launch, if it is one of rounds
         self._feeds = False  # whether the drafter takes in what the next launch computes, if that is a plain step
         self._shape: RoundsShape | None = None
+        self.latest: _Rounds | None = None  # of rounds, that has landed
         self._tokens_per_round = 2.0  # that land for a sequence, of late
         self._tokens_per_launch = plain.rounds.most
         self._shape_for = functools.cache(shapes.rounds_for)
@@ -91,18 +100,20 @@ class Speculation:
         pages = max([len(request.pages) for request in requests], default=1)
         if requests:
             seats = np.asarray([request.seat for request in requests], np.int32)
-            chosen = self.controller.choose(seats, pages)
-            self._chosen[seats] = chosen
+            chosen, self._num_nodes = self.controller.choose(seats, pages)
             self._num_drafts = int(chosen.max())
+            if self._num_nodes and self._num_drafts and not self._has_room(requests, pages):
+                # Too many for trees: chains, as long as there are programs for.
+                self._num_drafts, self._num_nodes = min(self._num_drafts, self._shapes.longest_chain), 0
             if self._num_drafts and not self._has_room(requests, pages):
                 self._num_drafts = 0
+            self._chosen[seats] = np.minimum(chosen, self._num_drafts)
         running = min(len(requests) + num_waiting, len(self._chosen))
         self._feeds = self._num_drafts > 0 or (running > len(requests) and self.controller.would_draft(running, pages))
         if not self._num_drafts:
             return self._plain.choose(requests, num_waiting)
         for request in self.lanes.behind(requests):
-            missing = request.num_tokens - 1 - self.lanes.length[request.seat]
-            if request.num_in_flight and missing <= self._max_catch_up:
+            if request.num_in_flight and self.lanes.missing(request, request.num_tokens - 1, self._max_catch_up):
                 self.wants_landing = True
         # As many tokens as a plain launch: sequences that end make room for others, or for a smaller shape, as soon.
         rounds = round(self._tokens_per_launch / self._tokens_per_round)
@@ -110,15 +121,29 @@ class Speculation:
 
     def _has_room(self, requests: Sequence[Request], pages: int) -> bool:
         """Whether there is a program of rounds for so many, in rows and in lanes."""
-        if self._bucket(len(requests), pages, self._num_drafts) is None:
+        if self._bucket(len(requests), pages, self._num_drafts, self._num_nodes) is None:
             return False
         shares_lanes = any([request.shares_lane for request in requests])
-        return not shares_lanes or any(shape.batch.num_tokens >= len(requests) for shape in self._shapes.lanes)
+        return not shares_lanes or any(
+            shape.batch.num_tokens >= len(requests)
+            for shape in self._shapes.lanes
+            if shape.num_nodes == self._num_nodes and shape.width > self._num_drafts
+        )
+
+    @property
+    def num_tail_pages(self) -> int:
+        return 0 if self._tails is None else self._tails.each * self._shapes.most_in_trees
+
+    @property
+    def most_in_lane(self) -> int | None:
+        return self._tails.per_lane if self._tails is not None and self._num_drafts and self._num_nodes else None
 
     def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
         if not self._num_drafts:
             return self._plain.shape_for(rows=rows, pages_per_row=pages_per_row, lanes=lanes)
-        self._shape = self._shape_for(rows=rows, pages_per_row=pages_per_row, num_drafts=self._num_drafts, lanes=lanes)
+        self._shape = self._shape_for(
+            rows=rows, pages_per_row=pages_per_row, num_drafts=self._num_drafts, num_nodes=self._num_nodes, lanes=lanes
+        )
         if self._shape is None:
             raise ValueError(f"{rows} rows with {self._num_drafts} drafts each exceed the limits")
         return self._shape.batch
@@ -136,7 +161,16 @@ class Speculation:
             drafts = np.where(self.lanes.follows[built.seats], self._chosen[built.seats], 0)
             built.packed["max_drafts"][built.rows] = drafts
         built.packed["drafter_follows"][...] = feeds
+        self._say_starts(built)
         self.lanes.launched(output, with_drafter=feeds)
+
+    def _say_starts(self, built: BuiltBatch) -> None:
+        """From where on each row is seen by the drafter: in a lane, the same for all who share it."""
+        packed, starts = built.packed, self.lanes.start[built.seats]
+        rows = packed["row"][built.rows] if packed.shape.lane_pages else built.rows
+        # A sequence that is not followed drafts nothing, and says nothing.
+        known = self.lanes.follows[built.seats] if packed.shape.lane_pages else slice(None)
+        np.maximum.at(packed["drafter_start"], rows[known], starts[known].astype(np.int32))
 
     def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
         if not self._num_drafts:
@@ -144,7 +178,10 @@ class Speculation:
         assert self._shape is not None
         result: RoundsOutput = runner.launch(self._rounds, self._shape, built.packed.buffer)
         return RoundsResult(
-            result.tokens, self._shape.width, (result.hidden, result.sampled), (self._num_drafts, result)
+            result.tokens,
+            self._shape.width,
+            (result.hidden, result.sampled),
+            _Rounds(self._num_drafts, self._shape, result),
         )
 
     def landed(
@@ -161,7 +198,8 @@ class Speculation:
                 pages = built.packed.shape.pages_per_row
                 self.controller.timed(TimedLaunch(0, len(output.requests), pages, steps, seconds))
             return
-        num_drafts, arrays = result.details
+        details: _Rounds = result.details
+        arrays, num_nodes = details.output, details.shape.num_nodes
         rows = built.rows
         report = RoundsReport(
             seats=built.seats,
@@ -170,18 +208,23 @@ class Speculation:
             drafted=np.asarray(arrays.num_drafts)[:, rows],
             accepted=np.asarray(arrays.num_accepted)[:, rows],
             entropy=np.asarray(arrays.entropy)[:, rows],
+            num_nodes=num_nodes,
         )
         self.controller.observe(report)
         if seconds:
             silent = int((report.ran.any(axis=1) & ~report.drafted.any(axis=1)).sum())
             pages = built.packed.shape.pages_per_row
-            self.controller.timed(TimedLaunch(num_drafts, len(output.requests), pages, steps, seconds, silent))
-        metrics.count_drafts(report.drafted, report.accepted)
+            self.controller.timed(
+                TimedLaunch(details.num_drafts, len(output.requests), pages, steps, seconds, silent, num_nodes)
+            )
+        proposed = details.shape.proposed(report.drafted)
+        metrics.count_drafts(report.drafted, report.accepted, proposed)
+        self.latest = details
         if report.ran.any():
             found = 1 + report.accepted[report.ran].mean()
             self._tokens_per_round += _NEW * (float(found) - self._tokens_per_round)
         for request, drafts, tokens, kept in zip(
-            output.requests, (report.drafted > 0).sum(axis=0).tolist(), report.drafted.sum(axis=0).tolist(),
+            output.requests, (report.drafted > 0).sum(axis=0).tolist(), proposed.sum(axis=0).tolist(),
             report.accepted.sum(axis=0).tolist(), strict=True,
         ):  # fmt: skip
             own = request.metrics
@@ -204,7 +247,7 @@ class Speculation:
             step = timing.seconds(
                 batch, lambda packed, batch=batch: runner.launch(plain, batch, packed.buffer), max_rounds=4
             )
-            costs.set((batch.num_rows, batch.pages_per_row, 1), verification=step, draft=0.0)
+            costs.set((batch.num_rows, batch.pages_per_row, 1, 0), verification=step, draft=0.0)
         for shape in self._shapes.rounds:
 
             def launch(packed: PackedBatch, shape: RoundsShape = shape) -> Any:
@@ -215,9 +258,7 @@ class Speculation:
                 for number in (1, shape.width - 1)
             )
             draft = max(0.0, (many - few) / (shape.width - 2)) if shape.width > 2 else 0.0
-            costs.set(
-                (shape.batch.num_rows, shape.batch.pages_per_row, shape.width), verification=few - draft, draft=draft
-            )
+            costs.set(_key_of(shape), verification=few - draft, draft=draft)
 
     def left(self, request_ids: Iterable[str]) -> None:
         self.lanes.left(request_ids, self._page_table)
@@ -232,14 +273,14 @@ class Speculation:
             known = request.num_tokens
             is_chunk = output.kinds[index] is RowKind.PROMPT_CHUNK
             end = output.num_computed[index] if is_chunk else known - 1
-            first = int(lanes.length[request.seat])
-            count = min(end - first, budget)
-            if count > 0:
+            missing = lanes.missing(request, end, budget)
+            if missing is not None:
+                first, count = missing
                 found.append((request, first, count))
                 budget -= count
-                lanes.computed(request, first + count)
+                lanes.computed(request, first + count, first)
             if not is_chunk and output.num_known[index] == known:
-                lanes.follows[request.seat] = lanes.length[request.seat] >= known - 1
+                lanes.follows[request.seat] = lanes.has(request.seat, known - 1)
         while found:
             found = self._launch_catch_up(found, batch, runner)
 
@@ -247,6 +288,7 @@ class Speculation:
         self, found: list[tuple[Request, int, int]], batch: InputBatch, runner: Runner
     ) -> list[tuple[Request, int, int]]:
         """One launch of (request, first token, count); what did not fit into it."""
+        lanes = self.lanes
         pages = int(max(batch.num_pages[request.seat] for request, _, _ in found))
         shape = self._shapes.catch_up_for(
             rows=len(found), tokens=sum(count for *_, count in found), pages_per_row=pages
@@ -257,23 +299,37 @@ class Speculation:
             now = min(count, room)
             taken.append((request, first, now))
             room -= now
-            found = [(request, first + now, count - now), *found[1:]] if now < count else found[1:]
+            again = int(lanes.window is not None)  # what belongs to the last token is not kept between launches
+            found = [(request, first + now - again, count - now + again), *found[1:]] if now < count else found[1:]
         requests, starts, counts = zip(*taken, strict=True)
         packed = batch.build_chunks(shape, requests, starts, counts)
+        packed["drafter_start"][: len(taken)] = lanes.start[[request.seat for request in requests]]
         runner.launch(self._catch_up, shape, packed.buffer)
         return found
 
 
-def launch_bucket(plain: PlainDecoding, shapes: SpeculationShapes) -> Callable[[int, int, int], Key | None]:
-    """(rows, pages per row, drafts) -> the rows, pages per row and width of the shape of such a launch; None: there is
-    none."""
+@dataclass(frozen=True)
+class _Rounds:
+    """What became of a launch of rounds, on the device."""
+
+    num_drafts: int
+    shape: RoundsShape
+    output: RoundsOutput
+
+
+def launch_bucket(plain: PlainDecoding, shapes: SpeculationShapes) -> Callable[[int, int, int, int], Key | None]:
+    """(rows, pages per row, drafts, nodes of trees) -> what says which shape such a launch has; None: there is none."""
 
     @functools.cache  # asked for many times a launch
-    def bucket(rows: int, pages_per_row: int, num_drafts: int) -> Key | None:
+    def bucket(rows: int, pages_per_row: int, num_drafts: int, num_nodes: int) -> Key | None:
         if not num_drafts:
             shape = plain.shape_for(rows=rows, pages_per_row=pages_per_row, lanes=False)
-            return shape.num_rows, shape.pages_per_row, 1
-        found = shapes.rounds_for(rows=rows, pages_per_row=pages_per_row, num_drafts=num_drafts)
-        return None if found is None else (found.batch.num_rows, found.batch.pages_per_row, found.width)
+            return shape.num_rows, shape.pages_per_row, 1, 0
+        found = shapes.rounds_for(rows=rows, pages_per_row=pages_per_row, num_drafts=num_drafts, num_nodes=num_nodes)
+        return None if found is None else _key_of(found)
 
     return bucket
+
+
+def _key_of(shape: RoundsShape) -> Key:
+    return shape.batch.num_rows, shape.batch.pages_per_row, shape.verified, shape.num_nodes

@@ -14,7 +14,6 @@ from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.rounds import Rounds, RowKind
 from jaxinfer.engine.scheduler_output import SchedulerOutput
-from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.decode_loop import DecodeLoop
@@ -44,8 +43,18 @@ class Strategy(Protocol):
         ...
 
     @property
-    def models(self) -> Mapping[str, DecoderLM]:
+    def models(self) -> Mapping[str, Any]:
         """Models that its programs read, besides the target."""
+        ...
+
+    @property
+    def num_tail_pages(self) -> int:
+        """Pages of the pool behind those that requests share: its programs write there what they do not keep."""
+        ...
+
+    @property
+    def most_in_lane(self) -> int | None:
+        """How many sequences a lane of the next launch of rounds may have; None: any number."""
         ...
 
     @property
@@ -129,7 +138,9 @@ class PlainDecoding:
     """One token after the other, several steps in a launch."""
 
     programs: Sequence[Program] = ()
-    models: Mapping[str, DecoderLM] = {}
+    models: Mapping[str, Any] = {}
+    num_tail_pages = 0
+    most_in_lane: int | None = None
     state: Mapping[str, Any] = {}
     follower: Follower | None = None
     wants_landing = False

@@ -77,7 +77,7 @@ class BatchShape:
             "row": ((t,), i), "limit": ((t,), i), "branch": ((t,), i), "tail_bits": ((t, self.tail_words), u),
             "page_table": ((r, p), i), "page_branch": ((r, p), i), "kv_len": ((r,), i), "trunk_len": ((r,), i),
             "tail_start": ((r,), i), "query_start_loc": ((r + 1,), i), "row_seat": ((r,), i), "capacity": ((r,), i),
-            "max_drafts": ((r,), i), "logits_index": ((q,), i),
+            "max_drafts": ((r,), i), "drafter_start": ((r,), i), "logits_index": ((q,), i),
             "temperature": ((q,), f), "top_k": ((q,), i), "top_p": ((q,), f), "min_p": ((q,), f),
             "request_key": ((q, 2), u), "sample_position": ((q,), i),
             "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "max_len": ((q,), i),
@@ -110,7 +110,8 @@ class StepBatch(AttentionMetadata):
     # or a sequence of a lane, is (`read_seats`); -1: none.
     row_seat: jax.Array  # int32 [R]
     capacity: jax.Array  # int32 [R], positions that its pages have room for; columns behind them are stale
-    max_drafts: jax.Array  # int32 [R], tokens that may be drafted in a round
+    max_drafts: jax.Array  # int32 [R], tokens that may be drafted one after the other in a round
+    drafter_start: jax.Array  # int32 [R], of rows in any launch: the first token that a drafter sees of each
     # Of a launch of lanes (else L is 0): where in its lane each sequence's pages stand, from its `first_page`th on.
     first_page: jax.Array  # int32 [Q]
     lane_page: jax.Array  # int32 [Q, L]

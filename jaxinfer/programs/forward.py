@@ -13,6 +13,7 @@ from jaxinfer.attention.attend import LayerKV
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch
 from kernels_pallas.branch_attention.blocks import AttentionSizes
@@ -45,23 +46,34 @@ def forward_with_features(
     model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend, capture: Sequence[int]
 ) -> tuple[KVCache, jax.Array, jax.Array | None]:
     """The same, and the inputs [T, F * hidden] of the F layers that `capture` names, for a drafter."""
-    config = model.config
-    sizes = AttentionSizes(
-        config.num_heads, config.num_kv_heads, config.head_dim, cache.page_size, model.dtype, cache.k[0].dtype
-    )
     tokens = batch.token_ids.shape[0]
-    more = (0, max(0, backend.min_tokens - tokens))
-    attend = PagedAttend(
-        jnp.pad(batch.slot_mapping, more, constant_values=cache.num_pages * cache.page_size),
-        backend.plan(batch, sizes),
-        backend,
-        tokens,
-        config.head_dim**-0.5,
-    )
-    token_ids, positions, lengths = (jnp.pad(x, more) for x in (batch.token_ids, batch.positions, batch.lengths))
+    attend = paged_attend(model.config, model.dtype, cache, batch, backend)
+    token_ids, positions, lengths = (padded(x, backend) for x in (batch.token_ids, batch.positions, batch.lengths))
     residual = backend.residual(token_ids.shape[0])
     kv = list(zip(cache.k, cache.v, strict=True))
     found = model.with_kv(kv, token_ids, positions, attend, lengths, residual, capture)
     k, v = zip(*found.kv, strict=True)
     features = None if found.features is None else found.features[:tokens]
     return KVCache(k, v), found.hidden[:tokens], features
+
+
+def paged_attend(
+    config: ModelConfig, dtype: jnp.dtype, cache: KVCache, batch: StepBatch, backend: AttentionBackend
+) -> PagedAttend:
+    """How a step's tokens, padded, attend in layers of one configuration."""
+    sizes = AttentionSizes(
+        config.num_heads, config.num_kv_heads, config.head_dim, cache.page_size, dtype, cache.k[0].dtype
+    )
+    return PagedAttend(
+        padded(batch.slot_mapping, backend, cache.num_pages * cache.page_size),
+        backend.plan(batch, sizes),
+        backend,
+        batch.token_ids.shape[0],
+        config.head_dim**-0.5,
+    )
+
+
+def padded(of_tokens: jax.Array, backend: AttentionBackend, value: int = 0) -> jax.Array:
+    """An array [T, ...] of a step's tokens with as many as the backend needs at least."""
+    more = max(0, backend.min_tokens - of_tokens.shape[0])
+    return jnp.pad(of_tokens, ((0, more), *((0, 0),) * (of_tokens.ndim - 1)), constant_values=value)

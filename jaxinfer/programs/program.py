@@ -24,7 +24,7 @@ class Device:
     `kv` and the like are what `state` holds; a program returns what it has made of them.
     """
 
-    models: Mapping[str, DecoderLM]
+    models: Mapping[str, Any]
     state: Mapping[str, Any]
     backend: AttentionBackend
     mesh: Mesh | None

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.tensor_parallel import over_devices
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.program import (
     KV,
     SEATS,
@@ -45,7 +44,7 @@ class Runner:
 
     def __init__(
         self,
-        models: Mapping[str, DecoderLM],
+        models: Mapping[str, Any],
         state: Mapping[str, Any],
         backend: AttentionBackend,
         *,

@@ -10,13 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.attention.backend import AttentionBackend
-from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, Samples, StepBatch, idle_batch, unpack
-from jaxinfer.programs.forward import forward
+from jaxinfer.programs.forward import forward_with_features
 from jaxinfer.programs.program import KV, SEATS, TARGET, Device, Place
-from jaxinfer.programs.seats import Seats, read_seats, write_seats
+from jaxinfer.programs.seats import read_seats, write_seats
 from jaxinfer.sampling.next_tokens import logits_and_greedy
 from jaxinfer.sampling.sampler import sample
 
@@ -32,18 +29,6 @@ class StepOutput:
     samples: Samples  # [Q], completed from the seats
 
 
-def step(
-    model: DecoderLM, kv: KVCache, seats: Seats, batch: StepBatch, backend: AttentionBackend
-) -> tuple[KVCache, Seats, StepOutput]:
-    """One step of every way of decoding."""
-    batch = read_seats(batch, seats, page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size)
-    kv, hidden = forward(model, kv, batch, backend)
-    logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
-    tokens = sample(logits, batch.samples.sampling, greedy)
-    seats, landed = write_seats(seats, batch.samples, tokens)
-    return kv, seats, StepOutput(landed, logits, hidden, batch.samples)
-
-
 class Follower(Protocol):
     """Takes in the tokens of steps, in parts of the device's state that it returns as it has changed them."""
 
@@ -53,7 +38,12 @@ class Follower(Protocol):
     @property
     def writes(self) -> Sequence[str]: ...  # names of parts of the state
 
-    def follow(self, device: Device, batch: StepBatch) -> dict[str, Any]: ...
+    @property
+    def capture(self) -> Sequence[int]: ...  # layers of the target whose inputs it takes in too
+
+    def follow(
+        self, device: Device, batch: StepBatch, features: jax.Array | None, *, again: bool = False
+    ) -> dict[str, Any]: ...
 
 
 def padded_tokens(num_tokens: int) -> int:
@@ -100,25 +90,27 @@ class Step:
         """The state, and the output with its hidden states padded: few shapes of them mean few programs that read
         them."""
         model, kv, seats = device.models[TARGET], device.state[KV], device.state[SEATS]
-        batch = unpack(buffer, shape)
-        state = {} if self.follower is None else _followed(self.follower, device, batch)
-        kv, seats, output = step(model, kv, seats, batch, device.backend)
+        batch = read_seats(unpack(buffer, shape), seats, page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size)
+        capture = () if self.follower is None else self.follower.capture
+        kv, hidden, features = forward_with_features(model, kv, batch, device.backend, capture)
+        state = {} if self.follower is None else _followed(self.follower, device, batch, features)
+        logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
+        tokens = sample(logits, batch.samples.sampling, greedy)
+        seats, landed = write_seats(seats, batch.samples, tokens)
         extra = padded_tokens(shape.num_tokens) - shape.num_tokens
         return {**state, KV: kv, SEATS: seats}, StepOutput(
-            token_ids=device.readable(output.token_ids),
-            logits=device.split_by_word(output.logits),
-            hidden=device.readable(jnp.pad(output.hidden, ((0, extra), (0, 0)))),
-            samples=device.readable(output.samples),
+            token_ids=device.readable(landed),
+            logits=device.split_by_word(logits),
+            hidden=device.readable(jnp.pad(hidden, ((0, extra), (0, 0)))),
+            samples=device.readable(batch.samples),
         )
 
 
-def _followed(follower: Follower, device: Device, batch: StepBatch) -> dict[str, Any]:
+def _followed(follower: Follower, device: Device, batch: StepBatch, features: jax.Array | None) -> dict[str, Any]:
     """The follower's parts of the state, with the tokens of a step if the batch says so."""
-    kv: KVCache = device.state[KV]
-    batch = read_seats(batch, device.state[SEATS], page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size)
 
     def follow(state: dict[str, Any]) -> dict[str, Any]:
-        return follower.follow(replace(device, state=state), batch)
+        return follower.follow(replace(device, state=state), batch, features)
 
     own = {name: device.state[name] for name in follower.writes}
     return lax.cond(batch.drafter_follows > 0, follow, lambda state: state, own)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.programs.batch_layout import BatchShape, idle_batch, unpack
-from jaxinfer.programs.program import Device, Place
+from jaxinfer.programs.forward import forward_with_features
+from jaxinfer.programs.program import KV, TARGET, Device, Place
 from jaxinfer.programs.step import Follower
 
 
@@ -22,11 +25,11 @@ class CatchUp:
 
     @property
     def reads(self) -> Sequence[str]:
-        return self.follower.reads
+        return self.follower.reads if not self.follower.capture else (TARGET, *self.follower.reads)
 
     @property
     def writes(self) -> Sequence[str]:
-        return self.follower.writes
+        return self.follower.writes if not self.follower.capture else (KV, *self.follower.writes)
 
     @property
     def planned(self) -> dict[str, BatchShape]:
@@ -39,4 +42,14 @@ class CatchUp:
         return (idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
 
     def run(self, device: Device, shape: BatchShape, buffer: jax.Array) -> tuple[dict[str, Any], tuple[()]]:
-        return self.follower.follow(device, unpack(buffer, shape)), ()
+        batch = unpack(buffer, shape)
+        if not self.follower.capture:
+            return self.follower.follow(device, batch, None), ()
+        # What a drafter needs of the target is there while that computes. Its keys and values are there already.
+        kv: KVCache = device.state[KV]
+        nowhere = kv.num_pages * kv.page_size + jnp.arange(shape.num_tokens)
+        computed = replace(batch, slot_mapping=nowhere)
+        kv, _, features = forward_with_features(
+            device.models[TARGET], kv, computed, device.backend, self.follower.capture
+        )
+        return {KV: kv, **self.follower.follow(device, batch, features, again=True)}, ()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 
 from jaxinfer.speculative.acceptance import Acceptance, Forecast
 from jaxinfer.speculative.costs import LaunchCosts
-from jaxinfer.speculative.gamma import RoundsReport, TimedLaunch
+from jaxinfer.speculative.gamma import Choice, RoundsReport, TimedLaunch
 
 # Estimates are not exact: drafting has to promise so much more.
 _MARGIN = 1.06
@@ -18,50 +21,83 @@ _PROBING = 0.02
 _CATCH_UP_DRAFTS = 8
 
 
+class _Best(NamedTuple):
+    """Drafts that give the most tokens a second."""
+
+    num_drafts: int  # 0: there is no program
+    gain: float  # how many times the tokens a second of plain decoding
+
+
 class CostController:
     """Chooses by the costs of launches and the acceptance of drafts, both as measured.
 
     Where plain decoding is best, a round is tried now and then, so that it is noticed when drafts become worth it:
-    sequences change, and so does what is known of them.
+    sequences change, and so does what is known of them. Where trees may be drafted, chains or trees are, whichever
+    gives more; what has not been chosen for long is tried in the same way.
 
     Args:
+        most: the most drafts one after the other, for each number of nodes of trees; of 0 nodes: of chains.
         drafts: the share of rounds in which anything is drafted, until it is known; 1: in all of them, always.
-        accepted: the share of drafts that is accepted, until it is known.
+        accepted: for each number of nodes, the share of drafts that is accepted, until it is known.
     """
 
     def __init__(
-        self, num_seats: int, max_drafts: int, costs: LaunchCosts, *, drafts: float = 1.0, accepted: float
+        self,
+        num_seats: int,
+        most: Mapping[int, int],
+        costs: LaunchCosts,
+        *,
+        drafts: float = 1.0,
+        accepted: Mapping[int, float],
     ) -> None:
         self.costs: LaunchCosts | None = costs
         self._costs = costs
-        self.acceptance = Acceptance(num_seats, max_drafts, drafts=drafts, accepted=accepted)
-        self.max_drafts = max_drafts
+        self.acceptance = {
+            nodes: Acceptance(num_seats, most_drafts, drafts=drafts, accepted=accepted[nodes])
+            for nodes, most_drafts in most.items()
+        }
+        self.most = dict(most)
         self._always_drafts = drafts == 1.0
-        self._plain_seconds = 0.0  # of launches since the last round
+        self._seconds_without = dict.fromkeys(most, 0.0)  # of launches since the last round with such drafts
         self._without_drafts = 1.0  # what a round in which nothing is drafted takes, in plain steps
 
-    def choose(self, seats: np.ndarray, pages_per_row: int) -> np.ndarray:
+    def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
         rows = len(seats)
-        best, gain = self._best(self.acceptance.forecast(seats), rows, pages_per_row)
-        if gain < _MARGIN and not (best and self._may_probe(best, rows, pages_per_row)):
-            best = 0
-        if best:
-            self._plain_seconds = 0.0
-        return np.full(rows, best)
+        found = {
+            nodes: self._best(nodes, known.forecast(seats), rows, pages_per_row)
+            for nodes, known in self.acceptance.items()
+        }
+        nodes = max(found, key=lambda nodes: found[nodes].gain)
+        if found[nodes].gain < _MARGIN:
+            nodes = None
+        for other, best in found.items():
+            if other != nodes and best.num_drafts and self._may_probe(other, best, rows, pages_per_row):
+                nodes = other
+                break
+        if nodes is None:
+            return Choice(np.zeros(rows, int))
+        self._seconds_without[nodes] = 0.0
+        return Choice(np.full(rows, found[nodes].num_drafts), nodes)
 
     def would_draft(self, rows: int, pages_per_row: int) -> bool:
-        return self._best(self.acceptance.forecast_of_unknown(rows), rows, pages_per_row)[1] >= _MARGIN
+        return any(
+            self._best(nodes, known.forecast_of_unknown(rows), rows, pages_per_row).gain >= _MARGIN
+            for nodes, known in self.acceptance.items()
+        )
 
     def enter(self, seat: int) -> None:
-        self.acceptance.enter(seat)
+        for known in self.acceptance.values():
+            known.enter(seat)
 
     def observe(self, report: RoundsReport) -> None:
-        self.acceptance.observe(report)
+        self.acceptance[report.num_nodes].observe(report)
 
     def timed(self, launch: TimedLaunch) -> None:
         plain = self._costs.seconds(launch.rows, launch.pages_per_row, 0) or 0.0
+        for nodes in self._seconds_without:
+            if not launch.num_drafts or nodes != launch.num_nodes:
+                self._seconds_without[nodes] += launch.seconds
         if not launch.num_drafts:
-            self._plain_seconds += launch.seconds
             self._costs.observe(launch.rows, launch.pages_per_row, 0, launch.seconds / launch.rounds)
         elif launch.rounds == launch.rounds_without:
             ratio = min(launch.seconds / (launch.rounds * plain), 2.0)
@@ -69,28 +105,29 @@ class CostController:
         else:
             seconds = launch.seconds - launch.rounds_without * plain * self._without_drafts
             each = max(seconds / (launch.rounds - launch.rounds_without), plain)
-            self._costs.observe(launch.rows, launch.pages_per_row, launch.num_drafts, each)
+            self._costs.observe(launch.rows, launch.pages_per_row, launch.num_drafts, each, launch.num_nodes)
 
-    def _best(self, forecast: Forecast, rows: int, pages_per_row: int) -> tuple[int, float]:
-        """The number of drafts, at least 1, with the most tokens a second, and how many times those of plain decoding
-        that is; 0: there is no program."""
+    def _best(self, nodes: int, forecast: Forecast, rows: int, pages_per_row: int) -> _Best:
+        """The number of drafts, at least 1, with the most tokens a second."""
         plain = self._costs.seconds(rows, pages_per_row, 0)
         assert plain is not None
-        best, gain = 0, 0.0
-        for number in range(1, self.max_drafts + 1):
-            seconds = self._costs.seconds(rows, pages_per_row, number)
+        best = _Best(0, 0.0)
+        for number in range(1, self.most[nodes] + 1):
+            seconds = self._costs.seconds(rows, pages_per_row, number, nodes)
             if seconds is None:
                 continue
             if not self._always_drafts:
                 without = plain * self._without_drafts
                 seconds = without + forecast.any_drafts * max(0.0, seconds - without)
             found = float(forecast.tokens[number]) / seconds * plain / rows
-            if found > gain:
-                best, gain = number, found
-        return best, gain
+            if found > best.gain:
+                best = _Best(number, found)
+        return best
 
-    def _may_probe(self, num_drafts: int, rows: int, pages_per_row: int) -> bool:
-        """Whether enough time went into plain launches for a round with all that it needs."""
-        one, plain = (self._costs.seconds(rows, pages_per_row, number) for number in (num_drafts, 0))
+    def _may_probe(self, nodes: int, best: _Best, rows: int, pages_per_row: int) -> bool:
+        """Whether enough time went into other launches for a round with all that it needs."""
+        one = self._costs.seconds(rows, pages_per_row, best.num_drafts, nodes)
+        plain = self._costs.seconds(rows, pages_per_row, 0)
         assert one is not None and plain is not None
-        return _PROBING * self._plain_seconds > one + _CATCH_UP_DRAFTS * max(one - plain, 0.0) / num_drafts
+        needed = one + _CATCH_UP_DRAFTS * max(one - plain, 0.0) / best.num_drafts
+        return _PROBING * self._seconds_without[nodes] > needed

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 # How much of an estimate a further measurement takes the place of.
 _NEW = 0.2
 
-type Key = tuple[int, int, int]  # rows, pages per row, width of the verification; 1: a plain step
+# Rows, pages per row, tokens of each row that are verified (1: a plain step), nodes of a tree (0: a chain).
+type Key = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,19 @@ class LaunchCosts:
     Shapes that were not measured are estimated, in the unit that measured ones have.
 
     Args:
-        bucket: (rows, pages per row, drafts) -> the shape that such a launch has; None: there is none.
+        bucket: (rows, pages per row, drafts, nodes of trees) -> the shape that such a launch has; None: there is none.
         estimate: of shapes that were not measured.
     """
 
-    def __init__(self, bucket: Callable[[int, int, int], Key | None], estimate: Estimate) -> None:
+    def __init__(self, bucket: Callable[[int, int, int, int], Key | None], estimate: Estimate) -> None:
         self._bucket, self._estimate = bucket, estimate
         self._known: dict[Key, _Cost] = {}
         self._unit = 1.0  # seconds of one unit of the estimate
         self._has_unit = False
 
-    def seconds(self, rows: int, pages_per_row: int, num_drafts: int) -> float | None:
+    def seconds(self, rows: int, pages_per_row: int, num_drafts: int, num_nodes: int = 0) -> float | None:
         """Of one round with so many drafts, or of a plain step; None: there is no such program."""
-        key = self._bucket(rows, pages_per_row, num_drafts)
+        key = self._bucket(rows, pages_per_row, num_drafts, num_nodes)
         if key is None:
             return None
         known = self._known.get(key) or self._estimated(key)
@@ -68,9 +69,9 @@ class LaunchCosts:
         self._known[key] = _Cost(verification, draft)
         self._learn_unit(key, verification, 1.0)
 
-    def observe(self, rows: int, pages_per_row: int, num_drafts: int, seconds: float) -> None:
+    def observe(self, rows: int, pages_per_row: int, num_drafts: int, seconds: float, num_nodes: int = 0) -> None:
         """One round, or step, of a launch took so long."""
-        key = self._bucket(rows, pages_per_row, num_drafts)
+        key = self._bucket(rows, pages_per_row, num_drafts, num_nodes)
         if key is None:
             return
         known = self._known.get(key)
@@ -87,10 +88,12 @@ class LaunchCosts:
         known.draft *= ratio
 
     def _estimated(self, key: Key) -> _Cost:
-        rows, _, width = key
+        rows, _, width, num_nodes = key
+        # A level of a tree drafts for a few nodes of each row, about as many as the square root of all.
+        drafting = rows * max(1, round(num_nodes**0.5))
         return _Cost(
             self._unit * self._estimate.verification(rows * width),
-            self._unit * self._estimate.draft(rows) if width > 1 else 0.0,
+            self._unit * self._estimate.draft(drafting) if width > 1 else 0.0,
         )
 
     def _learn_unit(self, key: Key, verification: float, new: float) -> None:

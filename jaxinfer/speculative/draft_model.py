@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.programs.forward import forward
@@ -19,7 +18,7 @@ from jaxinfer.programs.program import Device
 from jaxinfer.programs.wide_rows import wide_rows
 from jaxinfer.sampling.next_tokens import logits_and_greedy, next_tokens
 from jaxinfer.sampling.sampler import SamplingBatch, sample
-from jaxinfer.speculative.proposer import Drafts, Seated, integers
+from jaxinfer.speculative.proposer import Drafts, RoundsShape, Seated, integers
 
 DRAFTER, DRAFT_STATE = "drafter", "draft_state"
 
@@ -48,12 +47,15 @@ class DraftModel:
     writes = (DRAFT_STATE,)
     may_find_nothing = False
     knows_pages = True
+    capture = ()
 
     def __init__(self, model: DecoderLM, *, with_entropy: bool = False) -> None:
-        self.models: Mapping[str, DecoderLM] = {DRAFTER: model}
+        self.models: Mapping[str, Any] = {DRAFTER: model}
         self._with_entropy = with_entropy
 
-    def follow(self, device: Device, batch: StepBatch) -> dict[str, Any]:
+    def follow(
+        self, device: Device, batch: StepBatch, features: jax.Array | None, *, again: bool = False
+    ) -> dict[str, Any]:
         state: DraftState = device.state[DRAFT_STATE]
         rows, kv = batch.decode_rows, state.kv
         taken_in = batch
@@ -73,7 +75,8 @@ class DraftModel:
         at = jnp.where(batch.samples.sampling.sample_position >= 0, batch.samples.seat, state.token_before.shape[0])
         return {DRAFT_STATE: DraftState(kv, state.token_before.at[at].set(last, mode="drop"))}
 
-    def propose(self, device: Device, seated: Seated, width: int) -> tuple[dict[str, Any], Drafts]:
+    def propose(self, device: Device, seated: Seated, shape: RoundsShape) -> tuple[dict[str, Any], Drafts]:
+        width = shape.width
         state: DraftState = device.state[DRAFT_STATE]
         batch, wanted = seated.batch, seated.num_drafts
         rows = wanted.shape[0]
@@ -112,7 +115,7 @@ class DraftModel:
             kv, drafts, entropy = lax.fori_loop(1, width - 1, turn, (kv, drafts, entropy))
         return {DRAFT_STATE: replace(state, kv=kv)}, Drafts(drafts, wanted, entropy)
 
-    def settle(self, device: Device, seated: Seated, landed: jax.Array) -> dict[str, Any]:
+    def settle(self, device: Device, seated: Seated, landed: jax.Array, features: jax.Array | None) -> dict[str, Any]:
         state: DraftState = device.state[DRAFT_STATE]
         count = jnp.sum(landed >= 0, axis=1)
         known = jnp.concatenate([seated.token[:, None], landed], axis=1)
@@ -130,22 +133,10 @@ class DraftModel:
         return sample(logits, sampling, greedy), -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
 
 
-def draft_state(
-    config: ModelConfig,
-    *,
-    num_pages: int,
-    page_size: int,
-    num_seats: int,
-    dtype: jnp.dtype,
-    pages: jax.sharding.Sharding | None = None,
-    whole: jax.sharding.Sharding | None = None,
-    abstract: bool = False,
-) -> DraftState:
-    """The state of a drafter: `pages` and `whole` say where the pool and the seats lie; None: on the default device.
+def draft_state(kv: KVCache, num_seats: int, whole: jax.sharding.Sharding | None = None) -> DraftState:
+    """The state of a drafter with a pool: of shapes alone, to compile for, where that is.
 
     Args:
-        abstract: of shapes alone, to compile for.
+        whole: where seats lie; None: on the default device.
     """
-    make = KVCache.shapes if abstract else KVCache.allocate
-    kv = make(config, num_pages=num_pages, page_size=page_size, dtype=dtype, sharding=pages)
-    return DraftState(kv, integers((num_seats,), whole, abstract=abstract))
+    return DraftState(kv, integers((num_seats,), whole, abstract=kv.is_abstract))

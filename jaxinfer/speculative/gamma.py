@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,6 +14,13 @@ from jaxinfer.speculative.egag import EntropyGamma
 logger = logging.getLogger(__name__)
 
 
+class Choice(NamedTuple):
+    """What the rounds of a launch draft for R sequences; no drafts at all: the plain program."""
+
+    drafts: np.ndarray  # int [R], tokens one after the other at most
+    num_nodes: int = 0  # of trees; 0: chains
+
+
 @dataclass(frozen=True)
 class RoundsReport:
     """What became of a launch of N rounds of R sequences."""
@@ -21,9 +28,10 @@ class RoundsReport:
     seats: np.ndarray  # int [R]
     ran: np.ndarray  # bool [N, R], whether the sequence took part in the round
     wanted: np.ndarray  # int [R], drafts that were asked for
-    drafted: np.ndarray  # int [N, R]
+    drafted: np.ndarray  # int [N, R], of a tree its depth
     accepted: np.ndarray  # int [N, R]
     entropy: np.ndarray  # float [N, R], of the drafter's last distribution in nats
+    num_nodes: int = 0  # of trees; 0: chains
 
 
 @dataclass(frozen=True)
@@ -36,13 +44,14 @@ class TimedLaunch:
     rounds: int  # that ran, or steps
     seconds: float  # of all of them
     rounds_without: int = 0  # of these, those in which nothing was drafted for anybody
+    num_nodes: int = 0  # of trees; 0: chains
 
 
 class GammaController(Protocol):
-    """Chooses the numbers of drafts of a launch, and hears what came of it."""
+    """Chooses what a launch drafts, and hears what came of it."""
 
-    def choose(self, seats: np.ndarray, pages_per_row: int) -> np.ndarray:
-        """Drafts in each round of a launch for the R sequences in these seats, int [R]; all 0: the plain program."""
+    def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
+        """What to draft in each round of a launch for the R sequences in these seats."""
         ...
 
     def would_draft(self, rows: int, pages_per_row: int) -> bool:
@@ -68,15 +77,15 @@ class GammaController(Protocol):
 
 
 class FixedGamma:
-    """Always as many."""
+    """Always as many, in trees of so many nodes or, with 0, in chains."""
 
     costs: LaunchCosts | None = None
 
-    def __init__(self, num_drafts: int) -> None:
-        self.num_drafts = num_drafts
+    def __init__(self, num_drafts: int, num_nodes: int = 0) -> None:
+        self.num_drafts, self.num_nodes = num_drafts, num_nodes
 
-    def choose(self, seats: np.ndarray, pages_per_row: int) -> np.ndarray:
-        return np.full(len(seats), self.num_drafts)
+    def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
+        return Choice(np.full(len(seats), self.num_drafts), self.num_nodes)
 
     def would_draft(self, rows: int, pages_per_row: int) -> bool:
         return True
@@ -99,15 +108,22 @@ class EntropyController(FixedGamma):
     """
 
     def __init__(
-        self, num_seats: int, vocab_size: int, *, gamma_min: int, gamma_max: int, ema_beta: float = 0.0
+        self,
+        num_seats: int,
+        vocab_size: int,
+        *,
+        gamma_min: int,
+        gamma_max: int,
+        ema_beta: float = 0.0,
+        num_nodes: int = 0,
     ) -> None:
-        super().__init__(gamma_max)
+        super().__init__(gamma_max, num_nodes)
         self._make = lambda: EntropyGamma(vocab_size, gamma_min, gamma_max, ema_beta)
         self._rules = [self._make() for _ in range(num_seats)]
         self._lengths = np.full(num_seats, gamma_max)
 
-    def choose(self, seats: np.ndarray, pages_per_row: int) -> np.ndarray:
-        return self._lengths[seats]
+    def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
+        return Choice(self._lengths[seats], self.num_nodes)
 
     def enter(self, seat: int) -> None:
         self._rules[seat] = self._make()

@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.programs.program import Device
-from jaxinfer.speculative.proposer import Drafts, Seated, integers
+from jaxinfer.speculative.proposer import Drafts, RoundsShape, Seated, integers
 
 HISTORY = "history"
 
@@ -54,29 +53,32 @@ class NgramProposer:
     writes = (HISTORY,)
     may_find_nothing = True
     knows_pages = False
+    capture = ()
 
     def __init__(self, shortest: int, longest: int) -> None:
         self.shortest, self.longest = shortest, longest
-        self.models: Mapping[str, DecoderLM] = {}
+        self.models: Mapping[str, Any] = {}
 
-    def follow(self, device: Device, batch: StepBatch) -> dict[str, Any]:
+    def follow(
+        self, device: Device, batch: StepBatch, features: jax.Array | None, *, again: bool = False
+    ) -> dict[str, Any]:
         history: jax.Array = device.state[HISTORY]
         seat = batch.row_seat[batch.row]
         at = jnp.where((batch.limit >= 0) & (seat >= 0), seat, history.shape[0])
         return {HISTORY: history.at[at, batch.positions].set(batch.token_ids, mode="drop")}
 
-    def propose(self, device: Device, seated: Seated, width: int) -> tuple[dict[str, Any], Drafts]:
+    def propose(self, device: Device, seated: Seated, shape: RoundsShape) -> tuple[dict[str, Any], Drafts]:
         history: jax.Array = device.state[HISTORY]
         history = _noted(history, seated, seated.length - 1, seated.token[:, None])
         own = history.at[jnp.maximum(seated.batch.row_seat, 0)].get(mode="clip")
         place, found = look_up(own, seated.length, shortest=self.shortest, longest=self.longest)
         behind = jnp.maximum(seated.length - place, 1)
-        offset = jnp.arange(width - 1)
+        offset = jnp.arange(shape.width - 1)
         drafts = jnp.take_along_axis(own, place[:, None] + offset % behind[:, None], axis=1, mode="clip")
         rows = place.shape[0]
         return {HISTORY: history}, Drafts(drafts, jnp.where(found, seated.num_drafts, 0), jnp.zeros(rows, jnp.float32))
 
-    def settle(self, device: Device, seated: Seated, landed: jax.Array) -> dict[str, Any]:
+    def settle(self, device: Device, seated: Seated, landed: jax.Array, features: jax.Array | None) -> dict[str, Any]:
         return {HISTORY: _noted(device.state[HISTORY], seated, seated.length, landed)}
 
 

@@ -8,14 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.batch_layout import StepBatch
+from jaxinfer.programs.batch_layout import BatchShape, StepBatch
 from jaxinfer.programs.program import Device
+from jaxinfer.speculative.tree import Tree
+
+
+class RoundsShape(NamedTuple):
+    """Rows of a launch, the most tokens that land for each in a round, and how many are verified at once."""
+
+    batch: BatchShape
+    width: int  # drafted tokens one after the other, and one more
+    num_nodes: int = 0  # of the trees that are drafted, the root not counted; 0: chains of `width - 1`
+
+    @property
+    def verified(self) -> int:
+        """Tokens of each row."""
+        return 1 + (self.num_nodes or self.width - 1)
+
+    def proposed(self, drafted: np.ndarray) -> np.ndarray:
+        """How many tokens are drafted, where so many are one after the other."""
+        return np.where(drafted > 0, self.num_nodes, 0) if self.num_nodes else drafted
 
 
 @dataclass(frozen=True)
@@ -46,7 +64,7 @@ class Proposer(Protocol):
     """
 
     @property
-    def models(self) -> Mapping[str, DecoderLM]:
+    def models(self) -> Mapping[str, Any]:
         """Models that it reads, by name."""
         ...
 
@@ -67,16 +85,33 @@ class Proposer(Protocol):
         seat."""
         ...
 
-    def follow(self, device: Device, batch: StepBatch) -> dict[str, Any]:
-        """Take in the tokens of a step, prompt chunks and decodes."""
+    @property
+    def capture(self) -> Sequence[int]:
+        """Layers of the target, ascending, whose inputs it goes on from; none: it knows tokens alone."""
         ...
 
-    def propose(self, device: Device, seated: Seated, width: int) -> tuple[dict[str, Any], Drafts]:
-        """Draft up to `width - 1` tokens behind the latest one."""
+    def follow(
+        self, device: Device, batch: StepBatch, features: jax.Array | None, *, again: bool = False
+    ) -> dict[str, Any]:
+        """Take in the tokens of a step, prompt chunks and decodes.
+
+        Args:
+            features: [T, F * hidden], the inputs of the layers of `capture`.
+            again: whether the target had computed the tokens before: then what is known of each row begins with the
+                features of its first token.
+        """
         ...
 
-    def settle(self, device: Device, seated: Seated, landed: jax.Array) -> dict[str, Any]:
-        """Take in the tokens int32 [R, W] that landed, -1 where none did."""
+    def propose(self, device: Device, seated: Seated, shape: RoundsShape) -> tuple[dict[str, Any], Drafts | Tree]:
+        """Draft behind the latest tokens: trees where the shape has nodes, else chains."""
+        ...
+
+    def settle(self, device: Device, seated: Seated, landed: jax.Array, features: jax.Array | None) -> dict[str, Any]:
+        """Take in the tokens int32 [R, W] that landed, -1 where none did.
+
+        Args:
+            features: [R, W, F * hidden] of what the target computed: the latest token, and landed ones but the last.
+        """
         ...
 
 

@@ -12,36 +12,44 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, unpack
-from jaxinfer.programs.forward import forward
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.batch_layout import StepBatch, idle_batch, unpack
+from jaxinfer.programs.commit_tail import commit_tail
+from jaxinfer.programs.forward import forward_with_features
 from jaxinfer.programs.program import KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, latest_tokens
 from jaxinfer.programs.wide_rows import sampled_everywhere, wide_rows
 from jaxinfer.sampling.next_tokens import next_tokens
 from jaxinfer.speculative.accept import land, num_accepted
-from jaxinfer.speculative.proposer import Drafts, Proposer, Seated
-
-
-class RoundsShape(NamedTuple):
-    """Rows of a launch, and the most tokens of each that are verified at once."""
-
-    batch: BatchShape
-    width: int  # drafted tokens and one more
+from jaxinfer.speculative.proposer import Drafts, Proposer, RoundsShape, Seated
+from jaxinfer.speculative.tails import TailPages, num_words, tokens_of_sequences, with_tail
+from jaxinfer.speculative.tree import Tree, accepted_path, ancestor_bits, no_tree
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RoundsOutput:
-    """What N rounds of R rows leave on the device. W tokens of a row are verified at once."""
+    """What N rounds of R rows leave on the device. W tokens land for a row in a round at most."""
 
     tokens: jax.Array  # int32 [N * W, R], what landed, in order for each row; -1: nothing
-    num_drafts: jax.Array  # int32 [N, R], drafted
+    num_drafts: jax.Array  # int32 [N, R], drafted one after the other: of a tree, the depth
     num_accepted: jax.Array  # int32 [N, R], of these, the target's own
     entropy: jax.Array  # float32 [N, R], nats, see `Drafts`
     # Of the last round that ran, for log probabilities: hidden states [T, hidden] of R * W tokens and padding, and the
     # tokens int32 [T] that were sampled after each.
     hidden: jax.Array
     sampled: jax.Array
+    tree: Tree | None  # of the last round that ran, where trees are drafted
+
+
+class Verified(NamedTuple):
+    """What the target made of drafts for R rows: of the latest token and of W - 1 drafts that come after each other."""
+
+    kv: KVCache
+    hidden: jax.Array  # [R, W, hidden]
+    sampled: jax.Array  # int32 [R, W], after each
+    features: jax.Array | None  # [R, W, F * hidden]
+    accepted: jax.Array  # int32 [R], how many of the drafts are accepted
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +61,7 @@ class Rounds:
     max_rounds: int
     shapes: Sequence[RoundsShape] = ()
     hidden_sizes: Sequence[int] = ()  # numbers of hidden states that a program behind this one reads
+    tails: TailPages | None = None  # where trees stand
 
     @property
     def reads(self) -> Sequence[str]:
@@ -67,13 +76,19 @@ class Rounds:
         rows = [shape for shape in self.shapes if not shape.batch.lane_pages]
         lanes = [shape for shape in self.shapes if shape.batch.lane_pages]
         return {
-            name: max(shapes, key=lambda s: (s.batch.num_rows * s.width, s.batch.pages_per_row))
-            for name, shapes in (("speculative_rounds", rows), ("branch_rounds", lanes))
+            name: max(shapes, key=lambda s: (s.batch.num_rows * s.verified, s.batch.pages_per_row))
+            for name, shapes in (
+                ("speculative_rounds", [shape for shape in rows if not shape.num_nodes]),
+                ("tree_rounds", [shape for shape in rows if shape.num_nodes]),
+                ("branch_rounds", [shape for shape in lanes if not shape.num_nodes]),
+                ("branch_tree_rounds", [shape for shape in lanes if shape.num_nodes]),
+            )
             if shapes
         }
 
     def describe(self, shape: RoundsShape) -> str:
-        return f"rounds of speculation for {shape.batch.describe()}, {shape.width - 1} drafts"
+        drafts = f"trees of {shape.num_nodes} drafts" if shape.num_nodes else f"{shape.width - 1} drafts"
+        return f"rounds of speculation for {shape.batch.describe()}, {drafts}"
 
     def idle(self, shape: RoundsShape, place: Place) -> tuple[Any, ...]:
         return (idle_batch(shape.batch, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
@@ -83,49 +98,50 @@ class Rounds:
         rows = shape.batch.num_rows
         fitting = [size for size in self.hidden_sizes if size >= rows * width]
         more = min(fitting, default=rows * width) - rows * width
-        model = device.models[TARGET]
+        model: DecoderLM = device.models[TARGET]
 
         def turn(index: jax.Array, carried: tuple[dict[str, Any], RoundsOutput]) -> tuple[dict[str, Any], RoundsOutput]:
             state, output = carried
             now = replace(device, state=state)
             seated = _seated(batch, state[SEATS], index < batch.num_steps, width)
-            changed, drafts = self.proposer.propose(now, seated, width)
+            changed, drafts = self.proposer.propose(now, seated, shape)
             state = {**state, **changed}
 
-            def verify(kv: KVCache, seats: Seats, *, width: int = width) -> tuple[Any, ...]:
-                some = replace(drafts, tokens=drafts.tokens[:, : width - 1])
-                kv, hidden, sampled = _verified(device, kv, seated, some)
-                accepted = num_accepted(some.tokens, some.count, sampled)
+            def verify(state: dict[str, Any], *, width: int = width) -> tuple[dict[str, Any], tuple[jax.Array, ...]]:
+                found = self._verified(device, state[KV], seated, drafts, width)
                 seats, landed = land(
-                    seats, batch.row_seat, seated.length, seated.runs, sampled, accepted,
+                    state[SEATS], batch.row_seat, seated.length, seated.runs, found.sampled, found.accepted,
                     ending_token_ids=batch.samples.ending_token_ids, max_len=batch.samples.max_len,
                 )  # fmt: skip
+                state = {**state, KV: found.kv, SEATS: seats}
                 # Rows of the same layout whatever the width is.
-                hidden = hidden.reshape(rows, width, -1)
                 wide = (0, shape.width - width)
                 hidden, sampled, landed = (
                     jnp.pad(x, ((0, 0), wide, *((0, 0),) * (x.ndim - 2)), constant_values=value)
-                    for x, value in ((hidden, 0), (sampled, 0), (landed, -1))
+                    for x, value in ((found.hidden, 0), (found.sampled, 0), (landed, -1))
                 )
+                state |= self.proposer.settle(replace(device, state=state), seated, landed, found.features)
                 hidden = jnp.pad(hidden.reshape(-1, hidden.shape[-1]), ((0, more), (0, 0)))
-                return kv, seats, landed, accepted, hidden, jnp.pad(sampled.reshape(-1), (0, more))
+                return state, (landed, found.accepted, hidden, jnp.pad(sampled.reshape(-1), (0, more)))
 
-            def rest(kv: KVCache, seats: Seats) -> tuple[Any, ...]:
+            def rest(state: dict[str, Any]) -> tuple[dict[str, Any], tuple[jax.Array, ...]]:
                 nothing = jnp.full((rows, width), -1, jnp.int32)
-                return kv, seats, nothing, jnp.zeros(rows, jnp.int32), output.hidden, output.sampled
+                return state, (nothing, jnp.zeros(rows, jnp.int32), output.hidden, output.sampled)
 
             ways = [rest, verify]
-            way = jnp.any(seated.runs).astype(jnp.int32)
+            runs = jnp.any(seated.runs)
+            way = runs.astype(jnp.int32)
             if self.proposer.may_find_nothing:
                 ways.insert(1, partial(verify, width=1))
                 way += way * jnp.any(drafts.count > 0)
-            kv, seats, landed, accepted, hidden, sampled = lax.switch(way, ways, state[KV], state[SEATS])
-            state = {**state, KV: kv, SEATS: seats}
-            state |= self.proposer.settle(replace(device, state=state), seated, landed)
+            state, (landed, accepted, hidden, sampled) = lax.switch(way, ways, state)
 
             def noted(all_rounds: jax.Array, of_this: jax.Array) -> jax.Array:
                 return lax.dynamic_update_index_in_dim(all_rounds, of_this, index, axis=0)
 
+            tree = output.tree
+            if tree is not None:
+                tree = jax.tree.map(lambda new, old: jnp.where(runs, new, old), drafts, tree)
             return state, RoundsOutput(
                 tokens=lax.dynamic_update_slice_in_dim(output.tokens, landed.T, index * width, axis=0),
                 num_drafts=noted(output.num_drafts, drafts.count),
@@ -133,6 +149,7 @@ class Rounds:
                 entropy=noted(output.entropy, drafts.entropy),
                 hidden=hidden,
                 sampled=sampled,
+                tree=tree,
             )
 
         counts = jnp.zeros((self.max_rounds, rows), jnp.int32)
@@ -143,9 +160,76 @@ class Rounds:
             entropy=counts.astype(jnp.float32),
             hidden=jnp.zeros((rows * width + more, model.config.hidden_size), model.dtype),
             sampled=jnp.zeros(rows * width + more, jnp.int32),
+            tree=no_tree(rows, shape.num_nodes) if shape.num_nodes else None,
         )
         state, output = lax.fori_loop(0, self.max_rounds, turn, (dict(device.state), output))
         return state, device.readable(output)
+
+    def _verified(self, device: Device, kv: KVCache, seated: Seated, drafts: Drafts | Tree, width: int) -> Verified:
+        if isinstance(drafts, Drafts):
+            return self._verified_chain(device, kv, seated, replace(drafts, tokens=drafts.tokens[:, : width - 1]))
+        return self._verified_tree(device, kv, seated, drafts, width)
+
+    def _verified_chain(self, device: Device, kv: KVCache, seated: Seated, drafts: Drafts) -> Verified:
+        """Each row's latest token and its drafts, in the slots where they will stay."""
+        tokens = jnp.concatenate([seated.token[:, None], drafts.tokens], axis=1)
+        wide = wide_rows(
+            seated.batch, tokens, seated.length - 1, jnp.where(seated.runs, drafts.count + 1, 0),
+            page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size,
+        )  # fmt: skip
+        kv, hidden, sampled, features = self._computed(device, kv, wide, seated)
+        accepted = num_accepted(drafts.tokens, drafts.count, sampled)
+        return Verified(kv, hidden, sampled, features, accepted)
+
+    def _verified_tree(self, device: Device, kv: KVCache, seated: Seated, tree: Tree, width: int) -> Verified:
+        """Each row's latest token in its slot, and the nodes of its tree in its tail; what is accepted is moved."""
+        assert self.tails is not None
+        batch, page_size, nodes = seated.batch, kv.page_size, tree.tokens.shape[1]
+        page, root_index = batch.places((seated.length - 1)[:, None], page_size=page_size)
+        in_tail = self.tails.slots(batch, jnp.arange(nodes))
+        there = seated.runs[:, None] & jnp.pad(tree.there, ((0, 0), (1, 0)), constant_values=True)
+        wide = tokens_of_sequences(
+            batch, jnp.concatenate([seated.token[:, None], tree.tokens], axis=1),
+            there=there,
+            positions=seated.length[:, None] - 1 + jnp.pad(tree.depth, ((0, 0), (1, 0))),
+            slots=jnp.concatenate([page * page_size + (seated.length[:, None] - 1) % page_size, in_tail], axis=1),
+            limit=jnp.broadcast_to(root_index, there.shape),
+            num_slots=kv.num_pages * page_size,
+        )  # fmt: skip
+        if not batch.is_of_lanes:
+            in_use = jnp.where(seated.runs, seated.length, 0)
+            wide = replace(wide, kv_len=in_use, trunk_len=in_use)
+        pages = self.tails.of_rows(batch)
+        words = num_words(pages.shape[1] * page_size)
+        bits = ancestor_bits(tree, self.tails.offsets(batch), max_depth=width - 1, words=words)
+        bits = jnp.where(there[..., None], jnp.pad(bits, ((0, 0), (1, 0), (0, 0))), jnp.uint32(0))
+        wide = with_tail(wide, pages, first=jnp.zeros_like(wide.kv_len), page_size=page_size)
+        wide = replace(wide, tail_bits=bits.reshape(-1, words))
+        kv, hidden, sampled, features = self._computed(device, kv, wide, seated)
+        path, accepted = accepted_path(tree, sampled, max_depth=width - 1)
+        page, index = batch.places(seated.length[:, None] + jnp.arange(width - 1), page_size=page_size)
+        moves = seated.runs[:, None] & (path >= 0)
+        source = jnp.take_along_axis(in_tail, jnp.maximum(path, 0), axis=1)
+        kv = commit_tail(kv, jnp.where(moves, source, -1), jnp.where(moves, page * page_size + index % page_size, -1))
+        along = jnp.pad(jnp.maximum(path, -1) + 1, ((0, 0), (1, 0)))  # the root, and behind the path the root again
+
+        def on_path(of_nodes: jax.Array) -> jax.Array:
+            return jnp.take_along_axis(of_nodes, along.reshape(*along.shape, *(1,) * (of_nodes.ndim - 2)), axis=1)
+
+        features = None if features is None else on_path(features)
+        return Verified(kv, on_path(hidden), on_path(sampled), features, accepted)
+
+    def _computed(
+        self, device: Device, kv: KVCache, wide: StepBatch, seated: Seated
+    ) -> tuple[KVCache, jax.Array, jax.Array, jax.Array | None]:
+        """N tokens of each of R rows through the target: the pool, hidden states [R, N, hidden], the tokens int32
+        [R, N] that are sampled after each, and features [R, N, F * hidden]."""
+        model: DecoderLM = device.models[TARGET]
+        rows = seated.token.shape[0]
+        kv, hidden, features = forward_with_features(model, kv, wide, device.backend, self.proposer.capture)
+        sampled = next_tokens(model, hidden, sampled_everywhere(wide, seated.batch.samples.sampling))
+        features = None if features is None else features.reshape(rows, -1, features.shape[-1])
+        return kv, hidden.reshape(rows, -1, hidden.shape[-1]), sampled.reshape(rows, -1), features
 
 
 def _seated(batch: StepBatch, seats: Seats, goes_on: jax.Array, width: int) -> Seated:
@@ -158,18 +242,3 @@ def _seated(batch: StepBatch, seats: Seats, goes_on: jax.Array, width: int) -> S
     position = jnp.where(runs, length, -1)
     samples = replace(samples, sampling=replace(samples.sampling, sample_position=position))
     return Seated(replace(batch, samples=samples), token, length, jnp.where(runs, jnp.maximum(wanted, 0), 0), runs)
-
-
-def _verified(device: Device, kv: KVCache, seated: Seated, drafts: Drafts) -> tuple[KVCache, jax.Array, jax.Array]:
-    """Each row's latest token and its drafts through the target: hidden states [R * W, hidden], and the tokens int32
-    [R, W] that are sampled after each of them."""
-    model = device.models[TARGET]
-    tokens = jnp.concatenate([seated.token[:, None], drafts.tokens], axis=1)
-    count = jnp.where(seated.runs, drafts.count + 1, 0)
-    wide = wide_rows(
-        seated.batch, tokens, seated.length - 1, count,
-        page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size,
-    )  # fmt: skip
-    kv, hidden = forward(model, kv, wide, device.backend)
-    sampled = next_tokens(model, hidden, sampled_everywhere(wide, seated.batch.samples.sampling))
-    return kv, hidden, sampled.reshape(tokens.shape)

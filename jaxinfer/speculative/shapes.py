@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets, lane_pages_for
-from jaxinfer.speculative.rounds import RoundsShape
+from jaxinfer.speculative.proposer import RoundsShape
 
 # Rows times tokens of a verification: each gets a row of logits, of up to 150,000 words.
 MOST_VERIFIED = 1024
@@ -18,6 +18,7 @@ _ROWS_OF_ALL_POWERS = 32
 _FEWEST_ROWS_OF_ALL_WIDTHS = 4
 # Branches come in few sizes: a program that is made for speculation costs memory maps.
 _FEWEST_OF_LANES = 16
+_NO_BATCH = BatchShape(0, 0, 0, 0)
 _CATCH_UP_TOKENS = 256
 _TOKENS_PER_ROW = 16
 
@@ -32,15 +33,23 @@ class SpeculationShapes:
 
     @classmethod
     def of(
-        cls, buckets: Buckets, num_drafts: int, *, widths: Sequence[int], max_rounds: int, page_size: int
+        cls,
+        buckets: Buckets,
+        *,
+        widths: Sequence[int],
+        max_rounds: int,
+        page_size: int,
+        num_nodes: int = 0,
+        tree_width: int = 0,
     ) -> SpeculationShapes:
-        """Those of an engine that drafts up to `num_drafts` tokens.
+        """Those of an engine that drafts chains, or chains and trees.
 
         Args:
-            widths: of verifications, ascending; the last is num_drafts + 1.
+            widths: of verifications of chains, ascending: drafts, and one more.
             max_rounds: of a launch.
+            num_nodes: of trees; 0: there are none.
+            tree_width: tokens that land of a tree at most.
         """
-        assert widths[-1] == num_drafts + 1
         most = min(MOST_VERIFIED, buckets.max_num_batched_tokens)
         rounds = []
         for pages in buckets.pages_per_row:
@@ -49,14 +58,19 @@ class SpeculationShapes:
                 fitting = [width for width in widths if rows * width <= most]
                 chosen = fitting if is_first and rows >= _FEWEST_ROWS_OF_ALL_WIDTHS else fitting[-1:]
                 rounds += [RoundsShape(BatchShape(rows, 0, 0, pages), width) for width in chosen]
+                trees = rows * (1 + num_nodes) <= most if num_nodes else False
+                rounds += [RoundsShape(BatchShape(rows, 0, 0, pages), tree_width, num_nodes)] if trees else []
         # A launch is built while as much as it may land itself is in flight.
-        lane_pages = lane_pages_for(2 * max_rounds * widths[-1], page_size)
-        lanes = [
-            RoundsShape(shape, widths[-1])
-            for shape in buckets.all_lanes(lane_pages)
-            if shape.num_tokens * widths[-1] <= most and shape.pages_per_row == buckets.pages_per_row[-1]
-        ]
-        lanes = [shape for shape in lanes if shape.batch.num_tokens >= _FEWEST_OF_LANES] or lanes[-1:]
+        lane_pages = lane_pages_for(2 * max_rounds * max(widths[-1], tree_width), page_size)
+        lanes = []
+        for drafts in (RoundsShape(_NO_BATCH, widths[-1]), RoundsShape(_NO_BATCH, tree_width, num_nodes)):
+            of_drafts = [
+                drafts._replace(batch=shape)
+                for shape in buckets.all_lanes(lane_pages)
+                if shape.num_tokens * drafts.verified <= most and shape.pages_per_row == buckets.pages_per_row[-1]
+            ]
+            enough = [shape for shape in of_drafts if shape.batch.num_tokens >= _FEWEST_OF_LANES]
+            lanes += (enough or of_drafts[-1:]) if drafts.width else []
         tokens = sorted({min(_CATCH_UP_TOKENS, buckets.max_num_batched_tokens), buckets.max_num_batched_tokens})
         catch_up = [
             BatchShape(0, max(1, min(buckets.max_num_seqs, count // _TOKENS_PER_ROW)), count, pages)
@@ -65,12 +79,27 @@ class SpeculationShapes:
         ]
         return cls(tuple(rounds), tuple(lanes), tuple(catch_up))
 
-    def rounds_for(self, *, rows: int, pages_per_row: int, num_drafts: int, lanes: bool = False) -> RoundsShape | None:
+    @property
+    def longest_chain(self) -> int:
+        """Drafts."""
+        return max(shape.width for shape in self.rounds if not shape.num_nodes) - 1
+
+    @property
+    def most_in_trees(self) -> int:
+        """Sequences of a launch of trees."""
+        return max((shape.batch.num_rows for shape in (*self.rounds, *self.lanes) if shape.num_nodes), default=0)
+
+    def rounds_for(
+        self, *, rows: int, pages_per_row: int, num_drafts: int, num_nodes: int = 0, lanes: bool = False
+    ) -> RoundsShape | None:
         """The smallest shape that holds a launch, of rows or of sequences in lanes; None: there is none."""
         holding = [
             shape
             for shape in (self.lanes if lanes else self.rounds)
-            if shape.batch.num_rows >= rows and shape.batch.pages_per_row >= pages_per_row and shape.width > num_drafts
+            if shape.batch.num_rows >= rows
+            and shape.batch.pages_per_row >= pages_per_row
+            and shape.width > num_drafts
+            and shape.num_nodes == num_nodes
         ]
         return min(holding, key=lambda s: (s.batch.pages_per_row, s.batch.num_rows, s.width), default=None)
 

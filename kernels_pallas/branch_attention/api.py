@@ -23,12 +23,12 @@ from kernels_pallas.branch_attention.mosaic_gpu import attend_blocks
 from kernels_pallas.branch_attention.reference import PagedPlan, paged_attention, plan_paged_attention
 from kernels_pallas.branch_attention.tuning import Tuning, choose_tuning
 from kernels_pallas.devices import num_cores, tell_once, why_not_here
+from kernels_pallas.visibility import MAX_TAIL_TOKENS
 
 HEAD_DIMS = (64, 128, 256)
 PAGE_SIZES = (16, 32, 64)
 DTYPES = ("bfloat16", "float16")
 MAX_GROUP = 16
-MAX_TAIL_TOKENS = 512
 
 
 @jax.tree_util.register_dataclass

@@ -14,7 +14,8 @@ from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.speculation import Speculation
 from jaxinfer.engine.speculator import Speculator
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.speculative.gamma import FixedGamma, GammaController
+from jaxinfer.models.eagle3 import Eagle3Head
+from jaxinfer.speculative.gamma import Choice, FixedGamma, GammaController
 
 NUM_DRAFTS = 3
 
@@ -22,14 +23,15 @@ NUM_DRAFTS = 3
 class AnyGamma(FixedGamma):
     """Chooses at random in every launch, 0 included."""
 
-    def __init__(self, num_drafts: int, seed: int = 0) -> None:
-        super().__init__(num_drafts)
+    def __init__(self, num_drafts: int, seed: int = 0, num_nodes: int = 0) -> None:
+        super().__init__(num_drafts, num_nodes)
         self._rng = np.random.default_rng(seed)
         self.chosen: list[int] = []
 
-    def choose(self, seats: np.ndarray, pages_per_row: int) -> np.ndarray:
+    def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
         self.chosen.append(int(self._rng.integers(0, self.num_drafts + 1)))
-        return np.minimum(self._rng.integers(1, self.num_drafts + 1, len(seats)), self.chosen[-1])
+        drafts = np.minimum(self._rng.integers(1, self.num_drafts + 1, len(seats)), self.chosen[-1])
+        return Choice(drafts, self.num_nodes * int(self._rng.integers(0, 4) > 0))
 
 
 def disturbed(model: DecoderLM, scale: float, seed: int = 3) -> DecoderLM:
@@ -42,7 +44,7 @@ def disturbed(model: DecoderLM, scale: float, seed: int = 3) -> DecoderLM:
 
 def speculating_engine(
     model: DecoderLM,
-    drafter: DecoderLM | None = None,
+    drafter: DecoderLM | Eagle3Head | None = None,
     controller: GammaController | None = None,
     *,
     speculative: dict[str, Any] | None = None,
@@ -56,7 +58,7 @@ def speculating_engine(
         speculative: fields of the configuration; by default NUM_DRAFTS drafts in every round.
     """
     config = SpeculativeConfig(
-        "ngram" if drafter is None else "draft_model",
+        "ngram" if drafter is None else "draft_model" if isinstance(drafter, DecoderLM) else "eagle3",
         **{"num_speculative_tokens": NUM_DRAFTS, "adaptive": None, **(speculative or {})},
     )
     engine = EngineConfig(

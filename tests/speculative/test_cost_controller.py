@@ -15,18 +15,18 @@ from jaxinfer.speculative.gamma import EntropyController, RoundsReport, TimedLau
 SEATS, MOST = 8, 4
 
 
-def bucket(rows: int, pages_per_row: int, num_drafts: int) -> Key | None:
+def bucket(rows: int, pages_per_row: int, num_drafts: int, num_nodes: int = 0) -> Key | None:
     if num_drafts and rows > 4:
         return None
-    return (rows, pages_per_row, 1 if num_drafts == 0 else 3 if num_drafts < 3 else 5)
+    return (rows, pages_per_row, 1 if num_drafts == 0 else 3 if num_drafts < 3 else 5, num_nodes)
 
 
 def made_up(plain: float, verification: float, draft: float) -> LaunchCosts:
     costs = LaunchCosts(bucket, Estimate(1.0, 0.1, 16.0))
     for rows in range(1, 5):
-        costs.set((rows, 1, 1), verification=plain, draft=0.0)
+        costs.set((rows, 1, 1, 0), verification=plain, draft=0.0)
         for width in (3, 5):
-            costs.set((rows, 1, width), verification=verification, draft=draft)
+            costs.set((rows, 1, width, 0), verification=verification, draft=draft)
     return costs
 
 
@@ -44,11 +44,11 @@ def report(accepted: list[int], *, wanted: int = MOST, seat: int = 0, entropy: f
 
 
 def controller(*costs: float) -> CostController:
-    return CostController(SEATS, MOST, made_up(*costs), accepted=0.5)
+    return CostController(SEATS, {0: MOST}, made_up(*costs), accepted={0: 0.5})
 
 
 def choice(control: CostController, rows: int = 1) -> int:
-    return int(control.choose(np.arange(rows), 1).max())
+    return int(control.choose(np.arange(rows), 1).drafts.max())
 
 
 def test_cheap_drafts_that_are_accepted_are_drafted_as_many_as_can_be():
@@ -84,10 +84,10 @@ def test_sequences_are_told_apart():
     control = controller(1.0, 1.2, 0.1)
     control.observe(report([0] * 60, seat=0))
     control.observe(report([4] * 60, seat=1))
-    assert control.choose(np.asarray([0]), 1).max() == 0
-    assert control.choose(np.asarray([1]), 1).max() == MOST
+    assert control.choose(np.asarray([0]), 1).drafts.max() == 0
+    assert control.choose(np.asarray([1]), 1).drafts.max() == MOST
     control.enter(0)
-    assert control.choose(np.asarray([0]), 1).max() > 0, "another sequence has the seat"
+    assert control.choose(np.asarray([0]), 1).drafts.max() > 0, "another sequence has the seat"
 
 
 def test_batches_without_a_program_of_rounds_are_decoded_plainly():
@@ -129,22 +129,22 @@ def silent(rounds: RoundsReport) -> RoundsReport:
 
 
 def test_rounds_in_which_nothing_is_drafted_bring_a_token_and_cost_a_plain_step():
-    control = CostController(SEATS, MOST, made_up(1.0, 2.0, 0.0), drafts=0.5, accepted=0.5)
+    control = CostController(SEATS, {0: MOST}, made_up(1.0, 2.0, 0.0), drafts=0.5, accepted={0: 0.5})
     control.observe(silent(report([0] * 150)))
     control.observe(report([2] * 50))  # a quarter of all rounds, where two of four drafts are accepted
-    found = control.acceptance.forecast(np.asarray([5]))
+    found = control.acceptance[0].forecast(np.asarray([5]))
     assert found.any_drafts == pytest.approx(0.3, abs=0.05)
     assert found.tokens[MOST] == pytest.approx(1 + 2 * found.any_drafts, abs=0.15)
     another = np.asarray([5])
-    assert control.choose(another, 1).max() >= 2, "1.6 tokens for the price of 1.3 steps"
+    assert control.choose(another, 1).drafts.max() >= 2, "1.6 tokens for the price of 1.3 steps"
     always = controller(1.0, 2.0, 0.0)
     always.observe(silent(report([0] * 150)))
     always.observe(report([2] * 50))
-    assert always.choose(another, 1).max() == 0, "1.6 tokens for the price of 2 steps"
+    assert always.choose(another, 1).drafts.max() == 0, "1.6 tokens for the price of 2 steps"
 
 
 def test_the_time_of_rounds_without_drafts_is_not_taken_for_that_of_others():
-    control = CostController(SEATS, MOST, made_up(1.0, 2.0, 0.0), drafts=0.5, accepted=0.5)
+    control = CostController(SEATS, {0: MOST}, made_up(1.0, 2.0, 0.0), drafts=0.5, accepted={0: 0.5})
     for _ in range(50):
         control.timed(TimedLaunch(4, 1, 1, rounds=4, seconds=3 * 1.0 + 2.0, rounds_without=3))
         control.timed(TimedLaunch(4, 1, 1, rounds=4, seconds=4.0, rounds_without=4))
@@ -183,11 +183,11 @@ def test_one_slow_launch_does_not_count_for_much():
 
 def test_a_drafter_in_doubt_drafts_less_by_entropy():
     control = EntropyController(SEATS, 1000, gamma_min=1, gamma_max=MOST)
-    assert control.choose(np.asarray([3]), 1).tolist() == [MOST]
+    assert control.choose(np.asarray([3]), 1).drafts.tolist() == [MOST]
     control.observe(report([1], seat=3, entropy=6.0))
-    assert control.choose(np.asarray([2, 3]), 1).tolist() == [MOST, 1]
+    assert control.choose(np.asarray([2, 3]), 1).drafts.tolist() == [MOST, 1]
     control.observe(report([1], seat=3, entropy=0.0))
-    assert control.choose(np.asarray([3]), 1).tolist() == [MOST]
+    assert control.choose(np.asarray([3]), 1).drafts.tolist() == [MOST]
     control.observe(report([1], seat=3, entropy=3.0))
     control.enter(3)
-    assert control.choose(np.asarray([3]), 1).tolist() == [MOST]
+    assert control.choose(np.asarray([3]), 1).drafts.tolist() == [MOST]

@@ -12,7 +12,7 @@ from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.drafter_lanes import DrafterLanes
 from jaxinfer.engine.request import Request
 from jaxinfer.speculative import accept, draft_model, rounds
-from jaxinfer.speculative.gamma import FixedGamma
+from jaxinfer.speculative.gamma import Choice, FixedGamma
 from tests.builders import make_request, model_config, random_model, random_prompts, run_requests
 from tests.speculative.builders import NUM_DRAFTS, AnyGamma, speculating_engine, speculation_of
 
@@ -126,8 +126,8 @@ class Scripted(FixedGamma):
         super().__init__(NUM_DRAFTS)
         self.number = NUM_DRAFTS
 
-    def choose(self, seats: np.ndarray, pages_per_row: int) -> np.ndarray:
-        return np.full(len(seats), self.number)
+    def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
+        return Choice(np.full(len(seats), self.number))
 
     def would_draft(self, rows: int, pages_per_row: int) -> bool:
         return self.number > 0
@@ -181,8 +181,8 @@ def one_more_than_was_drafted_well(num_accepted):
 def latest_token_forgotten(settle):
     """The token behind the accepted drafts is not told to the drafter."""
 
-    def planted(self, device, seated, landed):
-        return settle(self, device, seated, jnp.where(jnp.arange(landed.shape[1]) > 0, landed, -1))
+    def planted(self, device, seated, landed, features):
+        return settle(self, device, seated, jnp.where(jnp.arange(landed.shape[1]) > 0, landed, -1), features)
 
     return planted
 

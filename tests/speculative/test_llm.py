@@ -116,7 +116,7 @@ def test_another_target_needs_a_draft_model_of_its_own(tmp_path):
     ("fields", "message"),
     [
         ({}, "needs a method"),
-        ({"method": "magic"}, "method must be one of draft_model, ngram, got 'magic'"),
+        ({"method": "magic"}, "method must be one of draft_model, ngram, eagle3, got 'magic'"),
         ({"method": "ngram", "gamma": 3}, "no field 'gamma'"),
         ({"method": "ngram", "model": "tiny-draft"}, "without a model"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer of at least 1"),

@@ -10,7 +10,7 @@ from jaxinfer.speculative.shapes import SpeculationShapes
 def shapes_of(max_model_len: int, max_num_seqs: int = 256) -> tuple[Buckets, SpeculationShapes]:
     engine = EngineConfig(max_model_len, max_num_seqs=max_num_seqs, kv_cache_tokens=max_model_len)
     buckets = Buckets.from_config(engine)
-    return buckets, SpeculationShapes.of(buckets, 4, widths=(3, 5), max_rounds=8, page_size=16)
+    return buckets, SpeculationShapes.of(buckets, widths=(3, 5), max_rounds=8, page_size=16)
 
 
 @pytest.mark.parametrize(("max_model_len", "most"), [(1024, 17), (4096, 17), (8192, 24), (65536, 24)])

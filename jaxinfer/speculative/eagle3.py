@@ -1,0 +1,328 @@
+"""EAGLE-3 drafting: a head goes on from features of the target, along a chain or down a tree (Li et al. 2025).
+
+The head's keys and values lie in a pool of its own with the target's pages. Its token t, which pairs the target's
+feature at t - 1 with the embedding of t, lies in the slot of t, so that a page holds what its tokens and those before
+them make it, for whoever shares it. Token 0 has no feature before it, and there is none: what the head sees of a
+sequence begins at `drafter_start`. Attention has no lower bound, so the page with that token is read as part of the
+tail, where bits say what is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.models.eagle3 import Eagle3Config, Eagle3Head
+from jaxinfer.programs.batch_layout import StepBatch
+from jaxinfer.programs.forward import padded, paged_attend
+from jaxinfer.programs.program import TARGET, Device
+from jaxinfer.programs.wide_rows import wide_rows
+from jaxinfer.sampling.noise import gumbel
+from jaxinfer.speculative.proposer import Drafts, RoundsShape, Seated
+from jaxinfer.speculative.tails import TailPages, bits_between, num_words, one_bit, tokens_of_sequences, with_tail
+from jaxinfer.speculative.tree import Tree, best_of_pool, pool_size
+
+EAGLE3_HEAD, EAGLE3_STATE = "eagle3_head", "eagle3_state"
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Eagle3State:
+    """What a head has of S sequences. Programs take it donated and return it."""
+
+    kv: KVCache  # of its one layer; slots are the target's
+    feature: jax.Array  # [S, hidden], projected, of the last token that the target has computed
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The K best tokens after each of Q places."""
+
+    tokens: jax.Array  # int32 [Q, K], of the target's vocabulary
+    scores: jax.Array  # float32 [Q, K], log-probabilities, of the perturbed logits
+    entropy: jax.Array  # float32 [Q], nats
+
+
+class Eagle3:
+    """Drafts with a head: chains of its best tokens, or trees.
+
+    Args:
+        head: of the target.
+        tails: where trees stand; None: chains alone are drafted.
+        depth: levels of a tree after the first.
+        top_k: nodes of a level that are gone on from, and children of each.
+        with_entropy: whether `Drafts.entropy` is made, for controllers that ask for it.
+        noise: how much of the target's noise the head drafts with; it changes no token of the output.
+    """
+
+    reads = (EAGLE3_HEAD,)
+    writes = (EAGLE3_STATE,)
+    may_find_nothing = False
+    knows_pages = True
+
+    def __init__(
+        self,
+        head: Eagle3Head,
+        tails: TailPages | None,
+        *,
+        depth: int,
+        top_k: int,
+        with_entropy: bool = False,
+        noise: float = 1.0,
+    ) -> None:
+        self.models: Mapping[str, Any] = {EAGLE3_HEAD: head}
+        self.capture = head.config.capture
+        self._with_entropy = with_entropy
+        self._tails, self.depth, self.top_k, self.noise = tails, depth, top_k, noise
+
+    @property
+    def tails(self) -> TailPages:
+        assert self._tails is not None, "it drafts no trees"
+        return self._tails
+
+    def follow(
+        self, device: Device, batch: StepBatch, features: jax.Array | None, *, again: bool = False
+    ) -> dict[str, Any]:
+        assert features is not None
+        state: Eagle3State = device.state[EAGLE3_STATE]
+        head: Eagle3Head = device.models[EAGLE3_HEAD]
+        projected = head.project(features)
+        count = batch.token_ids.shape[0]
+        first = batch.query_start_loc[batch.row] == jnp.arange(count)
+        of_seats = state.feature.at[jnp.maximum(batch.row_seat, 0)].get(mode="clip")[batch.row]
+        before = jnp.where(first[:, None], of_seats, jnp.roll(projected, 1, axis=0))
+        unknown = (batch.positions == 0) | (first & again)
+        taken = replace(batch, slot_mapping=jnp.where(unknown, _nowhere(state.kv, batch), batch.slot_mapping))
+        kv, _, _ = self._run(device, state.kv, taken, before)
+        last = jnp.maximum(batch.query_start_loc[1:] - 1, 0)
+        computed = (jnp.diff(batch.query_start_loc) > 0) & (batch.limit[last] >= 0) & (batch.row_seat >= 0)
+        at = jnp.where(computed, batch.row_seat, state.feature.shape[0])
+        return {EAGLE3_STATE: Eagle3State(kv, state.feature.at[at].set(projected[last], mode="drop"))}
+
+    def propose(self, device: Device, seated: Seated, shape: RoundsShape) -> tuple[dict[str, Any], Drafts | Tree]:
+        state: Eagle3State = device.state[EAGLE3_STATE]
+        feature = state.feature.at[jnp.maximum(seated.batch.row_seat, 0)].get(mode="clip")
+        kv, hidden, normed = self._one_each(device, state.kv, seated, 0, seated.token, feature, seated.runs)
+        if shape.num_nodes:
+            kv, drafts = self._tree(device, kv, seated, hidden, normed, shape)
+        else:
+            kv, drafts = self._chain(device, kv, seated, hidden, normed, shape)
+        return {EAGLE3_STATE: replace(state, kv=kv)}, drafts
+
+    def settle(self, device: Device, seated: Seated, landed: jax.Array, features: jax.Array | None) -> dict[str, Any]:
+        assert features is not None
+        state: Eagle3State = device.state[EAGLE3_STATE]
+        projected = device.models[EAGLE3_HEAD].project(features)
+        # The last one that landed has not been computed: it is drafted from in the next round.
+        count = jnp.sum(landed >= 0, axis=1)
+        wide = wide_rows(
+            seated.batch, landed[:, :-1], seated.length, jnp.maximum(count - 1, 0),
+            page_size=state.kv.page_size, num_slots=state.kv.num_pages * state.kv.page_size,
+        )  # fmt: skip
+        more = jnp.any(count > 1)
+        before = projected[:, :-1].reshape(-1, projected.shape[-1])
+        kv = lax.cond(more, lambda kv: self._run(device, kv, wide, before)[0], lambda kv: kv, state.kv)
+        last = jnp.take_along_axis(projected, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+        at = jnp.where(count > 0, seated.batch.row_seat, state.feature.shape[0])
+        return {EAGLE3_STATE: Eagle3State(kv, state.feature.at[at].set(last, mode="drop"))}
+
+    def _chain(
+        self,
+        device: Device,
+        kv: KVCache,
+        seated: Seated,
+        hidden: jax.Array,
+        normed: jax.Array,
+        shape: RoundsShape,
+    ) -> tuple[KVCache, Drafts]:
+        """The best token after each, in the slots where they will stay."""
+        wanted, rows = seated.num_drafts, seated.token.shape[0]
+        drawn = self._drawn(device, normed, seated, 1, 0)
+        drafts = jnp.zeros((rows, shape.width - 1), jnp.int32).at[:, 0].set(drawn.tokens[:, 0])
+
+        def turn(number: jax.Array, carried: tuple[KVCache, jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
+            def draft(kv: KVCache, drafts: jax.Array, hidden: jax.Array, entropy: jax.Array) -> tuple[Any, ...]:
+                latest = lax.dynamic_index_in_dim(drafts, number - 1, axis=1, keepdims=False)
+                goes_on = wanted > number
+                kv, hidden, normed = self._one_each(device, kv, seated, number, latest, hidden, goes_on)
+                drawn = self._drawn(device, normed, seated, 1, number)
+                entropy = jnp.where(goes_on, drawn.entropy, entropy)
+                return kv, lax.dynamic_update_index_in_dim(drafts, drawn.tokens[:, 0], number, 1), hidden, entropy
+
+            return lax.cond(jnp.any(wanted > number), draft, lambda *same: same, *carried)
+
+        carried = (kv, drafts, hidden, drawn.entropy)
+        if shape.width > 2:
+            carried = lax.fori_loop(1, shape.width - 1, turn, carried)
+        kv, drafts, _, entropy = carried
+        return kv, Drafts(drafts, wanted, entropy)
+
+    def _tree(
+        self,
+        device: Device,
+        kv: KVCache,
+        seated: Seated,
+        hidden: jax.Array,
+        normed: jax.Array,
+        shape: RoundsShape,
+    ) -> tuple[KVCache, Tree]:
+        """The best of a pool, whose nodes stand in the tail: `best_of_pool`."""
+        batch, wanted, k = seated.batch, seated.num_drafts, self.top_k
+        page_size, rows = kv.page_size, seated.token.shape[0]
+        root_index = batch.places((seated.length - 1)[:, None], page_size=page_size)[1]
+        words = num_words(page_size + self.tails.of_rows(batch).shape[1] * page_size)
+        offset = page_size + self.tails.offsets(batch)
+        drawn = self._drawn(device, normed, seated, k, 0)
+        pool_tokens = jnp.zeros((rows, pool_size(self.depth, k)), jnp.int32).at[:, :k].set(drawn.tokens)
+        of_first = jnp.where(wanted[:, None] > 0, drawn.scores, -jnp.inf)
+        pool_scores = jnp.full(pool_tokens.shape, -jnp.inf).at[:, :k].set(of_first)
+        frontiers = jnp.zeros((rows, max(self.depth, 1), k), jnp.int32).at[:, 0].set(jnp.arange(k))
+
+        def grow(level: jax.Array, carried: tuple[Any, ...]) -> tuple[Any, ...]:
+            kv, pool_tokens, pool_scores, frontiers, features, bits = carried
+            frontier = lax.dynamic_index_in_dim(frontiers, level, axis=1, keepdims=False)
+            tokens = jnp.take_along_axis(pool_tokens, frontier, axis=1)
+            scores = jnp.take_along_axis(pool_scores, frontier, axis=1)
+            place = level * k + jnp.arange(k)
+            bits = bits | one_bit(offset[:, None] + place, words)
+            nodes = tokens_of_sequences(
+                batch, tokens,
+                there=scores > -jnp.inf,
+                positions=jnp.broadcast_to((seated.length + level)[:, None], tokens.shape),
+                slots=self.tails.slots(batch, place),
+                limit=jnp.broadcast_to(root_index, tokens.shape),
+                num_slots=kv.num_pages * page_size,
+            )  # fmt: skip
+            if not batch.is_of_lanes:
+                in_use = jnp.where(seated.runs, seated.length, 0)
+                nodes = replace(nodes, kv_len=in_use, trunk_len=in_use)
+            kv, hidden, normed = self._run(
+                device, kv, nodes, features.reshape(rows * k, -1), bits.reshape(rows * k, words)
+            )
+            drawn = self._drawn(device, normed, seated, k, level + 1)
+            goes_on = (scores > -jnp.inf) & (wanted > level + 1)[:, None]
+            children = jnp.where(goes_on[..., None], scores[..., None] + drawn.scores.reshape(rows, k, k), -jnp.inf)
+            children = children.reshape(rows, k * k)
+            first = k + level * k * k
+            pool_tokens = lax.dynamic_update_slice_in_dim(pool_tokens, drawn.tokens.reshape(rows, -1), first, axis=1)
+            pool_scores = lax.dynamic_update_slice_in_dim(pool_scores, children, first, axis=1)
+            _, best = lax.top_k(children, k)
+            # Behind the last level this is out of bounds, and dropped.
+            frontiers = frontiers.at[:, level + 1].set(first + best, mode="drop")
+            parent = best // k
+            features = jnp.take_along_axis(hidden.reshape(rows, k, -1), parent[..., None], axis=1)
+            bits = jnp.take_along_axis(bits, parent[..., None], axis=1)
+            return kv, pool_tokens, pool_scores, frontiers, features, bits
+
+        def level_after(level: jax.Array, carried: tuple[Any, ...]) -> tuple[Any, ...]:
+            return lax.cond(jnp.any(wanted > level + 1), grow, lambda level, carried: carried, level, carried)
+
+        features = jnp.broadcast_to(hidden[:, None], (rows, k, hidden.shape[-1]))
+        carried = (kv, pool_tokens, pool_scores, frontiers, features, jnp.zeros((rows, k, words), jnp.uint32))
+        kv, pool_tokens, pool_scores, frontiers, _, _ = lax.fori_loop(0, self.depth, level_after, carried)
+        return kv, best_of_pool(
+            pool_tokens, pool_scores, frontiers, num_nodes=shape.num_nodes, wanted=wanted, entropy=drawn.entropy
+        )
+
+    def _one_each(
+        self,
+        device: Device,
+        kv: KVCache,
+        seated: Seated,
+        number: jax.Array | int,
+        tokens: jax.Array,
+        features: jax.Array,
+        there: jax.Array,
+    ) -> tuple[KVCache, jax.Array, jax.Array]:
+        """One token [R] of each sequence, `number` places behind the latest, in the slot where it stays."""
+        wide = wide_rows(
+            seated.batch, tokens[:, None], seated.length - 1 + number, there.astype(jnp.int32),
+            page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size,
+        )  # fmt: skip
+        return self._run(device, kv, wide, features)
+
+    def _run(
+        self, device: Device, kv: KVCache, batch: StepBatch, features: jax.Array, bits: jax.Array | None = None
+    ) -> tuple[KVCache, jax.Array, jax.Array]:
+        """The head over the tokens of a batch, written to its pool: hidden and normed states [T, hidden].
+
+        Args:
+            features: [T, hidden], of the token before each.
+            bits: uint32 [T, W], what tokens see of the tail behind its first page; None: there is nothing.
+        """
+        head: Eagle3Head = device.models[EAGLE3_HEAD]
+        embed = device.models[TARGET].embed if head.embed is None else head.embed
+        seen = self._as_seen(batch, kv.page_size, bits)
+        attend = paged_attend(head.config.layer, head.dtype, kv, seen, device.backend)
+        tokens = batch.token_ids.shape[0]
+        token_ids, positions, lengths, before = (
+            padded(x, device.backend)
+            for x in (batch.token_ids, jnp.maximum(batch.positions - 1, 0), batch.lengths, features)
+        )
+        found = head(
+            embed(token_ids).astype(head.dtype), before, positions, attend, (kv.k[0], kv.v[0]), lengths,
+            device.backend.residual(token_ids.shape[0]),
+        )  # fmt: skip
+        assert found.kv is not None
+        k, v = found.kv
+        return KVCache((k,), (v,)), found.hidden[:tokens], found.normed[:tokens]
+
+    def _as_seen(self, batch: StepBatch, page_size: int, bits: jax.Array | None) -> StepBatch:
+        """The batch without what stands before `drafter_start`: the page of that token is the tail's first."""
+        start = batch.drafter_start
+        own = jnp.minimum(start // page_size, batch.page_table.shape[1] - 1)
+        pages = jnp.take_along_axis(batch.page_table, own[:, None], axis=1)
+        if bits is not None:
+            pages = jnp.concatenate([pages, self.tails.of_rows(batch)], axis=1)
+        words = num_words(page_size * pages.shape[1])
+        in_page = bits_between((start % page_size)[batch.row], batch.limit - own[batch.row] * page_size, words)
+        in_page &= bits_between(jnp.zeros_like(batch.limit), jnp.full_like(batch.limit, page_size - 1), words)
+        # At least its own page is in use where anything is.
+        in_use = replace(batch, kv_len=jnp.maximum(batch.kv_len, jnp.where(batch.kv_len > 0, start + 1, 0)))
+        seen = with_tail(in_use, pages, first=own + 1, page_size=page_size)
+        in_tail = in_page if bits is None else in_page | bits
+        return replace(seen, tail_bits=jnp.where((batch.limit >= 0)[:, None], in_tail, jnp.uint32(0)))
+
+    def _drawn(self, device: Device, normed: jax.Array, seated: Seated, count: int, number: jax.Array | int) -> Drawn:
+        """The `count` best tokens after Q = R * N states, `number` places behind the one after the latest token."""
+        head: Eagle3Head = device.models[EAGLE3_HEAD]
+        logits, words = head.logits(normed), head.target_ids[...]
+        sampling = seated.batch.samples.sampling
+
+        def with_noise() -> jax.Array:
+            # What stands at one place of a sequence has the same noise, whatever was drafted before it.
+            position = (seated.length + number)[:, None]
+            noise = gumbel(sampling.request_key[:, None], position, words[None])
+            noise *= self.noise * sampling.temperature[:, None]
+            return (logits.reshape(noise.shape[0], -1, noise.shape[1]) + noise[:, None]).reshape(logits.shape)
+
+        said = lax.cond(jnp.any(sampling.temperature > 0), with_noise, lambda: logits)
+        scores, best = lax.top_k(jax.nn.log_softmax(said, axis=-1), count)
+        entropy = jnp.zeros(scores.shape[0], jnp.float32)
+        if self._with_entropy:
+            log_p = jax.nn.log_softmax(logits, axis=-1)
+            entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+        return Drawn(words[best], scores, entropy)
+
+
+def eagle3_state(
+    kv: KVCache, config: Eagle3Config, num_seats: int, whole: jax.sharding.Sharding | None = None
+) -> Eagle3State:
+    """The state of a head with a pool; see `draft_state`."""
+    shape, dtype = (num_seats, config.layer.hidden_size), kv.k[0].dtype
+    if kv.is_abstract:
+        feature: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
+        return Eagle3State(kv, feature)
+    return Eagle3State(kv, jnp.zeros(shape, dtype, device=whole))
+
+
+def _nowhere(kv: KVCache, batch: StepBatch) -> jax.Array:
+    """int32 [T]: slots that are none, all different, behind those of a batch's padding."""
+    count = batch.token_ids.shape[0]
+    return kv.num_pages * kv.page_size + count + jnp.arange(count)

@@ -1,0 +1,134 @@
+"""Drafted trees on the device: tokens that stand in tails, and the lanes in which they are read.
+
+Tails lie in pages that belong to no request: each sequence of a launch has some of them while it runs, in the pools of
+target and drafter alike, and a round finds nothing there that it has not written itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.programs.batch_layout import StepBatch
+from kernels_pallas.visibility import TAIL_WORD_BITS
+
+
+@dataclass(frozen=True)
+class TailPages:
+    """Where tails lie: pages [first + i * each, first + (i + 1) * each) are those of a launch's sequence i."""
+
+    first: int
+    each: int
+    page_size: int
+    per_lane: int  # most sequences of a row
+
+    @property
+    def tokens(self) -> int:
+        """That a sequence's tail has room for."""
+        return self.each * self.page_size
+
+    def of_rows(self, batch: StepBatch) -> jax.Array:
+        """int32 [R, C]: the pages of all tails of each row, one sequence after the other."""
+        count = self.each * (min(batch.num_sequences, self.per_lane) if batch.is_of_lanes else 1)
+        return self.first + first_sequences(batch)[:, None] * self.each + jnp.arange(count)
+
+    def slots(self, batch: StepBatch, index: jax.Array) -> jax.Array:
+        """int32 [S, N]: slots of places int32 [S, N] in the sequences' tails."""
+        sequence = jnp.arange(batch.num_sequences)[:, None]
+        return (self.first + sequence * self.each) * self.page_size + index
+
+    def offsets(self, batch: StepBatch) -> jax.Array:
+        """int32 [S]: where each sequence's tail begins in its row's."""
+        sequence = jnp.arange(batch.num_sequences)
+        return (sequence - first_sequences(batch)[batch.row[: batch.num_sequences]]) * self.tokens
+
+
+def first_sequences(batch: StepBatch) -> jax.Array:
+    """int32 [R]: the first sequence of each row."""
+    return batch.query_start_loc[:-1] if batch.is_of_lanes else jnp.arange(batch.page_table.shape[0])
+
+
+def num_words(num_bits: int) -> int:
+    """Words of so many tail bits."""
+    return -(-num_bits // TAIL_WORD_BITS)
+
+
+def one_bit(index: jax.Array, words: int) -> jax.Array:
+    """uint32 [..., words]: the bit `index` [...] alone."""
+    bit = jnp.uint32(1) << (index % TAIL_WORD_BITS).astype(jnp.uint32)
+    return jnp.where(jnp.arange(words) == (index // TAIL_WORD_BITS)[..., None], bit[..., None], jnp.uint32(0))
+
+
+def bits_between(first: jax.Array, last: jax.Array, words: int) -> jax.Array:
+    """uint32 [..., words]: the bits from `first` [...] to `last` [...], none where that is less."""
+    index = jnp.arange(words * TAIL_WORD_BITS)
+    there = (index >= first[..., None]) & (index <= last[..., None])
+    there = there.reshape(*there.shape[:-1], words, TAIL_WORD_BITS).astype(jnp.uint32)
+    return jnp.sum(there << jnp.arange(TAIL_WORD_BITS, dtype=jnp.uint32), axis=-1, dtype=jnp.uint32)
+
+
+def with_tail(batch: StepBatch, pages: jax.Array, *, first: jax.Array, page_size: int) -> StepBatch:
+    """The batch, whose rows are read from their column `first` on, with further pages behind those in use.
+
+    Args:
+        pages: int32 [R, C], where the tail lies.
+        first: int32 [R], columns of the page table before that are not read.
+    """
+    count = jnp.maximum((batch.kv_len + page_size - 1) // page_size - first, 0)
+    column = jnp.arange(batch.page_table.shape[1] + pages.shape[1])
+    at = jnp.minimum(first[:, None] + column, batch.page_table.shape[1] - 1)
+    behind = jnp.clip(column - count[:, None], 0, pages.shape[1] - 1)
+    in_context = column < count[:, None]
+    before = first * page_size
+    return replace(
+        batch,
+        page_table=jnp.where(
+            in_context,
+            jnp.take_along_axis(batch.page_table, at, axis=1),
+            jnp.take_along_axis(pages, behind, axis=1),
+        ),
+        page_branch=jnp.where(in_context, jnp.take_along_axis(batch.page_branch, at, axis=1), -1),
+        kv_len=(count + pages.shape[1]) * page_size,
+        trunk_len=jnp.maximum(batch.trunk_len - before, 0),
+        tail_start=count * page_size,
+        limit=jnp.where(batch.limit >= 0, jnp.maximum(batch.limit - before[batch.row], -1), -1),
+    )
+
+
+def tokens_of_sequences(
+    batch: StepBatch,
+    tokens: jax.Array,
+    *,
+    there: jax.Array,
+    positions: jax.Array,
+    slots: jax.Array,
+    limit: jax.Array,
+    num_slots: int,
+) -> StepBatch:
+    """The batch with N tokens of each of its S sequences, and nothing else.
+
+    Args:
+        batch: of seated sequences alone, with one token of each.
+        tokens, there, positions, slots, limit: [S, N] each; where there is none is padding.
+        num_slots: of the pool.
+    """
+    count, width = tokens.shape
+    nowhere = num_slots + jnp.arange(count * width).reshape(count, width)
+    wide = {
+        "token_ids": jnp.where(there, tokens, 0),
+        "positions": jnp.where(there, positions, 0),
+        "lengths": jnp.maximum(batch.lengths[:, None], positions + 1),
+        "slot_mapping": jnp.where(there, slots, nowhere),
+        "row": jnp.broadcast_to(batch.row[:, None], (count, width)),
+        "limit": jnp.where(there, limit, -1),
+        "branch": jnp.broadcast_to(batch.branch[:, None], (count, width)),
+    }
+    return replace(
+        batch,
+        **{name: of_all.astype(jnp.int32).reshape(-1) for name, of_all in wide.items()},
+        tail_bits=jnp.zeros((count * width, 0), jnp.uint32),
+        query_start_loc=batch.query_start_loc * width,
+        decode_width=1 if batch.is_of_lanes else width,
+    )
