@@ -1,41 +1,59 @@
-"""Draft models of targets: which one, whether it fits, and loading it."""
+"""Draft models and heads of targets: which one, whether it fits, and loading it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxinfer.checkpoint.directory import EMBEDDED_DRAFT, embedded_checkpoint, find_checkpoint, read_config
+from jaxinfer.checkpoint.directory import (
+    EMBEDDED_DRAFT,
+    EMBEDDED_EAGLE3,
+    embedded_checkpoint,
+    find_checkpoint,
+    read_config,
+)
+from jaxinfer.checkpoint.eagle3 import load_head
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.config import SpeculativeConfig, check_model_len
 from jaxinfer.engine.speculator import Speculator, check_vocabularies
+from jaxinfer.models.config import ModelConfig
+
+_EMBEDDED = {"draft_model": ("draft model", EMBEDDED_DRAFT), "eagle3": ("head", EMBEDDED_EAGLE3)}
 
 
 def with_drafter(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
-    """The configuration with a draft model: its own, or the embedded one if `target` is the embedded target.
+    """The configuration with a draft model or head: its own, or the embedded one if `target` is the embedded target.
 
     Raises:
         ValueError: it names none, and the target is another one.
         FileNotFoundError: there is no such model.
     """
+    if config.method == "ngram":
+        return config
     if config.model is None:
+        what, embedded = _EMBEDDED[config.method]
         if target.resolve() != embedded_checkpoint().resolve():
             raise ValueError(
-                "method='draft_model' needs model=...: the embedded draft model belongs to the embedded target, not to "
+                f"method={config.method!r} needs model=...: the embedded {what} belongs to the embedded target, not to "
                 f"{target}"
             )
-        return dataclasses.replace(config, model=embedded_checkpoint(EMBEDDED_DRAFT))
+        return dataclasses.replace(config, model=embedded_checkpoint(embedded))
     return dataclasses.replace(config, model=find_checkpoint(config.model))
 
 
-def check_drafter(target: Path, drafter: str | os.PathLike[str] | None, max_model_len: int) -> None:
-    """Raises ValueError, which says what differs, unless the drafter's tokens are the target's, and its positions reach
-    as far as requests."""
+def check_drafter(config: SpeculativeConfig, target: Path, max_model_len: int) -> None:
+    """Raises ValueError, which says what differs, unless a draft model has the target's tokens and positions
+    as far as requests reach.
+
+    Of a head, its configuration says whose it is: `load_head` compares.
+    """
+    if config.method != "draft_model":
+        return
+    drafter = config.model
     assert drafter is not None
     (_, of_target), (_, of_drafter) = read_config(target), read_config(drafter)
     check_vocabularies(of_target, of_drafter)
@@ -52,15 +70,18 @@ def check_drafter(target: Path, drafter: str | os.PathLike[str] | None, max_mode
         raise ValueError(f"the draft model in {drafter} does not reach so far: {error}") from error
 
 
-def load_speculator(config: SpeculativeConfig, *, dtype: jnp.dtype, mesh: Mesh | None) -> Speculator:
-    """What speculates as the configuration says; a draft model is loaded.
+def load_speculator(
+    config: SpeculativeConfig, target: ModelConfig, *, dtype: jnp.dtype, mesh: Mesh | None
+) -> Speculator:
+    """What speculates as the configuration says; a draft model or a head is loaded.
 
     Raises:
-        FileNotFoundError, CheckpointError, UnsupportedConfigError, ValueError: as for `load_checkpoint`.
+        FileNotFoundError, CheckpointError, UnsupportedConfigError, ValueError: as for `load_checkpoint`, `load_head`.
     """
-    if config.method != "draft_model":
+    if config.model is None:
         return Speculator(config)
-    assert config.model is not None
+    if config.method == "eagle3":
+        return Speculator(config, load_head(config.model, target, dtype=dtype, mesh=mesh))
     return Speculator(config, load_checkpoint(config.model, dtype=dtype, mesh=mesh)[1])
 
 

@@ -129,11 +129,11 @@ class LLM(BranchMethods):
         tokenizer_of_model = None
         if not skip_tokenizer_init and (tokenizer is not None or Tokenizer.exists(tokenizer_directory)):
             tokenizer_of_model = Tokenizer(tokenizer_directory)
-        if speculative is not None and speculative.method == "draft_model":
+        if speculative is not None:
             speculative = with_drafter(speculative, directory)
-            check_drafter(directory, speculative.model, max_model_len)
+            check_drafter(speculative, directory, max_model_len)
         config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh)
-        speculator = None if speculative is None else load_speculator(speculative, dtype=resolved, mesh=mesh)
+        speculator = None if speculative is None else load_speculator(speculative, config, dtype=resolved, mesh=mesh)
         self.memory_budget = plan_memory(
             module, engine_config, dtype=resolved, kv_cache_tokens=kv_cache_tokens,
             gpu_memory_utilization=gpu_memory_utilization, mesh=mesh, speculator=speculator,

@@ -22,7 +22,9 @@ def add_speculative_options(parser: Any, *, default_draft_model: str | None = No
     )
     default = "" if default_draft_model is None else f" (default: {default_draft_model})"
     parser.add_argument(
-        "--draft-model", metavar="PATH", help=f"of --speculative draft_model: checkpoint directory or hub id{default}"
+        "--draft-model",
+        metavar="PATH",
+        help=f"of --speculative draft_model, or the head of eagle3: checkpoint directory or hub id{default}",
     )
 
 
@@ -32,6 +34,6 @@ def speculative_config(args: argparse.Namespace) -> dict[str, Any] | None:
     Raises:
         ValueError: options that do not go together.
     """
-    if args.draft_model is not None and args.speculative != "draft_model":
-        raise ValueError("--draft-model goes with --speculative draft_model")
+    if args.draft_model is not None and args.speculative not in ("draft_model", "eagle3"):
+        raise ValueError("--draft-model goes with --speculative draft_model or eagle3")
     return None if args.speculative is None else {"method": args.speculative, "model": args.draft_model}

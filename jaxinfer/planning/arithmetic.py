@@ -6,18 +6,21 @@ Everything is of one device: over `devices` of them, heads, the inner dimension 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import jax.numpy as jnp
 
 from jaxinfer.cache.kv_cache import kv_bytes_per_token
+from jaxinfer.checkpoint.rows import head_layout
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import MESH_AXIS, Parameter, parameters
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.eagle3_config import Eagle3Config
 
 _EMBEDDING = "embed.embedding"
 
 
-def weights_bytes(config: ModelConfig, dtype: jnp.dtype, *, devices: int = 1) -> int:
+def weights_bytes(config: ModelConfig | Eagle3Config, dtype: jnp.dtype, *, devices: int = 1) -> int:
     """Bytes of all parameters.
 
     Raises:
@@ -65,7 +68,9 @@ def prefill_operations(config: ModelConfig, *, tokens: int, prompt_len: int, dev
     return (product_operations(config, tokens=tokens, logits=len(prompts)) + attention) // devices
 
 
-def _parameters(config: ModelConfig, devices: int) -> tuple[Parameter, ...]:
+def _parameters(config: ModelConfig | Eagle3Config, devices: int) -> tuple[Parameter, ...]:
+    if isinstance(config, Eagle3Config):
+        return parameters(head_layout(replace(config, layer=for_tensor_parallel(config.layer, devices))))
     return parameters(for_tensor_parallel(config, devices))
 
 

@@ -9,12 +9,13 @@ import sys
 import jax
 from rich.console import Console
 
-from jaxinfer.checkpoint.directory import find_config, read_config_file
+from jaxinfer.checkpoint.directory import find_config, read_config_file, read_json
 from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.config import EngineConfig, SpeculativeConfig, check_model_len, check_positive_integer
 from jaxinfer.engine.memory_share import share_in_environment
 from jaxinfer.engine.speculator import check_vocabularies
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning.compile_target import compile_target, cuda_plugin
 from jaxinfer.planning.devices import find_gpu
 from jaxinfer.planning.plan import Compiled, PlannedSpeculation, Request, compiled_figures, make_plan
@@ -79,11 +80,15 @@ def _speculation(args: argparse.Namespace, target: ModelConfig) -> PlannedSpecul
     if fields is None:
         return None
     config = SpeculativeConfig(**fields)
-    if config.method != "draft_model":
+    if config.method == "ngram":
         return PlannedSpeculation(config)
     if args.draft_model is None:
-        raise ValueError("--speculative draft_model needs --draft-model, a model with the target's vocabulary")
-    drafter = read_config_file(find_config(args.draft_model))
+        what = "a model with the target's vocabulary" if config.method == "draft_model" else "a head of the target"
+        raise ValueError(f"--speculative {config.method} needs --draft-model, {what}")
+    file = find_config(args.draft_model)
+    if config.method == "eagle3":
+        return PlannedSpeculation(config, Eagle3Config.from_hf(read_json(file), target))
+    drafter = read_config_file(file)
     check_vocabularies(target, drafter)
     return PlannedSpeculation(config, drafter)
 

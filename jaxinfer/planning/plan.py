@@ -13,16 +13,22 @@ from jaxinfer.config import EngineConfig, SpeculativeConfig
 from jaxinfer.engine.memory import MemoryBudget
 from jaxinfer.engine.memory_share import check_utilization, engine_share, reserve_of
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning.arithmetic import decode_bytes, prefill_operations, token_bytes, weights_bytes
 from jaxinfer.planning.devices import GPU
 
 
 @dataclass(frozen=True)
 class PlannedSpeculation:
-    """How an engine is to speculate, and the configuration of its draft model, if the method has one."""
+    """How an engine is to speculate, and the configuration of its draft model or head, if the method has one."""
 
     config: SpeculativeConfig
-    drafter: ModelConfig | None = None
+    drafter: ModelConfig | Eagle3Config | None = None
+
+    @property
+    def layers(self) -> ModelConfig | None:
+        """Of what the drafter keeps keys and values."""
+        return self.drafter.layer if isinstance(self.drafter, Eagle3Config) else self.drafter
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,8 @@ def make_plan(request: Request, compiled: Compiled | None = None) -> Plan:
     per_token = token_bytes(model, dtype, devices=devices)
     weights = weights_bytes(model, dtype, devices=devices)
     if request.speculation is not None and request.speculation.drafter is not None:
-        per_token += token_bytes(request.speculation.drafter, dtype, devices=devices)
+        assert request.speculation.layers is not None
+        per_token += token_bytes(request.speculation.layers, dtype, devices=devices)
         weights += weights_bytes(request.speculation.drafter, dtype, devices=devices)
     budget = MemoryBudget(
         limit_bytes=request.limit_bytes,

@@ -9,12 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.checkpoint.load import module_around
+from jaxinfer.checkpoint.load import around, module_around
+from jaxinfer.checkpoint.rows import Layout, head_layout
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig
@@ -22,6 +24,8 @@ from jaxinfer.engine.memory import workspace_of
 from jaxinfer.engine.speculator import Speculator
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.eagle3 import Eagle3Head
+from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning.compile_target import CompileTarget
 from jaxinfer.planning.hlo import Pool, ProgramText
 from jaxinfer.planning.plan import PlannedSpeculation
@@ -30,6 +34,7 @@ from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import KV, TARGET, Program
 from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.speculative.draft_model import DRAFT_STATE
+from jaxinfer.speculative.eagle3 import EAGLE3_STATE
 
 PREFILL, DECODE, DECODE_LOOP, BRANCH_LOOP = "prefill", "decode", "decode_loop", "branch_loop"
 _FEW_LAYERS = 2
@@ -64,11 +69,15 @@ class AbstractEngine:
     ) -> None:
         devices = target.mesh.size
         self.target = target
-        self.pools = {KV: (pool_array(config, engine, dtype, devices), 2 * config.num_layers)}
+        speculator = None if speculation is None else abstract_speculator(speculation, target, dtype=dtype)
+        tail_pages = 0 if speculator is None else speculator.tail_tokens(engine) // engine.page_size
+        num_pages = engine.num_pages + tail_pages
+        pool = pool_array(config, engine, dtype, devices, num_pages=num_pages)
+        self.pools = {KV: (pool, 2 * config.num_layers)}
         config = for_tensor_parallel(config, devices)
         mesh = target.mesh if devices > 1 else None
         kv = KVCache.shapes(
-            config, num_pages=engine.num_pages, page_size=engine.page_size, dtype=dtype,
+            config, num_pages=num_pages, page_size=engine.page_size, dtype=dtype,
             sharding=sharding_of_pages(target.mesh),
         )  # fmt: skip
         model = abstract_model(config, target, dtype=dtype)
@@ -76,14 +85,13 @@ class AbstractEngine:
         programs = engine_programs(config, engine)
         of_strategy: Sequence[Program] = ()
         with target.lowering():
-            if speculation is not None:
-                drafter = None
-                if speculation.drafter is not None:
-                    of_drafter = for_tensor_parallel(speculation.drafter, devices)
-                    drafter = abstract_model(of_drafter, target, dtype=dtype)
-                    pool = pool_array(speculation.drafter, engine, dtype, devices)
-                    self.pools[DRAFT_STATE] = (pool, 2 * of_drafter.num_layers)
-                strategy = Speculator(speculation.config, drafter).strategy(
+            if speculator is not None:
+                if speculator.layers is not None:
+                    assert speculation is not None and speculation.layers is not None
+                    pool = pool_array(speculation.layers, engine, dtype, devices, num_pages=num_pages)
+                    part = EAGLE3_STATE if isinstance(speculation.drafter, Eagle3Config) else DRAFT_STATE
+                    self.pools[part] = (pool, 2 * speculator.layers.num_layers)
+                strategy = speculator.strategy(
                     engine, model, dtype=dtype, mesh=target.mesh, whole=target.sharding, abstract=True
                 )(programs, Buckets.from_config(engine))
                 models, state = {**models, **strategy.models}, {**state, **strategy.state}
@@ -138,19 +146,47 @@ def engine_programs(config: ModelConfig, engine: EngineConfig) -> EnginePrograms
 
 def abstract_model(config: ModelConfig, target: CompileTarget, *, dtype: jnp.dtype) -> DecoderLM:
     """The model with shapes on `target` for parameters, each split as it will be."""
-    shapes = {
+    return module_around(dataclasses.replace(config, dtype=dtype.name), _shapes(config, target, dtype))
+
+
+def abstract_speculator(speculation: PlannedSpeculation, target: CompileTarget, *, dtype: jnp.dtype) -> Speculator:
+    """What speculates, with shapes on `target` for the parameters of its draft model or head."""
+    devices, drafter = target.mesh.size, speculation.drafter
+    if isinstance(drafter, Eagle3Config):
+        layer = dataclasses.replace(for_tensor_parallel(drafter.layer, devices), dtype=dtype.name)
+        config = dataclasses.replace(drafter, layer=layer)
+        abstract = nnx.eval_shape(lambda: Eagle3Head(config, dtype=dtype, rngs=nnx.Rngs(0)))
+        return Speculator(speculation.config, around(abstract, _shapes(head_layout(config), target, dtype)))
+    if drafter is None:
+        return Speculator(speculation.config)
+    return Speculator(speculation.config, abstract_model(for_tensor_parallel(drafter, devices), target, dtype=dtype))
+
+
+def _shapes(layout: ModelConfig | Layout, target: CompileTarget, dtype: jnp.dtype) -> dict[str, Any]:
+    """Of all parameters, each split as it will be."""
+    return {
         parameter.path: jax.ShapeDtypeStruct(
-            parameter.shape, dtype, sharding=NamedSharding(target.mesh, parameter.spec)
+            parameter.shape, parameter.dtype or dtype, sharding=NamedSharding(target.mesh, parameter.spec)
         )
-        for parameter in parameters(config)
+        for parameter in parameters(layout)
     }
-    return module_around(dataclasses.replace(config, dtype=dtype.name), shapes)
 
 
-def pool_array(config: ModelConfig, engine: EngineConfig, dtype: jnp.dtype, num_devices: int = 1) -> Pool:
-    """One of the arrays that a device's share of the KV pool is made of, as a program's text names it."""
+def pool_array(
+    config: ModelConfig,
+    engine: EngineConfig,
+    dtype: jnp.dtype,
+    num_devices: int = 1,
+    *,
+    num_pages: int | None = None,
+) -> Pool:
+    """One of the arrays that a device's share of the KV pool is made of, as a program's text names it.
+
+    Args:
+        num_pages: None: those of the engine's requests.
+    """
     heads = for_tensor_parallel(config, num_devices).num_kv_heads // num_devices
-    shape = (engine.num_pages, engine.page_size, heads, config.head_dim)
+    shape = (num_pages or engine.num_pages, engine.page_size, heads, config.head_dim)
     return Pool(_HLO_NAMES[jnp.dtype(dtype).name], shape, jnp.dtype(dtype).itemsize)
 
 
