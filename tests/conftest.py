@@ -114,3 +114,22 @@ def idle_engine():
         return core
 
     return get
+
+
+@pytest.fixture
+def launches_of_rounds(monkeypatch):
+    """(RowKind, bool) of every launch of rounds: what its rows did, and whether it read lanes of several branches."""
+    from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+    from jaxinfer.engine.scheduler_output import SchedulerOutput
+
+    launches = []
+    build = InputBatch.build
+
+    def recorded(self: InputBatch, output: SchedulerOutput) -> BuiltBatch:
+        built = build(self, output)
+        if output.num_rounds:
+            launches.append((output.kinds[0], built.packed.shape.lane_pages > 0))
+        return built
+
+    monkeypatch.setattr(InputBatch, "build", recorded)
+    return launches

@@ -86,7 +86,7 @@ class Speculation:
         self._num_drafts = self._num_nodes = 0  # of the next launch, if it is one of rounds
         self._feeds = False  # whether the drafter takes in what the next launch computes, if that is a plain step
         self._shape: RoundsShape | None = None
-        self.latest: _Rounds | None = None  # of rounds, that has landed
+        self.latest: LandedRounds | None = None
         self._tokens_per_round = 2.0  # that land for a sequence, of late
         self._tokens_per_launch = plain.rounds.most
         self._shape_for = functools.cache(shapes.rounds_for)
@@ -219,7 +219,7 @@ class Speculation:
             )
         proposed = details.shape.proposed(report.drafted)
         metrics.count_drafts(report.drafted, report.accepted, proposed)
-        self.latest = details
+        self.latest = LandedRounds(output.requests, rows, arrays)
         if report.ran.any():
             found = 1 + report.accepted[report.ran].mean()
             self._tokens_per_round += _NEW * (float(found) - self._tokens_per_round)
@@ -274,7 +274,7 @@ class Speculation:
             is_chunk = output.kinds[index] is RowKind.PROMPT_CHUNK
             end = output.num_computed[index] if is_chunk else known - 1
             missing = lanes.missing(request, end, budget)
-            if missing is not None:
+            if missing is not None and not (is_chunk and self._is_computed_now(output, index, *missing)):
                 first, count = missing
                 found.append((request, first, count))
                 budget -= count
@@ -283,6 +283,20 @@ class Speculation:
                 lanes.follows[request.seat] = lanes.has(request.seat, known - 1)
         while found:
             found = self._launch_catch_up(found, batch, runner)
+
+    def _is_computed_now(self, output: SchedulerOutput, index: int, first: int, count: int) -> bool:
+        """Whether what a row wants to have computed again is first computed in this very launch, by other rows: then it
+        catches up later."""
+        if self.lanes.window is None:
+            return False
+        size, own = self.lanes.page_size, output.requests[index].pages
+        wanted = set(own[first // size : (first + count - 1) // size + 1])
+        for other, request in enumerate(output.requests):
+            if other != index and output.kinds[other] is RowKind.PROMPT_CHUNK:
+                start, end = output.num_computed[other], output.num_computed[other] + output.num_tokens[other]
+                if wanted.intersection(request.pages[start // size : (end - 1) // size + 1]):
+                    return True
+        return False
 
     def _launch_catch_up(
         self, found: list[tuple[Request, int, int]], batch: InputBatch, runner: Runner
@@ -306,6 +320,15 @@ class Speculation:
         packed["drafter_start"][: len(taken)] = lanes.start[[request.seat for request in requests]]
         runner.launch(self._catch_up, shape, packed.buffer)
         return found
+
+
+@dataclass(frozen=True)
+class LandedRounds:
+    """The latest launch of rounds that has landed, for whoever wants to see what was drafted."""
+
+    requests: Sequence[Request]
+    rows: np.ndarray  # int32, where each stands in the output
+    output: RoundsOutput
 
 
 @dataclass(frozen=True)

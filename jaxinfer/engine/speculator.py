@@ -78,9 +78,10 @@ class Speculator:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of verifications of chains: who chooses by costs has a small one too."""
+        """Of verifications of chains: who chooses by costs, among chains alone, has a small one too."""
         most = self.longest_chain
-        return (most // 2 + 1, most + 1) if self.config.adaptive == "cost" and most > 2 else (most + 1,)
+        has_two = self.config.adaptive == "cost" and most > 2 and not self.config.num_nodes
+        return (most // 2 + 1, most + 1) if has_two else (most + 1,)
 
     @property
     def weights_bytes(self) -> int:

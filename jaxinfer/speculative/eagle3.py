@@ -176,7 +176,8 @@ class Eagle3:
         batch, wanted, k = seated.batch, seated.num_drafts, self.top_k
         page_size, rows = kv.page_size, seated.token.shape[0]
         root_index = batch.places((seated.length - 1)[:, None], page_size=page_size)[1]
-        words = num_words(page_size + self.tails.of_rows(batch).shape[1] * page_size)
+        pages = self.tails.of_rows(batch)
+        words = num_words((1 + pages.shape[1]) * page_size)
         offset = page_size + self.tails.offsets(batch)
         drawn = self._drawn(device, normed, seated, k, 0)
         pool_tokens = jnp.zeros((rows, pool_size(self.depth, k)), jnp.int32).at[:, :k].set(drawn.tokens)
@@ -203,7 +204,7 @@ class Eagle3:
                 in_use = jnp.where(seated.runs, seated.length, 0)
                 nodes = replace(nodes, kv_len=in_use, trunk_len=in_use)
             kv, hidden, normed = self._run(
-                device, kv, nodes, features.reshape(rows * k, -1), bits.reshape(rows * k, words)
+                device, kv, nodes, features.reshape(rows * k, -1), (pages, bits.reshape(rows * k, words))
             )
             drawn = self._drawn(device, normed, seated, k, level + 1)
             goes_on = (scores > -jnp.inf) & (wanted > level + 1)[:, None]
@@ -248,17 +249,23 @@ class Eagle3:
         return self._run(device, kv, wide, features)
 
     def _run(
-        self, device: Device, kv: KVCache, batch: StepBatch, features: jax.Array, bits: jax.Array | None = None
+        self,
+        device: Device,
+        kv: KVCache,
+        batch: StepBatch,
+        features: jax.Array,
+        tail: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[KVCache, jax.Array, jax.Array]:
         """The head over the tokens of a batch, written to its pool: hidden and normed states [T, hidden].
 
         Args:
             features: [T, hidden], of the token before each.
-            bits: uint32 [T, W], what tokens see of the tail behind its first page; None: there is nothing.
+            tail: int32 [R, C], the pages of each row's tail behind its first one, and uint32 [T, W], the bits of what
+                tokens see there; None: there is nothing.
         """
         head: Eagle3Head = device.models[EAGLE3_HEAD]
         embed = device.models[TARGET].embed if head.embed is None else head.embed
-        seen = self._as_seen(batch, kv.page_size, bits)
+        seen = _as_seen(batch, kv.page_size, tail)
         attend = paged_attend(head.config.layer, head.dtype, kv, seen, device.backend)
         tokens = batch.token_ids.shape[0]
         token_ids, positions, lengths, before = (
@@ -272,22 +279,6 @@ class Eagle3:
         assert found.kv is not None
         k, v = found.kv
         return KVCache((k,), (v,)), found.hidden[:tokens], found.normed[:tokens]
-
-    def _as_seen(self, batch: StepBatch, page_size: int, bits: jax.Array | None) -> StepBatch:
-        """The batch without what stands before `drafter_start`: the page of that token is the tail's first."""
-        start = batch.drafter_start
-        own = jnp.minimum(start // page_size, batch.page_table.shape[1] - 1)
-        pages = jnp.take_along_axis(batch.page_table, own[:, None], axis=1)
-        if bits is not None:
-            pages = jnp.concatenate([pages, self.tails.of_rows(batch)], axis=1)
-        words = num_words(page_size * pages.shape[1])
-        in_page = bits_between((start % page_size)[batch.row], batch.limit - own[batch.row] * page_size, words)
-        in_page &= bits_between(jnp.zeros_like(batch.limit), jnp.full_like(batch.limit, page_size - 1), words)
-        # At least its own page is in use where anything is.
-        in_use = replace(batch, kv_len=jnp.maximum(batch.kv_len, jnp.where(batch.kv_len > 0, start + 1, 0)))
-        seen = with_tail(in_use, pages, first=own + 1, page_size=page_size)
-        in_tail = in_page if bits is None else in_page | bits
-        return replace(seen, tail_bits=jnp.where((batch.limit >= 0)[:, None], in_tail, jnp.uint32(0)))
 
     def _drawn(self, device: Device, normed: jax.Array, seated: Seated, count: int, number: jax.Array | int) -> Drawn:
         """The `count` best tokens after Q = R * N states, `number` places behind the one after the latest token."""
@@ -309,6 +300,23 @@ class Eagle3:
             log_p = jax.nn.log_softmax(logits, axis=-1)
             entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
         return Drawn(words[best], scores, entropy)
+
+
+def _as_seen(batch: StepBatch, page_size: int, tail: tuple[jax.Array, jax.Array] | None) -> StepBatch:
+    """The batch without what stands before `drafter_start`: the page of that token is the tail's first."""
+    start = batch.drafter_start
+    own = jnp.minimum(start // page_size, batch.page_table.shape[1] - 1)
+    pages = jnp.take_along_axis(batch.page_table, own[:, None], axis=1)
+    if tail is not None:
+        pages = jnp.concatenate([pages, tail[0]], axis=1)
+    words = num_words(page_size * pages.shape[1])
+    in_page = bits_between((start % page_size)[batch.row], batch.limit - own[batch.row] * page_size, words)
+    in_page &= bits_between(jnp.zeros_like(batch.limit), jnp.full_like(batch.limit, page_size - 1), words)
+    # At least its own page is in use where anything is.
+    in_use = replace(batch, kv_len=jnp.maximum(batch.kv_len, jnp.where(batch.kv_len > 0, start + 1, 0)))
+    seen = with_tail(in_use, pages, first=own + 1, page_size=page_size)
+    in_tail = in_page if tail is None else in_page | tail[1]
+    return replace(seen, tail_bits=jnp.where((batch.limit >= 0)[:, None], in_tail, jnp.uint32(0)))
 
 
 def eagle3_state(

@@ -46,7 +46,7 @@ class TailPages:
 
 
 def first_sequences(batch: StepBatch) -> jax.Array:
-    """int32 [R]: the first sequence of each row."""
+    """int32 [R]: the first sequence of each row, where each has one token."""
     return batch.query_start_loc[:-1] if batch.is_of_lanes else jnp.arange(batch.page_table.shape[0])
 
 

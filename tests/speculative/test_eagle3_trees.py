@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,14 @@ from safetensors.numpy import save_file
 from jaxinfer.checkpoint import load_checkpoint, load_head
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.request import Request
+from jaxinfer.engine.request_group import RequestGroup
+from jaxinfer.engine.rounds import RowKind
+from jaxinfer.limits import BRANCH_MODES
 from jaxinfer.sampling.noise import gumbel
 from jaxinfer.speculative.gamma import Choice, FixedGamma
 from jaxinfer.speculative.tree import Tree
-from tests.builders import drain, make_request, random_prompts
+from tests.branching.builders import alone, make_group
+from tests.builders import drain, make_request, random_prompts, run_requests
 from tests.speculative import eagle3_numpy
 from tests.speculative.builders import speculating_engine, speculation_of
 from tests.speculative.decoder_numpy import Checkpoint, random_target
@@ -104,30 +108,37 @@ def differs(got: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], flo
     return f"scores {off}" if off else None
 
 
-def check_trees(core: EngineCore, checkpoints: tuple[Checkpoint, Checkpoint], requests: list[Request]) -> int:
-    """Run requests, and compare the tree of every round with NumPy's; how many."""
+def check_trees(
+    core: EngineCore,
+    checkpoints: tuple[Checkpoint, Checkpoint],
+    requests: list[Request],
+    groups: Sequence[RequestGroup] = (),
+) -> int:
+    """Run requests and groups, and compare the tree of every round with NumPy's; how many."""
     target, head = checkpoints
     strategy, count = speculation_of(core), 0
     for request in requests:
         core.add_request(request)
+    for group in groups:
+        core.add_group(group)
+    everybody = [*requests, *(member for group in groups for member in group.members)]
     while core.has_unfinished_requests():
-        before = {request.request_id: list(request.token_ids) for request in requests}
+        before = {request.request_id: list(request.token_ids) for request in everybody}
         strategy.latest = None
-        landings = core.step()
-        if strategy.latest is None or strategy.latest.output.tree is None:
+        core.step()
+        landed = strategy.latest
+        if landed is None or landed.output.tree is None:
             continue
-        drafted = np.asarray(strategy.latest.output.num_drafts)[0] > 0
-        rows = {landing[0].request_id: row for row, landing in enumerate(landings)}
-        for request in requests:
-            row, length = rows.get(request.request_id), len(before[request.request_id])
+        drafted = np.asarray(landed.output.num_drafts)[0] > 0
+        for request, row in zip(landed.requests, landed.rows.tolist(), strict=True):
+            tokens = before[request.request_id]
             # Trees are less deep where fewer tokens are wanted.
-            if row is None or not drafted[row] or length + DEPTH + 1 >= request.max_total_tokens:
+            if not drafted[row] or len(tokens) + DEPTH + 1 >= request.max_total_tokens:
                 continue
             wanted = eagle3_numpy.draft_tree(
-                head, target, before[request.request_id],
-                depth=DEPTH, top_k=TOP_K, num_nodes=NODES, noise=noise_of(request),
-            ).paths()  # fmt: skip
-            difference = differs(paths_of(strategy.latest.output.tree, row), wanted)
+                head, target, tokens, depth=DEPTH, top_k=TOP_K, num_nodes=NODES, noise=noise_of(request)
+            ).paths()
+            difference = differs(paths_of(landed.output.tree, row), wanted)
             assert difference is None, difference
             count += 1
     return count
@@ -172,6 +183,22 @@ def test_a_preempted_request_gets_the_same_trees(checkpoints, engine):
     before = core.get_metrics().num_preemptions_total
     assert check_trees(core, checkpoints, requests_of((40, 44, 43), max_tokens=24)) > 12
     assert core.get_metrics().num_preemptions_total > before
+
+
+@pytest.mark.parametrize("mode", BRANCH_MODES)
+def test_branches_get_the_trees_of_each_alone(mode, checkpoints, engine, launches_of_rounds):
+    """With a plain request beside them, and members that come late. And no tree changes a token."""
+    core = engine(max_num_seqs=8, max_num_batched_tokens=160)
+    (prefix, suffix, other) = random_prompts((21, 5, 18), vocab_size=VOCAB, seed=3)
+    suffixes = [suffix, [7], [], [8, 9, 1], [3], suffix[:2]]
+    options = {"max_tokens": 18, "temperature": 0.7, "seed": 5}
+    group = make_group("group", prefix, suffixes, branch_mode=mode, max_parallel=4, **options)
+    beside = make_request("beside", other, max_tokens=18)
+    assert check_trees(core, checkpoints, [beside], [group]) > 30
+    assert ((RowKind.VERIFICATION, True) in launches_of_rounds) == (mode == "in_one_sequence")
+    speculation_of(core).controller = FixedGamma(0)
+    same = [*alone("same", prefix, suffixes, **options), make_request("same beside", other, max_tokens=18)]
+    assert [r.output_token_ids for r in (*group.members, beside)] == run_requests(core, same)
 
 
 @pytest.mark.parametrize("bug", eagle3_numpy.BUGS)

@@ -19,6 +19,18 @@ def test_an_engine_has_at_most_so_many_programs_more(max_model_len, most):
     assert len(shapes.rounds) + len(shapes.lanes) + len(shapes.catch_up) == most
 
 
+@pytest.mark.parametrize(("max_model_len", "most"), [(1024, 17), (8192, 26), (65536, 26)])
+def test_trees_beside_chains_take_the_place_of_short_chains(max_model_len, most):
+    engine = EngineConfig(max_model_len, kv_cache_tokens=max_model_len)
+    shapes = SpeculationShapes.of(
+        Buckets.from_config(engine), widths=(6,), max_rounds=8, page_size=16, num_nodes=59, tree_width=9
+    )
+    assert len(shapes.rounds) + len(shapes.lanes) + len(shapes.catch_up) <= most
+    trees = [shape for shape in (*shapes.rounds, *shapes.lanes) if shape.num_nodes]
+    assert {shape.batch.num_rows for shape in trees} == {1, 2, 4, 8, 16} and shapes.most_in_trees == 16
+    assert all(shape.verified == 60 and shape.width == 9 for shape in trees)
+
+
 @pytest.mark.parametrize("max_num_seqs", [1, 4, 40, 256])
 def test_sequences_in_lanes_have_a_program_if_any_does(max_num_seqs):
     buckets, shapes = shapes_of(8192, max_num_seqs)
