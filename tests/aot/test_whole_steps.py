@@ -19,6 +19,7 @@ from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.cli import main
 from jaxinfer.config import EngineConfig, SpeculativeConfig
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning import programs
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import B200, H100, H200
@@ -35,6 +36,8 @@ ROWS, LENGTH = 64, 4096
 
 # What a layer of a decode step may launch.
 MOST_KERNELS_PER_LAYER = 10
+# And what drawing, choosing, verifying and committing trees may launch besides.
+MOST_KERNELS_OF_A_TREE = 330
 
 
 @pytest.fixture(scope="module", params=LAYERS)
@@ -150,6 +153,29 @@ def test_rounds_and_what_feeds_a_drafter_leave_both_caches_in_place_and_never_wa
     of_drafter = 0 if drafter is None else kv_bytes_per_token(drafter, BF16)
     kv_bytes = ROWS * LENGTH * (kv_bytes_per_token(target, BF16) + of_drafter)
     assert (program.kv_alias_bytes, program.kv_copies, program.host_waits) == (kv_bytes, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("tree_rounds", 1), ("tree_rounds", 8), ("branch_tree_rounds", 5), ("drafter_catch_up", 8), (PREFILL, 8)],
+)
+def test_rounds_of_trees_leave_both_caches_in_place_and_never_wait(name, rows):
+    """Six layers of Qwen3-8B with a head of the published shape: trees of 60 nodes with the root."""
+    target = dataclasses.replace(read_config(CONFIGS / "qwen3-8b")[1], num_layers=6)
+    layer = dataclasses.replace(target, architecture="LlamaForCausalLM", num_layers=1, qk_norm=False)
+    head = Eagle3Config(layer, 32000, target.hidden_size, capture=(2, 3, 5))
+    engine = EngineConfig(max_model_len=LENGTH, max_num_seqs=rows, kv_cache_tokens=rows * LENGTH)
+    program = AbstractEngine(
+        target, engine, compile_target(H200), dtype=BF16,
+        speculation=PlannedSpeculation(SpeculativeConfig("eagle3"), head),
+    ).compile(name)  # fmt: skip
+    # Trees stand behind the pages of requests: 70 nodes of a pool in pages of 16.
+    tokens = rows * LENGTH + rows * 80
+    kv_bytes = tokens * (kv_bytes_per_token(target, BF16) + kv_bytes_per_token(layer, BF16))
+    assert (program.kv_alias_bytes, program.kv_copies, program.host_waits) == (kv_bytes, 0, 0)
+    if name == "tree_rounds":
+        # A layer of the target as in a decode step; of the head, that of the root, of a level and of what was accepted.
+        assert program.kernels <= (6 + 3) * MOST_KERNELS_PER_LAYER + MOST_KERNELS_OF_A_TREE
 
 
 # A step's array that devices send each other, where it arrives.

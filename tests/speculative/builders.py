@@ -13,8 +13,10 @@ from jaxinfer.config import EngineConfig, SpeculativeConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.speculation import Speculation
 from jaxinfer.engine.speculator import Speculator
+from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.eagle3 import Eagle3Head
+from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.speculative.gamma import Choice, FixedGamma, GammaController
 
 NUM_DRAFTS = 3
@@ -40,6 +42,16 @@ def disturbed(model: DecoderLM, scale: float, seed: int = 3) -> DecoderLM:
     rng = np.random.default_rng(seed)
     state = jax.tree.map(lambda x: x * (1 + scale * rng.standard_normal(x.shape)).astype(np.float32), state)
     return nnx.merge(graph, state)
+
+
+def random_head(target: ModelConfig, seed: int = 5) -> Eagle3Head:
+    """A head that knows nothing: of its many guesses one is right now and then."""
+    layer = ModelConfig(
+        "LlamaForCausalLM", target.vocab_size, target.hidden_size, intermediate_size=64, num_layers=1, num_heads=4,
+        num_kv_heads=2, head_dim=16, max_position_embeddings=256,
+    )  # fmt: skip
+    config = Eagle3Config(layer, target.vocab_size - 1, target.hidden_size, capture=(0, 1))
+    return Eagle3Head(config, rngs=nnx.Rngs(seed))
 
 
 def speculating_engine(

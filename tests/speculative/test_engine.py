@@ -10,9 +10,18 @@ from jaxinfer.engine.request import Request
 from jaxinfer.speculative.gamma import FixedGamma
 from jaxinfer.speculative.ngram import HISTORY
 from tests.builders import drain, make_request, model_config, random_model, random_prompts, run_requests
-from tests.speculative.builders import NUM_DRAFTS, AnyGamma, disturbed, speculating_engine, speculation_of
+from tests.speculative.builders import (
+    NUM_DRAFTS,
+    AnyGamma,
+    disturbed,
+    random_head,
+    speculating_engine,
+    speculation_of,
+)
 
-DRAFTERS = ("itself", "disturbed", "ngram")
+DRAFTERS = ("itself", pytest.param("disturbed", marks=pytest.mark.slow), "ngram", "eagle3")
+NUM_NODES = 12
+FIELDS = {"eagle3": {"num_speculative_tokens": NUM_NODES, "tree_depth": NUM_DRAFTS - 1, "tree_top_k": 4}}
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +38,17 @@ def plain(idle_engine) -> EngineCore:
 def engines(model):
     """(drafter, **limits) -> an engine that speculates, compiled once for all tests, with nothing cached."""
     made: dict[tuple, EngineCore] = {}
-    drafters = {"itself": model, "disturbed": disturbed(model, 0.1), "ngram": None}
+    drafters = {
+        "itself": model, "disturbed": disturbed(model, 0.1), "ngram": None, "eagle3": random_head(model.config)
+    }  # fmt: skip
 
     def get(drafter: str, controller=None, **limits) -> EngineCore:
         key = (drafter, *sorted(limits.items()))
         if key not in made:
-            made[key] = speculating_engine(model, drafters[drafter], **limits)
+            made[key] = speculating_engine(model, drafters[drafter], speculative=FIELDS.get(drafter), **limits)
         core = made[key]
-        speculation_of(core).controller = controller or FixedGamma(NUM_DRAFTS)
+        controller = speculation_of(core).controller = controller or FixedGamma(NUM_DRAFTS)
+        controller.num_nodes = NUM_NODES if drafter == "eagle3" else 0
         assert not core.has_unfinished_requests() and core.reset_prefix_cache()
         return core
 
