@@ -27,7 +27,7 @@ from jaxinfer import LLM, RequestOutput, SamplingParams
 from jaxinfer.bench.environment import describe_environment
 from training.corpus import stream
 
-METHODS = ("ngram", "draft_model")
+METHODS = ("ngram", "draft_model", "eagle3")
 BATCHES = (1, 2, 4, 8, 16, 32)
 MAX_TOKENS = 128
 TEMPERATURES = (0.0, 0.8)
