@@ -27,9 +27,11 @@ COMPANIONS = (
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
-# The checkpoints that travel with the engine: a model to try it with, and one that drafts for it.
+# The checkpoints that travel with the engine: a model to try it with, a model and an EAGLE-3 head that draft for it.
 EMBEDDED_CHECKPOINT = "tiny"
 EMBEDDED_DRAFT = "tiny-draft"
+EMBEDDED_EAGLE3 = "tiny-eagle3"
+_EMBEDDED = (EMBEDDED_CHECKPOINT, EMBEDDED_DRAFT, EMBEDDED_EAGLE3)
 
 
 def embedded_checkpoint(name: str = EMBEDDED_CHECKPOINT) -> Path:
@@ -86,7 +88,7 @@ def _local_directory(source: str | os.PathLike[str]) -> Path | None:
     if path.is_dir():
         return path
     name = os.fspath(source)
-    return embedded_checkpoint(name) if name in (EMBEDDED_CHECKPOINT, EMBEDDED_DRAFT) else None
+    return embedded_checkpoint(name) if name in _EMBEDDED else None
 
 
 def _config_file(directory: str | os.PathLike[str]) -> Path:
