@@ -126,8 +126,9 @@ def main() -> int:
     head = load_head(options.output, of_target, dtype="float32")
     found = right(with_projection_scaled(head, feature), batches)
     curve = {"training": history.training_loss, "held_out": history.held_out_loss}
-    draw_curve(curve, options.output / "loss_curve.png", "nats per draft from the target")
-    facts = HeadFacts(RunFacts(size, history.tokens, history.steps, history.seconds), coverage, PHASES)
+    draw_curve(curve, options.output / "loss_curve.png", "nats per draft from the target", "answers alone")
+    run = RunFacts(size, history.tokens, history.steps, history.seconds)
+    facts = HeadFacts(run, coverage, PHASES, history.steps / len(lessons), len(held_out.documents))
     by_kind = {
         kind: Chains.along([found[i] for i, of in enumerate(held_out.kinds) if of == kind], DRAFTED)
         for kind in sorted(set(held_out.kinds))

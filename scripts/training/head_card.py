@@ -15,12 +15,20 @@ from training.model_card import RunFacts
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """What a training run took, the share of the written tokens that the draft words are, and the run's phases: drafted
-    tokens and share of the steps."""
+    """What a training run took and what it was given.
+
+    Attributes:
+        coverage: share of the written tokens that the draft words are.
+        phases: drafted tokens of a start, and the share of the training's steps.
+        passes: how often it saw every text.
+        cases: held-out texts in the measurement.
+    """
 
     run: RunFacts
     coverage: float
     phases: tuple[tuple[int, float], ...]
+    passes: float
+    cases: int
 
 
 def depth_table(chains: Chains) -> str:
@@ -60,13 +68,15 @@ def write_head_card(
         words=config.draft_vocab_size,
         vocabulary=layer.vocab_size,
         capture=", ".join(map(str, config.capture)),
-        coverage=f"{facts.coverage:.1%}",
+        coverage=f"{facts.coverage:.2%}",
         unrolled=facts.phases[-1][0],
         phases=", ".join(f"{unrolled} in {share:.0%}" for unrolled, share in facts.phases),
         steps=facts.run.steps,
         tokens=f"{facts.run.tokens / 1e6:.2f}",
         minutes=round(facts.run.seconds / 60),
         held_out_loss=f"{curve['held_out'][-1][1]:.3f}",
+        passes=f"{facts.passes:.1f}",
+        cases=facts.cases,
         drafted=DRAFTED,
         texts_tokens=whole.tokens,
         rounds=whole.rounds,

@@ -1,6 +1,8 @@
 """EAGLE-3 heads before and after training: draft words, lessons, what a head begins as, and chains of its drafts."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +10,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxinfer import LLM
 from jaxinfer.attention.dense import CausalAttend
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.models.registry import build_model
 from training.head_acceptance import DRAFTED, Chains, make_right
-from training.head_answers import read_prompts
+from training.head_answers import prompted_documents, read_prompts
 from training.head_initialization import LinearGuess, fit_guess, initial_head
 from training.head_lessons import draft_words, make_head_teacher, output_table
 from training.packing import Document, pack_rows
@@ -168,6 +171,32 @@ def test_prompts_are_lists_of_messages(tmp_path):
     (tmp_path / "bad").write_text('[{"role": "user", "content": "Hello"}]\n"Bye"\n')
     with pytest.raises(ValueError, match="line 2 of .*bad is no list of messages"):
         read_prompts(tmp_path / "bad")
+
+
+class Parrot:
+    """Stands for an engine: answers with as many tokens as the last message has words."""
+
+    def __init__(self) -> None:
+        self.temperatures: list[float] = []
+
+    def chat(self, conversations, params, use_tqdm):
+        each = params if isinstance(params, list) else [params] * len(conversations)
+        self.temperatures += [one.temperature for one in each]
+        said = [list(range(len(messages[-1]["content"].split()))) for messages in conversations]
+        return [SimpleNamespace(prompt_token_ids=[60, 61], outputs=[SimpleNamespace(token_ids=ids)]) for ids in said]
+
+
+def test_a_target_answers_prompts_of_which_the_last_are_held_out():
+    prompts = [[{"role": "user", "content": "word " * count}] for count in (3, 4, 2, 1, 9, 5)]
+    llm = Parrot()
+    documents, held_out = prompted_documents(cast(LLM, llm), prompts, 4, 10)
+    assert [len(each.ids) for each in documents] == [5, 6] and llm.temperatures == [0.0, 0.8] + [0.0] * 4
+    assert documents[0] == Document([60, 61, 0, 1, 2], [False, False, True, True, True])
+    # An answer of one token has no draft, and one of nine is too long; nobody drafts the first token of any.
+    assert held_out.kinds == ("prompt", "prompt")
+    assert [each.written for each in held_out.documents] == [[False] * 3 + [True], [False] * 3 + [True] * 4]
+    with pytest.raises(ValueError, match="6 prompts are not more than the 6 that are held out"):
+        prompted_documents(cast(LLM, llm), prompts, 6, 10)
 
 
 def test_the_target_may_have_an_output_head_of_its_own():
