@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import shutil
 import sys
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerFast
 
 from jaxinfer import LLM
 from jaxinfer.checkpoint.directory import EMBEDDED_DRAFT, embedded_checkpoint
@@ -24,8 +21,8 @@ from training.distillation import (
     divergences,
     first_layers,
     held_out_answers,
+    kept_documents,
     make_teacher,
-    own_documents,
     repeated,
 )
 from training.draft_card import write_draft_card
@@ -33,7 +30,7 @@ from training.huge_pages import begin_with_huge_pages
 from training.initialization import CONTEXT, Params
 from training.loop import History, TrainingConfig, batches_of, make_evaluation, module_of, train
 from training.model_card import RunFacts, draw_curve
-from training.packing import Document, Packer, Rows, pack_rows
+from training.packing import Packer, Rows, pack_rows
 from training.tokenizer import load_tokenizer
 from training.writing import write_checkpoint
 
@@ -75,7 +72,8 @@ def main() -> int:
     print("the target's answers", flush=True)
     tokenizer = load_tokenizer(options.target)
     llm = LLM(options.target, max_num_seqs=64)
-    documents = answers(llm, tokenizer, options.documents, options.work / "documents.json")
+    file = options.work / "documents.json"
+    documents = kept_documents(llm, tokenizer, stream(SEED), options.documents, file)
     held_out = held_out_answers(llm, HELD_OUT_CASES)
     del llm
     target, teacher = load_checkpoint(options.target, dtype="float32")
@@ -108,21 +106,6 @@ def main() -> int:
     write_draft_card(options.output / "README.md", model, facts, curve, figures, options.cases)
     print(f"done in {(time.perf_counter() - started) / 60:.1f} minutes", flush=True)
     return 0
-
-
-def answers(llm: LLM, tokenizer: PreTrainedTokenizerFast, count: int, file: Path) -> list[Document]:
-    """The texts to learn from, from `file` if there are as many, and else written there."""
-    if file.exists():
-        found = [Document(*fields) for fields in json.loads(file.read_text(encoding="utf-8"))]
-        if len(found) >= count:
-            return found[:count]
-    documents = []
-    for document in own_documents(llm, tokenizer, itertools.islice(stream(SEED), count)):
-        documents.append(document)
-        if len(documents) % 1000 == 0:
-            print(f"{len(documents):6d} of {count} texts", flush=True)
-    file.write_text(json.dumps([(each.ids, each.written) for each in documents]) + "\n", encoding="utf-8")
-    return documents
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +75,23 @@ def own_documents(llm: LLM, tokenizer: PreTrainedTokenizerFast, samples: Iterato
     while chunk := list(itertools.islice(samples, AT_ONCE)):
         temperatures = [TEMPERATURES[i % len(TEMPERATURES)] for i in range(len(chunk))]
         yield from with_own_answers(llm, tokenizer, chunk, temperatures)
+
+
+def kept_documents(
+    llm: LLM, tokenizer: PreTrainedTokenizerFast, samples: Iterator[Sample], count: int, file: Path
+) -> list[Document]:
+    """So many of `own_documents`, from `file` if there are as many, and else written there."""
+    if file.exists():
+        found = [Document(*fields) for fields in json.loads(file.read_text(encoding="utf-8"))]
+        if len(found) >= count:
+            return found[:count]
+    documents = []
+    for document in own_documents(llm, tokenizer, itertools.islice(samples, count)):
+        documents.append(document)
+        if len(documents) % 1000 == 0:
+            print(f"{len(documents):6d} of {count} texts", flush=True)
+    file.write_text(json.dumps([(each.ids, each.written) for each in documents]) + "\n", encoding="utf-8")
+    return documents
 
 
 def held_out_answers(llm: LLM, count: int) -> list[Document]:

@@ -26,15 +26,17 @@ class RunFacts:
         return asdict(self)
 
 
-def draw_curve(curve: dict[str, list[Any]], path: Path, unit: str = "nats per token") -> None:
-    """A picture of the training loss and the held-out loss over the steps."""
+def draw_curve(
+    curve: dict[str, list[Any]], path: Path, unit: str = "nats per token", counted: str = "answers 1, prompts 0.25"
+) -> None:
+    """A picture of the training loss, in which tokens count as `counted` says, and the held-out loss over the steps."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 3.2), dpi=100)
-    axes.plot(*zip(*curve["training"], strict=True), label="training (answers 1, prompts 0.25)")
+    axes.plot(*zip(*curve["training"], strict=True), label=f"training ({counted})")
     axes.plot(*zip(*curve["held_out"], strict=True), label="held out (answers only)")
     axes.set(xlabel="step", ylabel=unit, yscale="log")
     axes.grid(alpha=0.3, which="both")

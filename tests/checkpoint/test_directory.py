@@ -6,17 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxinfer.checkpoint import load_checkpoint, read_config
+from jaxinfer.checkpoint import load_checkpoint, load_head, read_config
 from jaxinfer.checkpoint.directory import (
     EMBEDDED_CHECKPOINT,
     EMBEDDED_DRAFT,
+    EMBEDDED_EAGLE3,
     embedded_checkpoint,
     find_checkpoint,
     find_config,
 )
 
 
-@pytest.mark.parametrize("name", [EMBEDDED_CHECKPOINT, EMBEDDED_DRAFT])
+@pytest.mark.parametrize("name", [EMBEDDED_CHECKPOINT, EMBEDDED_DRAFT, EMBEDDED_EAGLE3])
 def test_an_embedded_checkpoint_is_found_by_its_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_checkpoint(name) == find_checkpoint(Path(name)) == embedded_checkpoint(name)
@@ -43,3 +44,12 @@ def test_the_embedded_draft_model_can_be_loaded():
     config, model = load_checkpoint(EMBEDDED_DRAFT, dtype="float32")
     assert model.embed.embedding.shape == (config.vocab_size, config.hidden_size)
     assert np.isfinite(model.embed.embedding[...]).all()
+
+
+def test_the_embedded_head_fits_the_embedded_target():
+    _, target = read_config(embedded_checkpoint())
+    head = load_head(EMBEDDED_EAGLE3, target, dtype="float32")
+    assert head.config.capture == (2, 4, 5) and not head.config.has_embeddings
+    ids = np.asarray(head.target_ids[...])
+    assert len(set(ids.tolist())) == head.config.draft_vocab_size and set(target.eos_token_ids) <= set(ids.tolist())
+    assert np.isfinite(head.lm_head.kernel[...]).all()
