@@ -96,11 +96,11 @@ class Speculation:
         return [self._rounds, self._catch_up]
 
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
-        self._num_drafts, self.wants_landing = 0, False
+        self._num_drafts, self.wants_landing, is_trial = 0, False, False
         pages = max([len(request.pages) for request in requests], default=1)
         if requests:
             seats = np.asarray([request.seat for request in requests], np.int32)
-            chosen, self._num_nodes = self.controller.choose(seats, pages)
+            chosen, self._num_nodes, is_trial = self.controller.choose(seats, pages)
             self._num_drafts = int(chosen.max())
             if self._num_nodes and self._num_drafts and not self._has_room(requests, pages):
                 # Too many for trees: chains, as long as there are programs for.
@@ -116,7 +116,7 @@ class Speculation:
             if request.num_in_flight and self.lanes.missing(request, request.num_tokens - 1, self._max_catch_up):
                 self.wants_landing = True
         # As many tokens as a plain launch: sequences that end make room for others, or for a smaller shape, as soon.
-        rounds = round(self._tokens_per_launch / self._tokens_per_round)
+        rounds = 1 if is_trial else round(self._tokens_per_launch / self._tokens_per_round)
         return Rounds(RowKind.VERIFICATION, min(max(rounds, 1), self._rounds.max_rounds), self._num_drafts + 1, 1)
 
     def _has_room(self, requests: Sequence[Request], pages: int) -> bool:

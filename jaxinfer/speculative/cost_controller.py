@@ -70,14 +70,15 @@ class CostController:
         nodes = max(found, key=lambda nodes: found[nodes].gain)
         if found[nodes].gain < _MARGIN:
             nodes = None
+        is_trial = False
         for other, best in found.items():
             if other != nodes and best.num_drafts and self._may_probe(other, best, rows, pages_per_row):
-                nodes = other
+                nodes, is_trial = other, True
                 break
         if nodes is None:
             return Choice(np.zeros(rows, int))
         self._seconds_without[nodes] = 0.0
-        return Choice(np.full(rows, found[nodes].num_drafts), nodes)
+        return Choice(np.full(rows, found[nodes].num_drafts), nodes, is_trial)
 
     def would_draft(self, rows: int, pages_per_row: int) -> bool:
         return any(

@@ -19,6 +19,7 @@ class Choice(NamedTuple):
 
     drafts: np.ndarray  # int [R], tokens one after the other at most
     num_nodes: int = 0  # of trees; 0: chains
+    is_trial: bool = False  # what is tried once, to learn of it: one round is enough
 
 
 @dataclass(frozen=True)
