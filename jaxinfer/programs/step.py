@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxinfer.attention.backend import AttentionBackend
+from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, Samples, StepBatch, idle_batch, unpack
 from jaxinfer.programs.forward import forward_with_features
 from jaxinfer.programs.program import KV, SEATS, TARGET, Device, Place
-from jaxinfer.programs.seats import read_seats, write_seats
+from jaxinfer.programs.seats import Seats, read_seats, write_seats
 from jaxinfer.sampling.next_tokens import logits_and_greedy
 from jaxinfer.sampling.sampler import sample
 
@@ -27,6 +30,33 @@ class StepOutput:
     logits: jax.Array  # float32 [Q, V]
     hidden: jax.Array  # [T, hidden], after the final norm
     samples: Samples  # [Q], completed from the seats
+
+
+class Stepped(NamedTuple):
+    """What a step has made of the state, what it leaves, and what a follower takes in."""
+
+    kv: KVCache
+    seats: Seats
+    output: StepOutput
+    batch: StepBatch  # completed from the seats
+    features: jax.Array | None  # [T, F * hidden], the inputs of captured layers
+
+
+def step(
+    model: DecoderLM,
+    kv: KVCache,
+    seats: Seats,
+    batch: StepBatch,
+    backend: AttentionBackend,
+    capture: Sequence[int] = (),
+) -> Stepped:
+    """One step of every way of decoding."""
+    batch = read_seats(batch, seats, page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size)
+    kv, hidden, features = forward_with_features(model, kv, batch, backend, capture)
+    logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
+    tokens = sample(logits, batch.samples.sampling, greedy)
+    seats, landed = write_seats(seats, batch.samples, tokens)
+    return Stepped(kv, seats, StepOutput(landed, logits, hidden, batch.samples), batch, features)
 
 
 class Follower(Protocol):
@@ -89,20 +119,17 @@ class Step:
     def run(self, device: Device, shape: BatchShape, buffer: jax.Array) -> tuple[dict[str, Any], StepOutput]:
         """The state, and the output with its hidden states padded: few shapes of them mean few programs that read
         them."""
-        model, kv, seats = device.models[TARGET], device.state[KV], device.state[SEATS]
-        batch = read_seats(unpack(buffer, shape), seats, page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size)
         capture = () if self.follower is None else self.follower.capture
-        kv, hidden, features = forward_with_features(model, kv, batch, device.backend, capture)
+        kv, seats, output, batch, features = step(
+            device.models[TARGET], device.state[KV], device.state[SEATS], unpack(buffer, shape), device.backend, capture
+        )
         state = {} if self.follower is None else _followed(self.follower, device, batch, features)
-        logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
-        tokens = sample(logits, batch.samples.sampling, greedy)
-        seats, landed = write_seats(seats, batch.samples, tokens)
         extra = padded_tokens(shape.num_tokens) - shape.num_tokens
         return {**state, KV: kv, SEATS: seats}, StepOutput(
-            token_ids=device.readable(landed),
-            logits=device.split_by_word(logits),
-            hidden=device.readable(jnp.pad(hidden, ((0, extra), (0, 0)))),
-            samples=device.readable(batch.samples),
+            token_ids=device.readable(output.token_ids),
+            logits=device.split_by_word(output.logits),
+            hidden=device.readable(jnp.pad(output.hidden, ((0, extra), (0, 0)))),
+            samples=device.readable(output.samples),
         )
 
 

@@ -23,6 +23,8 @@ class ExactShapes:
         longest: pages of the longest lane.
     """
 
+    most_in_lane: int | None = None
+
     def __init__(self, rounds: Rounds, page_size: int, longest: int) -> None:
         self.longest = longest
         tokens = rounds.most * rounds.most_tokens

@@ -111,21 +111,21 @@ def keeps_its_seat(leave_seat):
 
 
 def a_page_of_the_next_branch(lanes):
-    def planted(self, trunk, members, max_pages):
+    def planted(self, trunk, members, max_pages, *more):
         def with_wrong_owner(lane):
             owners = list(lane.owners)
             if len(lane.branches) > 1:
                 owners[lane.first_own[lane.branches[1]] - 1] = lane.branches[1]
             return replace(lane, owners=owners)
 
-        return [with_wrong_owner(lane) for lane in lanes(self, trunk, members, max_pages)]
+        return [with_wrong_owner(lane) for lane in lanes(self, trunk, members, max_pages, *more)]
 
     return planted
 
 
 def lanes_of_any_length(lanes):
-    def planted(self, trunk, members, max_pages):
-        return lanes(self, trunk, members, None)
+    def planted(self, trunk, members, max_pages, *more):
+        return lanes(self, trunk, members, None, *more)
 
     return planted
 
@@ -140,8 +140,8 @@ def one_page_too_late(fill_lanes):
 
 
 def in_another_order(lanes_of):
-    def planted(requests, max_pages):
-        return [(lane, indices[::-1]) for lane, indices in lanes_of(requests, max_pages)]
+    def planted(requests, max_pages, *more):
+        return [(lane, indices[::-1]) for lane, indices in lanes_of(requests, max_pages, *more)]
 
     return planted
 

@@ -52,7 +52,7 @@ class Jumps:
             length = seats.length[jnp.maximum(batch.row_seat, 0)]
             takes_part = ((length * 5 + index + launches) % 7 < 3) & (index < MOST_TOKENS * batch.num_steps)
             now = replace(batch, capacity=jnp.where(takes_part, batch.capacity, 0))
-            kv, seats, output = step(device.models[TARGET], kv, seats, now, device.backend)
+            kv, seats, output, *_ = step(device.models[TARGET], kv, seats, now, device.backend)
             return kv, seats, lax.dynamic_update_index_in_dim(tokens, output.token_ids, index, 0)
 
         turns = 2 * MOST_TOKENS
