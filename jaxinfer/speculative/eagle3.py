@@ -198,11 +198,9 @@ class Eagle3:
                 positions=jnp.broadcast_to((seated.length + level)[:, None], tokens.shape),
                 slots=self.tails.slots(batch, place),
                 limit=jnp.broadcast_to(root_index, tokens.shape),
+                in_use=jnp.where(seated.runs, seated.length, 0),
                 num_slots=kv.num_pages * page_size,
             )  # fmt: skip
-            if not batch.is_of_lanes:
-                in_use = jnp.where(seated.runs, seated.length, 0)
-                nodes = replace(nodes, kv_len=in_use, trunk_len=in_use)
             kv, hidden, normed = self._run(
                 device, kv, nodes, features.reshape(rows * k, -1), (pages, bits.reshape(rows * k, words))
             )
@@ -310,8 +308,8 @@ def _as_seen(batch: StepBatch, page_size: int, tail: tuple[jax.Array, jax.Array]
     if tail is not None:
         pages = jnp.concatenate([pages, tail[0]], axis=1)
     words = num_words(page_size * pages.shape[1])
-    in_page = bits_between((start % page_size)[batch.row], batch.limit - own[batch.row] * page_size, words)
-    in_page &= bits_between(jnp.zeros_like(batch.limit), jnp.full_like(batch.limit, page_size - 1), words)
+    last = jnp.minimum(batch.limit - own[batch.row] * page_size, page_size - 1)
+    in_page = bits_between((start % page_size)[batch.row], last, words)
     # At least its own page is in use where anything is.
     in_use = replace(batch, kv_len=jnp.maximum(batch.kv_len, jnp.where(batch.kv_len > 0, start + 1, 0)))
     seen = with_tail(in_use, pages, first=own + 1, page_size=page_size)

@@ -194,11 +194,9 @@ class Rounds:
             positions=seated.length[:, None] - 1 + jnp.pad(tree.depth, ((0, 0), (1, 0))),
             slots=jnp.concatenate([page * page_size + (seated.length[:, None] - 1) % page_size, in_tail], axis=1),
             limit=jnp.broadcast_to(root_index, there.shape),
+            in_use=jnp.where(seated.runs, seated.length, 0),
             num_slots=kv.num_pages * page_size,
         )  # fmt: skip
-        if not batch.is_of_lanes:
-            in_use = jnp.where(seated.runs, seated.length, 0)
-            wide = replace(wide, kv_len=in_use, trunk_len=in_use)
         pages = self.tails.of_rows(batch)
         words = num_words(pages.shape[1] * page_size)
         bits = ancestor_bits(tree, self.tails.offsets(batch), max_depth=width - 1, words=words)
@@ -211,7 +209,7 @@ class Rounds:
         moves = seated.runs[:, None] & (path >= 0)
         source = jnp.take_along_axis(in_tail, jnp.maximum(path, 0), axis=1)
         kv = commit_tail(kv, jnp.where(moves, source, -1), jnp.where(moves, page * page_size + index % page_size, -1))
-        along = jnp.pad(jnp.maximum(path, -1) + 1, ((0, 0), (1, 0)))  # the root, and behind the path the root again
+        along = jnp.pad(path + 1, ((0, 0), (1, 0)))  # the root, and behind the path the root again
 
         def on_path(of_nodes: jax.Array) -> jax.Array:
             return jnp.take_along_axis(of_nodes, along.reshape(*along.shape, *(1,) * (of_nodes.ndim - 2)), axis=1)

@@ -105,6 +105,7 @@ def tokens_of_sequences(
     positions: jax.Array,
     slots: jax.Array,
     limit: jax.Array,
+    in_use: jax.Array,
     num_slots: int,
 ) -> StepBatch:
     """The batch with N tokens of each of its S sequences, and nothing else.
@@ -112,6 +113,7 @@ def tokens_of_sequences(
     Args:
         batch: of seated sequences alone, with one token of each.
         tokens, there, positions, slots, limit: [S, N] each; where there is none is padding.
+        in_use: int32 [S], tokens of each sequence before its tail. Lanes are in use as they are.
         num_slots: of the pool.
     """
     count, width = tokens.shape
@@ -125,9 +127,11 @@ def tokens_of_sequences(
         "limit": jnp.where(there, limit, -1),
         "branch": jnp.broadcast_to(batch.branch[:, None], (count, width)),
     }
+    of_rows = {} if batch.is_of_lanes else {"kv_len": in_use, "trunk_len": in_use}
     return replace(
         batch,
         **{name: of_all.astype(jnp.int32).reshape(-1) for name, of_all in wide.items()},
+        **of_rows,
         tail_bits=jnp.zeros((count * width, 0), jnp.uint32),
         query_start_loc=batch.query_start_loc * width,
         decode_width=1 if batch.is_of_lanes else width,
