@@ -130,14 +130,14 @@ def make_optimizer(config: TrainingConfig) -> optax.GradientTransformation:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowsAttend:
-    """An `Attend` of the documents in rows, whose tokens come flattened."""
+    """An `Attend` of the documents in rows, whose tokens come flattened; gives their keys and values."""
 
     documents: jax.Array  # int32 [rows, length]
 
     def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
         q, k, v = (x.reshape(*self.documents.shape, *x.shape[1:]) for x in rotate(heads))
         out = causal_attention(q, k, v, self.documents)
-        return out.reshape(-1, *out.shape[2:]), kv
+        return out.reshape(-1, *out.shape[2:]), (k, v)
 
 
 def row_losses(graph: nnx.GraphDef, params: Params, rows: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -17,11 +17,11 @@ import numpy as np
 from flax import nnx
 
 from jaxinfer.attention.attend import LayerKV
-from jaxinfer.attention.dense import causal_attention
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.models.eagle3 import Eagle3Head
 from kernels_pallas.rotate_and_write.reference import rotate
 from training.initialization import Params
+from training.loop import RowsAttend
 from training.packing import Rows
 
 STEP_DECAY = 0.8
@@ -41,19 +41,6 @@ class HeadRows(Rows):
     features: np.ndarray
     hidden: np.ndarray
     known: np.ndarray
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class PairsAttend:
-    """An `Attend` of step 0, of all pairs of rows, which come flattened; gives their keys and values."""
-
-    documents: jax.Array  # int32 [rows, length]
-
-    def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
-        q, k, v = (x.reshape(*self.documents.shape, *x.shape[1:]) for x in rotate(heads))
-        out = causal_attention(q, k, v, self.documents)
-        return out.reshape(-1, *out.shape[2:]), (k, v)
 
 
 @jax.tree_util.register_dataclass
@@ -90,7 +77,7 @@ def unrolled_logits(head: Eagle3Head, table: jax.Array, rows: dict[str, jax.Arra
     count, length = ids.shape
     words = jnp.take(table, jnp.roll(ids, -1, axis=1).reshape(-1), axis=0)
     features = head.project(rows["features"].reshape(count * length, -1).astype(head.dtype))
-    first = head(words, features, rows["positions"].reshape(-1), PairsAttend(documents))
+    first = head(words, features, rows["positions"].reshape(-1), RowsAttend(documents))
     assert first.kv is not None
     chosen = (jnp.arange(count)[:, None] * length + starts).reshape(-1)
     same = jnp.take_along_axis(documents, starts, axis=1)[:, :, None] == documents[:, None]
