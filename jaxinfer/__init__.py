@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxinfer.branching.beam_search import BeamSearchParams
     from jaxinfer.config import SpeculativeConfig
+    from jaxinfer.diffusion.config import DiffusionConfig
     from jaxinfer.llm import LLM
     from jaxinfer.outputs import CompletionOutput, RequestOutput
     from jaxinfer.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "BeamSearchParams", "CompletionOutput", "RequestOutput", "SamplingParams", "SpeculativeConfig",
+    "LLM", "BeamSearchParams", "CompletionOutput", "DiffusionConfig", "RequestOutput", "SamplingParams",
+    "SpeculativeConfig",
     "__version__",
 ]  # fmt: skip
 
@@ -22,6 +24,7 @@ _HOME = {
     "LLM": "jaxinfer.llm",
     "BeamSearchParams": "jaxinfer.branching.beam_search",
     "CompletionOutput": "jaxinfer.outputs",
+    "DiffusionConfig": "jaxinfer.diffusion.config",
     "RequestOutput": "jaxinfer.outputs",
     "SamplingParams": "jaxinfer.sampling_params",
     "SpeculativeConfig": "jaxinfer.config",

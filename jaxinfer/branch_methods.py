@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxinfer.branching.automaton import TokenAutomaton
 from jaxinfer.branching.beam_search import BeamSearch, BeamSearchParams
+from jaxinfer.branching.vocabulary import Vocabulary
 from jaxinfer.engine.beam_search import BeamRun
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.metrics import EngineMetrics
@@ -33,6 +34,8 @@ class BranchMethods(ABC):
         self.core, self.tokenizer = core, tokenizer
         self._inputs, self._processor = inputs, processor
         self._skeletons: dict[str, SkeletonOfThought] = {}
+        constraints = core.constraints
+        self._vocabulary = None if constraints is None else constraints.vocabulary
 
     @abstractmethod
     def _run(self, requests: Sequence[Request | RequestGroup], use_tqdm: bool) -> list[RequestOutput]: ...
@@ -57,9 +60,15 @@ class BranchMethods(ABC):
         return self._inputs.eos_token_ids
 
     @property
-    def vocab_size(self) -> int:
-        """Words that the model gives logits to."""
-        return self._inputs.model_config.vocab_size
+    def vocabulary(self) -> Vocabulary:
+        """What each token adds to a text.
+
+        Raises:
+            ValueError: the engine has no tokenizer, or one whose tokens' bytes are not known here.
+        """
+        if self._vocabulary is None:
+            self._vocabulary = Vocabulary.from_tokenizer(self.get_tokenizer(), self._inputs.model_config.vocab_size)
+        return self._vocabulary
 
     def generate_branches(
         self,
@@ -125,6 +134,8 @@ class BranchMethods(ABC):
         """
         if not isinstance(params, BeamSearchParams):
             raise ValueError(f"params must be BeamSearchParams, got {params!r}")
+        if self._inputs.model_config.block_size is not None:
+            raise ValueError("beam search goes from token to token, and a diffusion model makes blocks of them at once")
         limits = self._inputs.config
         runs: list[tuple[TokenizedPrompt, BeamRun]] = []
         try:

@@ -30,6 +30,7 @@ examples:
   jaxinfer generate "Once upon a time" --raw --max-tokens 64
   jaxinfer generate "One question." "Another question." --show-cache
   jaxinfer generate "Write a guide with three points: build a drum." --speculative draft_model --show-drafts
+  jaxinfer generate "Once upon a time" --raw --model path/to/diffusion-model --show-denoising
 """
 CHAT_EXAMPLES = """\
 examples:
@@ -100,6 +101,9 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--show-drafts", action="store_true", help="of one prompt with --speculative: accepted drafts in colour"
     )
+    generate.add_argument(
+        "--show-denoising", action="store_true", help="of one prompt to a diffusion model: blocks, round by round"
+    )
     generate.set_defaults(run=run_generate)
 
     chat = add_verb("chat", "talk with a model, line by line", CHAT_EXAMPLES, [engine, sampling, verbose])
@@ -149,6 +153,8 @@ def run_generate(args: argparse.Namespace) -> None:
     """`jaxinfer generate`: one prompt is streamed, several are printed in order once all are done."""
     if args.show_drafts and (len(args.prompts) > 1 or args.speculative is None):
         raise ValueError("--show-drafts shows the drafts of one prompt: give one, and --speculative METHOD")
+    if args.show_denoising and len(args.prompts) > 1:
+        raise ValueError("--show-denoising shows the blocks of one prompt: give one")
     llm, params = _open(args)
     if not args.raw and not llm.get_tokenizer().hf.chat_template:
         raise ValueError("the checkpoint has no chat template: add --raw to continue the text as it stands")
@@ -158,6 +164,8 @@ def run_generate(args: argparse.Namespace) -> None:
 
         outputs = [print_drafts(llm.stream(prompts[0], params), llm.get_tokenizer())]
         print(drafts_line(outputs[0]), file=sys.stderr)
+    elif args.show_denoising:
+        outputs = [_print_denoising(llm, prompts[0], params)]
     elif len(prompts) == 1:
         _, output = _print_stream(llm.stream(prompts[0], params))
         outputs = [output]
@@ -167,6 +175,29 @@ def run_generate(args: argparse.Namespace) -> None:
             print(f"=== {prompt}\n{output.outputs[0].text}\n")
     if args.show_cache:
         _show_cache(llm, outputs)
+
+
+def _print_denoising(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
+    """Show the rounds of an answer, then the answer; all of its output."""
+    from jaxinfer.engine.denoising import BlockDiffusion
+    from jaxinfer.show_denoising import DenoisingPicture
+
+    strategy = llm.core.strategy
+    if not isinstance(strategy, BlockDiffusion):
+        raise ValueError("--show-denoising goes with diffusion models, and this one decodes token by token")
+    picture = DenoisingPicture(llm.get_tokenizer(), strategy.denoising.mask_token_id)
+    strategy.listeners.append(picture)
+    (output,) = (
+        llm.generate([prompt], params, use_tqdm=False)
+        if isinstance(prompt, str)
+        else llm.chat([prompt], params, use_tqdm=False)
+    )
+    strategy.listeners.remove(picture)
+    completion = output.outputs[0]
+    print(f"\n{completion.text}")
+    tokens, forwards = len(completion.token_ids), picture.num_forwards
+    print(f"{tokens} tokens in {forwards} forwards: {tokens / forwards:.1f} a forward", file=sys.stderr)
+    return output
 
 
 def run_chat(args: argparse.Namespace) -> None:

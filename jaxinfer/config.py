@@ -177,15 +177,10 @@ class SpeculativeConfig:
         """
         if isinstance(value, cls):
             return value
-        if not isinstance(value, Mapping):
-            raise ValueError(f"speculative_config must be a SpeculativeConfig or a dict, got {value!r}")
-        names = [field.name for field in fields(cls)]
-        for key in value:
-            if key not in names:
-                raise ValueError(f"speculative_config has no field {key!r}; it has {', '.join(names)}")
-        if "method" not in value:
+        given = fields_of(cls, "speculative_config", value)
+        if "method" not in given:
             raise ValueError(f"speculative_config needs a method: one of {', '.join(SPECULATIVE_METHODS)}")
-        return cls(**value)
+        return cls(**given)
 
     @property
     def most_drafts(self) -> int:
@@ -216,6 +211,24 @@ class SpeculativeConfig:
             return self.num_speculative_tokens
         assert self.tree_depth is not None
         return min(self.num_speculative_tokens, self.tree_depth + 1)
+
+
+def fields_of(cls: type, name: str, value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that a dict gives.
+
+    Args:
+        name: of what the dict was given as, for messages.
+
+    Raises:
+        ValueError: it is no dict, or a key is no field.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a {cls.__name__} or a dict, got {value!r}")
+    names = [field.name for field in fields(cls)]
+    for key in value:
+        if key not in names:
+            raise ValueError(f"{name} has no field {key!r}; it has {', '.join(names)}")
+    return dict(value)
 
 
 def check_positive_integer(name: str, value: Any) -> None:

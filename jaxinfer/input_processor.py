@@ -164,6 +164,8 @@ class InputProcessor:
             raise ValueError(f"sampling_params of prompt {index}: bad_words={params.bad_words!r} needs a tokenizer")
         if params.stop_strings and self.tokenizer is None:
             raise ValueError(f"sampling_params of prompt {index}: stop={params.stop!r} needs a tokenizer")
+        if self.model_config.block_size is not None:
+            _check_of_blocks(params, index)
         vocab = self.model_config.vocab_size
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token in getattr(params, name) or ():
@@ -219,6 +221,20 @@ class InputProcessor:
     def default_sampling_params(self, **given: Any) -> SamplingParams:
         """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
         return SamplingParams.from_generation_config(self.generation_config, **given)
+
+
+def _check_of_blocks(params: SamplingParams, index: int) -> None:
+    """Raises ValueError, by name, for what goes from one token to the next: blocks are not made so."""
+    nothing = SamplingParams()
+    for name in (
+        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
+        "min_tokens", "prompt_logprobs",
+    ):  # fmt: skip
+        if getattr(params, name) != getattr(nothing, name):
+            raise ValueError(
+                f"sampling_params of prompt {index}: {name}={getattr(params, name)!r} is not for diffusion models, "
+                "which make blocks of tokens at once"
+            )
 
 
 def _with_seed(params: SamplingParams, index: int) -> SamplingParams:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxinfer.branch_methods import BranchMethods
+from jaxinfer.branching.vocabulary import Vocabulary
 from jaxinfer.checkpoint.directory import (
     embedded_checkpoint,
     find_checkpoint,
@@ -24,8 +25,10 @@ from jaxinfer.checkpoint.directory import (
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.compile_cache import enable_compile_cache
 from jaxinfer.config import EngineConfig, SpeculativeConfig, check_model_len, check_positive_integer, resolve_dtype
+from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.drafters import check_drafter, load_speculator, with_drafter
 from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.denoising import Denoiser, diffusion_of
 from jaxinfer.engine.memory import plan_memory
 from jaxinfer.engine.memory_share import set_jax_share
 from jaxinfer.engine.metrics import EngineMetrics
@@ -37,6 +40,7 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.progress import CompileNotice, CompileWatcher, GenerationProgress
 from jaxinfer.prompts import as_prompt_list, is_conversation
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.skeleton_of_thought import knows_plans
 from jaxinfer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -65,6 +69,9 @@ class LLM(BranchMethods):
         enable_prefix_caching: keep what was computed, and start requests behind the longest beginning that is kept.
         speculative_config: how tokens are drafted, a `SpeculativeConfig` or a dict of its fields; None: one token is
             decoded after the other. It changes no token.
+        diffusion_config: of a block-diffusion model, how its blocks are denoised, a `DiffusionConfig` or a dict of its
+            fields; None: the defaults. Its steps compute a block for every request that runs, so `max_num_seqs` is at
+            most `max_num_batched_tokens` over the block's size.
         branch_mode: how launches read what sequences of one request (samples, branches) begin with: "in_one_sequence"
             once for all of them, "batching" once for each. It changes no token.
         scheduling_policy: "fcfs" or "priority".
@@ -91,6 +98,7 @@ class LLM(BranchMethods):
         gpu_memory_utilization: float = 0.9,
         enable_prefix_caching: bool = True,
         speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        diffusion_config: DiffusionConfig | Mapping[str, Any] | None = None,
         branch_mode: str = "in_one_sequence",
         scheduling_policy: str = "fcfs",
         tensor_parallel_size: int = 1,
@@ -109,6 +117,11 @@ class LLM(BranchMethods):
                 check_positive_integer(name, value)
         directory = find_checkpoint(embedded_checkpoint() if model is None else model)
         _, config = read_config(directory)
+        diffusion = diffusion_of(config, diffusion_config, speculative)
+        if diffusion is not None:
+            assert config.block_size is not None
+            max_num_seqs = min(max_num_seqs, max(1, max_num_batched_tokens // config.block_size))
+            branch_mode = "batching"  # blocks of several branches do not share a row
         if max_model_len is None:
             max_model_len = config.max_position_embeddings
             if kv_cache_tokens is not None and kv_cache_tokens >= page_size:
@@ -133,18 +146,23 @@ class LLM(BranchMethods):
             speculative = with_drafter(speculative, directory)
             check_drafter(speculative, directory, max_model_len)
         config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh)
-        speculator = None if speculative is None else load_speculator(speculative, config, dtype=resolved, mesh=mesh)
+        maker = None if diffusion is None else Denoiser(diffusion)
+        if speculative is not None:
+            maker = load_speculator(speculative, config, dtype=resolved, mesh=mesh)
         self.memory_budget = plan_memory(
             module, engine_config, dtype=resolved, kv_cache_tokens=kv_cache_tokens,
-            gpu_memory_utilization=gpu_memory_utilization, mesh=mesh, speculator=speculator,
+            gpu_memory_utilization=gpu_memory_utilization, mesh=mesh, maker=maker,
         )  # fmt: skip
         logger.info("memory of each device:\n%s", self.memory_budget.table())
         engine_config = dataclasses.replace(engine_config, kv_cache_tokens=self.memory_budget.kv_tokens)
         self.model_config = config
         strategy = {}
-        if speculator is not None:
-            strategy["make_strategy"] = speculator.strategy(engine_config, module, dtype=resolved, mesh=mesh)
-        core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, **strategy)
+        if maker is not None:
+            strategy["make_strategy"] = maker.strategy(engine_config, module, dtype=resolved, mesh=mesh)
+        vocabulary = None
+        if tokenizer_of_model is not None and knows_plans(tokenizer_of_model):
+            vocabulary = Vocabulary.from_tokenizer(tokenizer_of_model, config.vocab_size)
+        core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, vocabulary=vocabulary, **strategy)
         inputs = InputProcessor(engine_config, config, self.generation_config, tokenizer_of_model)
         super().__init__(core, inputs, OutputProcessor(core, tokenizer_of_model), tokenizer_of_model)
         self._outbox: deque[RequestOutput] = deque()  # for whoever calls `step`

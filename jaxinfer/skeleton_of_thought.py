@@ -28,7 +28,7 @@ class Engine(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
     @property
-    def vocab_size(self) -> int: ...
+    def vocabulary(self) -> Vocabulary: ...
 
     def get_tokenizer(self) -> Tokenizer: ...
     def get_metrics(self) -> EngineMetrics: ...
@@ -94,6 +94,11 @@ class SkeletonOutput:
     metrics: SkeletonMetrics = field(repr=False)
 
 
+def knows_plans(tokenizer: Tokenizer) -> bool:
+    """Whether the markers of the plan protocol are tokens: then the model was trained to write plans."""
+    return len(tokenizer.encode(END, add_special_tokens=False)) == 1
+
+
 class SkeletonOfThought:
     """Asks an engine for a skeleton, then for its points, wave by wave: a wave's points depend on earlier ones only.
 
@@ -112,7 +117,7 @@ class SkeletonOfThought:
         self._engine = engine
         self._tokenizer = engine.get_tokenizer()
         self._end = self._tokenizer.encode(END, add_special_tokens=False)
-        is_plan = protocol == "plan" or (protocol == "auto" and len(self._end) == 1)
+        is_plan = protocol == "plan" or (protocol == "auto" and knows_plans(self._tokenizer))
         self.prompts: SkeletonPrompts = PlanPrompts() if is_plan else OutlinePrompts()
         self._automaton: TokenAutomaton[Any] | None = None
 
@@ -156,8 +161,7 @@ class SkeletonOfThought:
     def _write_skeleton(self, question: str, params: SamplingParams, watch: _Watch) -> str:
         limited = dataclasses.replace(params, max_tokens=MOST_SKELETON_TOKENS)
         if self.prompts.is_plan and self._automaton is None:
-            vocabulary = Vocabulary.from_tokenizer(self._tokenizer, self._engine.vocab_size)
-            self._automaton = SkeletonGrammar().automaton(vocabulary, self._engine.eos_token_ids)
+            self._automaton = SkeletonGrammar().automaton(self._engine.vocabulary, self._engine.eos_token_ids)
         outputs = self._engine.outputs_of_chat(
             self.prompts.ask_skeleton(question), limited, self._automaton, stream=watch.on_event is not None
         )

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxinfer.branching.automaton import TokenAutomaton
+from jaxinfer.branching.vocabulary import Vocabulary
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.request import Request
@@ -44,11 +46,12 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": {"qk_norm": True, "rope": RopeConfig("linear", factor=2.0)},
 }
 FAMILIES = tuple(_FAMILIES)
+_DIFFUSION_FAMILIES: dict[str, dict[str, Any]] = {"SDARForCausalLM": {"qk_norm": True}}
 
 
 def model_config(family: str = "Qwen3ForCausalLM", **overrides: Any) -> ModelConfig:
     """A two-layer configuration of `family` with its own features switched on."""
-    return ModelConfig(family, **{**_SHAPE, **_FAMILIES[family], **overrides})
+    return ModelConfig(family, **{**_SHAPE, **{**_FAMILIES, **_DIFFUSION_FAMILIES}[family], **overrides})
 
 
 def random_model(config: ModelConfig, *, seed: int = 3, dtype: jnp.dtype = jnp.float32) -> DecoderLM:
@@ -92,6 +95,7 @@ def make_request(
     request_key: tuple[int, int] | None = None,
     bad_token_ids: Iterable[Sequence[int]] = (),
     stream: bool = False,
+    constraint: TokenAutomaton[Any] | None = None,
     **sampling: Any,
 ) -> Request:
     """A request, greedy unless a temperature is given; its random bits follow from `seed` or `request_key`."""
@@ -106,10 +110,13 @@ def make_request(
         priority=priority,
         bad_token_ids=tuple(tuple(sequence) for sequence in bad_token_ids),
         stream=stream,
+        constraint=constraint,
     )
 
 
-def make_engine(model: DecoderLM, *, dtype: jnp.dtype = jnp.float32, **limits: Any) -> EngineCore:
+def make_engine(
+    model: DecoderLM, *, dtype: jnp.dtype = jnp.float32, vocabulary: Vocabulary | None = None, **limits: Any
+) -> EngineCore:
     """An engine with few batch shapes: 4 rows, 64 tokens a step, a pool too small for 4 long requests."""
     defaults: dict[str, Any] = {
         "max_model_len": 160,
@@ -118,7 +125,7 @@ def make_engine(model: DecoderLM, *, dtype: jnp.dtype = jnp.float32, **limits: A
         "page_size": 4,
         "kv_cache_tokens": 256,
     }
-    return EngineCore(model, EngineConfig(**{**defaults, **limits}), dtype=dtype)
+    return EngineCore(model, EngineConfig(**{**defaults, **limits}), dtype=dtype, vocabulary=vocabulary)
 
 
 def drain(core: EngineCore, *, max_steps: int = 10_000) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxinfer.branching.deterministic import LazyAutomaton
 from jaxinfer.branching.regular import Expression
 from jaxinfer.branching.vocabulary import Vocabulary
+from jaxinfer.sampling.constraint import DEAD, NO_BYTES, NUM_OWN_STATES, PADDING, Automaton, AutomatonLimits
 
 _ENDED = -1  # the state after an end-of-sequence token
 _MOST_KEPT_IDS = 2**24  # of allowed sets, 64 MiB
@@ -68,6 +69,14 @@ class TokenAutomaton[State: Hashable](Protocol):
         """Whether the output is complete: end-of-sequence tokens are allowed."""
         ...
 
+    def on_device(self, limits: AutomatonLimits) -> Automaton | None:
+        """The whole of it as host arrays of exactly these sizes; None: it is larger, or goes on forever."""
+        ...
+
+    def index_on_device(self, state: State) -> int:
+        """Which state that is there."""
+        ...
+
 
 class RegularAutomaton:
     """The tokens whose bytes, all of them, continue a text that a regular expression accepts.
@@ -94,6 +103,7 @@ class RegularAutomaton:
         self._no_text = self._eos | self._bytes.marker_tokens
         self._allowed: dict[int, TokenSet] = {}
         self._num_kept_ids = 0
+        self._on_device: Automaton | None = None
         self.start = self._bytes.start
 
     def advance(self, state: int, token: int) -> int | None:
@@ -127,6 +137,42 @@ class RegularAutomaton:
     def is_final(self, state: int) -> bool:
         """Whether the output is complete: end-of-sequence tokens are allowed."""
         return state == _ENDED or self._bytes.is_final(state)
+
+    def on_device(self, limits: AutomatonLimits) -> Automaton | None:
+        """The whole of it as host arrays of exactly these sizes; None: it is larger. Found once: a second or two."""
+        if self._on_device is None:
+            self._on_device = self._find_on_device(limits)
+        return self._on_device
+
+    def index_on_device(self, state: int) -> int:
+        """Which state that is there: the last of all after the end, else in the order in which they were found."""
+        return NUM_OWN_STATES + (len(self._bytes.table) if state == _ENDED else state)
+
+    def _find_on_device(self, limits: AutomatonLimits) -> Automaton | None:
+        markers = sorted(self._no_text)
+        found = self._bytes
+        # One more than it has, for what comes after the end.
+        if len(markers) > limits.num_markers or not found.complete(limits.num_states - NUM_OWN_STATES - 1):
+            return None
+        states, classes = found.table.shape
+        if classes + 2 > limits.num_classes:
+            return None
+        arrays = Automaton.empty(limits, self._vocabulary.size)
+        own = slice(NUM_OWN_STATES, NUM_OWN_STATES + states)
+        arrays.class_of_symbol[:256] = found.class_of_byte
+        arrays.class_of_symbol[PADDING], arrays.class_of_symbol[NO_BYTES] = classes, classes + 1
+        arrays.table[own, :classes] = np.where(found.table < 0, DEAD, found.table + NUM_OWN_STATES)
+        arrays.table[:, classes] = np.arange(limits.num_states)
+        arrays.marker_of_token[markers] = np.arange(len(markers))
+        eos = arrays.marker_of_token[sorted(self._eos)]
+        for state in range(states):
+            of_state = arrays.after_marker[NUM_OWN_STATES + state]
+            for token, following in found.markers(state).items():
+                of_state[arrays.marker_of_token[token]] = NUM_OWN_STATES + following
+            if found.is_final(state):
+                of_state[eos] = self.index_on_device(_ENDED)
+        arrays.after_marker[self.index_on_device(_ENDED), eos] = self.index_on_device(_ENDED)
+        return arrays
 
     def _find_allowed(self, state: int) -> np.ndarray:
         mask = np.zeros(self._vocabulary.size, bool)

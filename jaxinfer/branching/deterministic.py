@@ -80,6 +80,26 @@ class LazyAutomaton:
         """Whether the text may end here."""
         return self._end in self._sets[state]
 
+    def complete(self, most_states: int) -> bool:
+        """Find out where everything leads from every state; False: there are more than `most_states`."""
+        state = 0
+        while state < len(self._sets) <= most_states:
+            if self._table[state, 0] == _UNKNOWN:
+                self._fill(state)
+            self.markers(state)
+            state += 1
+        return len(self._sets) <= most_states
+
+    @property
+    def table(self) -> np.ndarray:
+        """int [states, classes of bytes], the states after bytes, negative where there is none; once `complete`."""
+        return self._table[: len(self._sets)]
+
+    @property
+    def class_of_byte(self) -> np.ndarray:
+        """int [256]"""
+        return self._class_of_byte
+
     def _fill(self, state: int) -> None:
         """Find out where all bytes lead from a state."""
         targets: list[list[int]] = [[] for _ in range(self._num_classes)]

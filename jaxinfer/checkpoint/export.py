@@ -124,6 +124,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         values["attention_bias"] = config.qkv_bias
     if family.mlp_bias_field:
         values["mlp_bias"] = config.mlp_bias
+    if family.is_diffusion:
+        values |= {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
     back = ModelConfig.from_hf(values)
     for name in ModelConfig.__dataclass_fields__:
         if name != "dtype" and getattr(back, name) != getattr(config, name):

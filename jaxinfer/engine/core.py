@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
+from jaxinfer.branching.vocabulary import Vocabulary
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
@@ -24,6 +25,7 @@ from jaxinfer.engine.adjusting import (
     take_prompt_logprobs,
     wants_logprobs,
 )
+from jaxinfer.engine.constraints import DeviceConstraints
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
@@ -36,7 +38,7 @@ from jaxinfer.programs.adjusted_sampling import SamplingShape
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.commit_tail import packed_moves
 from jaxinfer.programs.engine_programs import EnginePrograms
-from jaxinfer.programs.program import KV, TARGET, everywhere_on
+from jaxinfer.programs.program import CONSTRAINT, KV, TARGET, everywhere_on
 from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.programs.step import StepOutput
 from jaxinfer.programs.warm_up import warm_up
@@ -67,11 +69,22 @@ class _Launch:
     begin: float | None = None  # when it was launched; None: programs were compiled for it
 
 
+def _rounds_run(launch: _Launch, landed: np.ndarray) -> int:
+    """In how many rounds of a launch any row took part, or landed something: bool [N * width, rows]."""
+    assert launch.rounds is not None
+    if launch.rounds.ran is None:
+        return int(landed[:: launch.width].any(axis=1).sum())
+    return int(np.asarray(launch.rounds.ran)[:, launch.built.logits_rows].any(axis=1).sum())
+
+
 class EngineCore:
     """Continuous batching of one model over one KV pool. Not thread-safe: one caller drives it.
 
     While the device runs a launch, the host prepares the next one; results are read one launch late. Requests whose
     next sampling depends on their latest token through the host (penalties, bad words) make it wait for each result.
+
+    Args:
+        vocabulary: where requests are to be held to automata on the device; else the host does that.
     """
 
     def __init__(
@@ -81,6 +94,7 @@ class EngineCore:
         *,
         dtype,
         mesh=None,
+        vocabulary: Vocabulary | None = None,
         make_strategy: Callable[[EnginePrograms, Buckets], Strategy] = lambda programs, buckets: PlainDecoding(
             programs.decode_loop, buckets
         ),
@@ -111,15 +125,18 @@ class EngineCore:
                 max_num_seqs=config.max_num_seqs,
                 prefill_room=self.buckets.prefill_room,
                 scheduling_policy=config.scheduling_policy,
+                block_size=self.strategy.block_size,
             ),
-            KVCacheManager(allocator, config.page_size, self.prefix_cache),
+            KVCacheManager(allocator, config.page_size, self.prefix_cache, self.strategy.block_size),
         )
         self.input_batch = InputBatch(self.buckets, self.strategy, page_size=config.page_size, num_pages=num_pages)
+        self.constraints = None if vocabulary is None else DeviceConstraints(vocabulary, mesh)
+        of_constraints = {} if self.constraints is None else {CONSTRAINT: self.constraints.model}
         self.runner = Runner(
-            {TARGET: model, **self.strategy.models},
+            {TARGET: model, **of_constraints, **self.strategy.models},
             {**initial_state(cache, config.max_num_seqs, everywhere_on(mesh)), **self.strategy.state},
             select_backend(config.attention_backend),
-            programs=[*self.programs.all, *self.strategy.programs],
+            programs=[*(() if self.strategy.takes_prompts else self.programs.all), *self.strategy.programs],
             mesh=mesh,
             on_compile=self._count_compile,
         )
@@ -190,6 +207,8 @@ class EngineCore:
         if rope.depends_on_length and request.num_prompt_tokens > rope.max_position_embeddings:
             # What such a prompt's tokens are turned by, and so what is cached of them, depends on its whole length.
             request.cache_key = (request.cache_key, request.num_prompt_tokens)
+        if self.constraints is not None:
+            self.constraints.enter(request, self.runner)
         request.arrival = self._arrivals
         self._arrivals += 1
 
@@ -242,6 +261,8 @@ class EngineCore:
         if result.sampled_after is not None and wants_logprobs(output):
             hidden, sampled = result.sampled_after
             launched.logprobs = self.runner.launch(self.programs.prompt_logprobs, hidden.shape[0], hidden, sampled)
+        if result.logprobs is not None and wants_logprobs(output):
+            launched.logprobs = result.logprobs
         return launched
 
     def _launch_step(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
@@ -278,7 +299,7 @@ class EngineCore:
         self._ready = begin
         landed = tokens >= 0
         # What is launched ahead of rows that have ended runs no round at all, and a step that lands nothing runs.
-        steps = 1 if launch.rounds is None else int(landed[:: launch.width].any(axis=1).sum())
+        steps = 1 if launch.rounds is None else _rounds_run(launch, landed)
         by_request = tokens.T.tolist()
         if not landed.all():
             by_request = [[token for token in row if token >= 0] for row in by_request]
@@ -297,36 +318,10 @@ class EngineCore:
         metrics.num_steps_total += steps
         metrics.scheduled_rows_total += steps * len(launch.output.requests)
         now = time.perf_counter()
-        self._observe(landings, now)
+        metrics.count_landings(landings, now)
         metrics.host_seconds_total += time.perf_counter() - begin
         self._progress_log.tick(self.get_metrics, now)
         return landings
-
-    def _observe(self, landings: list[Landing], now: float) -> None:
-        """Account for tokens that landed at `now`."""
-        metrics = self.metrics
-        # Most requests got their tokens before at the same moment, so there are few different gaps.
-        gaps: dict[tuple[float, int], int] = {}
-        before, count, rows = 0.0, 0, 0
-        generated = 0
-        for request, _, first, last in landings:
-            times = request.metrics
-            generated += last - first
-            if first == request.num_prompt_tokens:
-                metrics.prompt_tokens_total += first
-                metrics.time_to_first_token_seconds.observe(now - times.arrival_time)
-                times.first_token_time = now
-            elif times.last_token_time == before and last - first == count:
-                rows += 1
-            elif times.last_token_time is not None:
-                gaps[before, count] = gaps.get((before, count), 0) + rows
-                before, count, rows = times.last_token_time, last - first, 1
-            times.last_token_time = now
-        gaps[before, count] = gaps.get((before, count), 0) + rows
-        metrics.generation_tokens_total += generated
-        for (before, count), rows in gaps.items():
-            if rows:
-                metrics.inter_token_latency_seconds.observe((now - before) / count, count * rows)
 
     def finish(self, request: Request, status: RequestStatus) -> None:
         """End a request now, whatever it is doing; its pages return to the pool and what is in flight is dropped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +33,9 @@ class ShapesOfRounds(Protocol):
 
     @property
     def most_in_lane(self) -> int | None: ...
+
+    @property
+    def block_size(self) -> int: ...
 
     def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape: ...
 
@@ -78,7 +81,7 @@ class InputBatch:
         is_seated = np.asarray([kind is not RowKind.PROMPT_CHUNK for kind in output.kinds], bool)
         seated, chunks = np.flatnonzero(is_seated), np.flatnonzero(~is_seated)
         pages = int(self.num_pages[seats].max())
-        if output.num_rounds:
+        if output.num_rounds and not len(chunks):
             shape = self.rounds.shape_for(rows=len(seated), pages_per_row=pages, lanes=False)
         else:
             shape = self.buckets.shape_for(
@@ -87,6 +90,8 @@ class InputBatch:
                 prefill_tokens=int(counts[chunks].sum()),
                 pages_per_row=pages,
             )
+            if output.num_rounds:
+                shape = replace(shape, block_size=self.rounds.block_size)
         rows = np.zeros(len(requests), np.int32)
         rows[seated] = np.arange(len(seated))
         rows[chunks] = shape.decode_rows + np.arange(len(chunks))
@@ -104,6 +109,8 @@ class InputBatch:
         packed["logits_index"][logits_rows] = packed["query_start_loc"][rows + 1] - 1
         packed["sample_position"][logits_rows[chunks]] = packed["kv_len"][rows[chunks]]
         self._fill_sampling(packed, logits_rows, seats)
+        if output.num_rounds:
+            self._fill_constraints(packed, requests, logits_rows)
         return BuiltBatch(packed, rows, logits_rows, seats)
 
     def _build_lanes(
@@ -127,11 +134,17 @@ class InputBatch:
         packed["lengths"][places] = self.prompt_len[seats]
         packed["logits_index"][:] = np.arange(shape.num_logits)
         self._fill_sampling(packed, places, seats)
+        self._fill_constraints(packed, requests, places)
         return BuiltBatch(packed, places, places, seats)
 
     def _fill_sampling(self, packed: PackedBatch, logits_rows: np.ndarray, seats: np.ndarray) -> None:
         for name in ("temperature", "top_k", "top_p", "min_p", "request_key", "ending_token_ids", "max_len"):
             packed[name][logits_rows] = getattr(self, name)[seats]
+
+    def _fill_constraints(self, packed: PackedBatch, requests: Sequence[Request], logits_rows: np.ndarray) -> None:
+        for index, request in enumerate(requests):
+            if request.is_held_by_device:
+                packed["constraint_state"][logits_rows[index]] = request.state_on_device
 
     def build_chunks(
         self, shape: BatchShape, requests: Sequence[Request], computed: Sequence[int], counts: Sequence[int]

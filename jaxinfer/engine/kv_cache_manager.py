@@ -20,8 +20,11 @@ class KVCacheManager:
     planned, and whoever finds it may join that same launch.
     """
 
-    def __init__(self, allocator: PageAllocator, page_size: int, cache: PrefixCache | None = None) -> None:
+    def __init__(
+        self, allocator: PageAllocator, page_size: int, cache: PrefixCache | None = None, block_size: int = 1
+    ) -> None:
         self.allocator = allocator
+        self.block_size = block_size
         self.page_size = page_size
         self.cache = cache
 
@@ -34,17 +37,25 @@ class KVCacheManager:
         """Pages that are free, or could be because nobody uses what is cached in them."""
         return self.allocator.num_free + (self.cache.num_evictable if self.cache is not None else 0)
 
+    def num_in_chunks(self, num_tokens: int) -> int:
+        """How many of so many known tokens are computed as chunks of a prompt: whole blocks."""
+        return num_tokens // self.block_size * self.block_size
+
+    def num_settled(self, num_tokens: int) -> int:
+        """How many of so many landed tokens have been computed for good: all but the last, or whole blocks."""
+        return num_tokens - 1 if self.block_size == 1 else self.num_in_chunks(num_tokens)
+
     def missing_pages(self, request: Request, num_tokens: int) -> int:
         """How many pages the request lacks for so many tokens."""
         return max(0, -(-num_tokens // self.page_size) - len(request.pages))
 
     def find_prefix(self, request: Request) -> None:
-        """Let a request without pages begin with the longest prefix of its tokens that is cached, all but its last; or
-        with its trunk, where less than that is cached."""
+        """Let a request without pages begin with the longest prefix of its tokens that is cached, all but its last (of
+        blocks, all whole ones); or with its trunk, where less than that is cached."""
         trunk = request.trunk
         if self.cache is not None and request.publishes:
             wanted = [] if request.skips_cached_prefix else request.token_ids
-            most = len(wanted) if request.is_trunk else max(0, len(wanted) - 1)
+            most = len(wanted) if request.is_trunk else max(0, self.num_settled(len(wanted)))
             found = self.cache.match_and_lock(wanted, request.cache_key, max_tokens=most)
             request.prefix, request.pages = found, list(found.pages)
             request.num_computed_tokens = request.num_published_tokens = found.num_cached_tokens
@@ -113,8 +124,8 @@ class KVCacheManager:
         own: list[int] = []
         if self.cache is not None and request.prefix is not None:
             # The latest token may have been sampled in the last step that ran: nobody has computed it then.
-            latest = 0 if request.is_trunk else 1
-            key = self._unpublished(request, min(request.num_computed_tokens, request.num_tokens - latest))
+            settled = request.num_tokens if request.is_trunk else self.num_settled(request.num_tokens)
+            key = self._unpublished(request, min(request.num_computed_tokens, settled))
             own = self._extend(self.cache, request.prefix, request, key)
             self.cache.release(request.prefix.handle)
         own += self._held(request)

@@ -13,6 +13,7 @@ class LaunchPlan:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.budget = limits.max_num_batched_tokens
         self.prefill_room = limits.prefill_room
+        self.block_size = limits.block_size
         self.decode_rows = self.prefill_rows = self.prefill_tokens = 0
         self.requests: list[Request] = []
         self.kinds: list[RowKind] = []
@@ -36,7 +37,8 @@ class LaunchPlan:
         if request.is_held:
             return 0
         room = self.prefill_room(self.decode_rows, self.prefill_rows + 1) - self.prefill_tokens
-        return max(0, min(known - request.num_computed_tokens, self.budget, room))
+        count = max(0, min(known - request.num_computed_tokens, self.budget, room))
+        return count // self.block_size * self.block_size
 
     def add(self, request: Request, count: int, known: int, new_pages: list[int]) -> None:
         self.requests.append(request)

@@ -17,7 +17,7 @@ from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.memory_share import check_utilization, engine_limit, reserve_of
-from jaxinfer.engine.speculator import Speculator
+from jaxinfer.engine.strategy import StrategyMaker
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
@@ -75,14 +75,14 @@ def plan_memory(
     kv_cache_tokens: int | None,
     gpu_memory_utilization: float,
     mesh: Mesh | None,
-    speculator: Speculator | None = None,
+    maker: StrategyMaker | None = None,
 ) -> MemoryBudget:
     """The budget of an engine, its KV pool as asked for or, with None, as large as is sensible.
 
     On a GPU the largest step is compiled to learn its workspace, and the pool fills what is left of the share
     `gpu_memory_utilization` of the card, or of JAX's share if that is less; on a CPU it takes at most
-    DEFAULT_CPU_KV_BYTES. It never exceeds what all requests at full length need, and holds at least one request. What
-    speculates takes its part of all of this.
+    DEFAULT_CPU_KV_BYTES. It never exceeds what all requests at full length need, and holds at least one request. What a
+    strategy needs besides is a part of all of this.
 
     Raises:
         ValueError: what is asked for does not fit; names the largest pool that does.
@@ -94,21 +94,21 @@ def plan_memory(
     on_gpu = device.platform != "cpu"
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model)))
     per_token = kv_bytes_per_token(config, dtype)
-    if speculator is not None:
-        weights += speculator.weights_bytes
-        per_token += speculator.kv_bytes_per_token(dtype)
+    if maker is not None:
+        weights += maker.weights_bytes
+        per_token += maker.kv_bytes_per_token(dtype)
     weights, per_token = weights // num_devices, per_token // num_devices
     page_size = engine.page_size
     one = -(-engine.max_model_len // page_size) * page_size
     if on_gpu:
         limit = engine_limit(device.memory_stats()["bytes_limit"], gpu_memory_utilization)
         reserve = reserve_of(limit)
-        workspace = largest_workspace(model, engine, dtype=dtype, mesh=mesh, speculator=speculator)
+        workspace = largest_workspace(model, engine, dtype=dtype, mesh=mesh, maker=maker)
     else:
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         workspace = reserve = 0
-    if speculator is not None:  # trees stand in slots that no request has
-        workspace += speculator.tail_tokens(engine) * per_token
+    if maker is not None:  # trees stand in slots that no request has
+        workspace += maker.tail_tokens(engine) * per_token
     room = MemoryBudget(limit, weights, workspace, per_token, 0, reserve).largest_kv_tokens
     if kv_cache_tokens is None:
         wanted = room if on_gpu else DEFAULT_CPU_KV_BYTES // per_token
@@ -129,7 +129,7 @@ def largest_workspace(
     *,
     dtype: jnp.dtype,
     mesh: Mesh | None,
-    speculator: Speculator | None = None,
+    maker: StrategyMaker | None = None,
 ) -> int:
     """A device's bytes of temporaries and results of the step with the most tokens and rows, or of the rounds with the
     most, if those take more; compiles them.
@@ -151,12 +151,15 @@ def largest_workspace(
     )
     models, state = {TARGET: model}, initial_state(cache, buckets.max_num_seqs, everywhere_on(mesh))
     compiled: list[tuple[Program, Any]] = []
-    if speculator is not None:
-        strategy = speculator.strategy(small, model, dtype=dtype, mesh=mesh, abstract=True)(programs, buckets)
+    takes_prompts = False
+    if maker is not None:
+        strategy = maker.strategy(small, model, dtype=dtype, mesh=mesh, abstract=True)(programs, buckets)
         models, state = {**models, **strategy.models}, {**state, **strategy.state}
+        takes_prompts = strategy.takes_prompts
         programs = programs.followed_by(strategy.follower)
         compiled += [(program, shape) for program in strategy.programs for shape in program.planned.values()]
-    compiled.append((programs.step, shape))
+    if not takes_prompts:
+        compiled.append((programs.step, shape))
     runner = Runner(models, state, select_backend(engine.attention_backend), mesh=mesh)
     return max(workspace_of(runner.compile(*program)) for program in compiled)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
+
+from jaxinfer.engine.scheduler_output import Landing
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,9 @@ class EngineMetrics:
     spec_decode_num_draft_tokens: int = 0
     spec_decode_num_accepted_tokens: int = 0
     spec_decode_num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    diffusion_forwards_total: int = 0  # rounds of denoising, of each request
+    diffusion_tokens_total: int = 0
+    diffusion_tokens_per_forward: float = 0.0
     host_seconds_total: float = 0.0  # spent by scheduler, batch building and accounting
     time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
     inter_token_latency_seconds: Histogram = field(default_factory=Histogram)
@@ -84,6 +89,37 @@ class EngineMetrics:
         per_position += [0] * (int(drafted.max(initial=0)) - len(per_position))
         for position in range(int(accepted.max(initial=0))):
             per_position[position] += int((accepted > position).sum())
+
+    def count_landings(self, landings: Sequence[Landing], now: float) -> None:
+        """Account for tokens that landed at `now`."""
+        # Most requests got their tokens before at the same moment, so there are few different gaps.
+        gaps: dict[tuple[float, int], int] = {}
+        before, count, rows = 0.0, 0, 0
+        generated = 0
+        for request, _, first, last in landings:
+            times = request.metrics
+            generated += last - first
+            if first == request.num_prompt_tokens:
+                self.prompt_tokens_total += first
+                self.time_to_first_token_seconds.observe(now - times.arrival_time)
+                times.first_token_time = now
+            elif times.last_token_time == before and last - first == count:
+                rows += 1
+            elif times.last_token_time is not None:
+                gaps[before, count] = gaps.get((before, count), 0) + rows
+                before, count, rows = times.last_token_time, last - first, 1
+            times.last_token_time = now
+        gaps[before, count] = gaps.get((before, count), 0) + rows
+        self.generation_tokens_total += generated
+        for (before, count), rows in gaps.items():
+            if rows:
+                self.inter_token_latency_seconds.observe((now - before) / count, count * rows)
+
+    def count_rounds(self, *, forwards: int, tokens: int) -> None:
+        """Account for rounds of denoising: forwards of requests, and tokens that landed."""
+        self.diffusion_forwards_total += forwards
+        self.diffusion_tokens_total += tokens
+        self.diffusion_tokens_per_forward = self.diffusion_tokens_total / max(1, self.diffusion_forwards_total)
 
     @property
     def average_batch(self) -> float:

@@ -33,7 +33,7 @@ def plan_rounds(
     limit = rounds.most
     # One round of decoding is a plain step, but for those who share a lane.
     at_least = 2 if rounds.kind is RowKind.DECODE and not shares_lanes else 1
-    if limit < at_least or plan.prefill_rows or not plan.requests:
+    if limit < at_least or not plan.requests or (plan.prefill_rows and not rounds.takes_prompts):
         return 0
     longest, shortest = 0, sys.maxsize
     for request in running:
@@ -41,32 +41,37 @@ def plan_rounds(
         if left <= 0:
             continue  # its last token is in flight: it takes no part any more
         if not request.in_seat:
-            return 0
+            if not rounds.takes_prompts:
+                return 0
+            limit = 1
+            continue
         if request.may_adjust and (
-            request.adjusts_logits(request.num_known_tokens - request.num_prompt_tokens)
+            request.adjusts_rounds(request.num_known_tokens - request.num_prompt_tokens)
             # Loops of decode steps do not say how probable their tokens were.
             or (rounds.kind is RowKind.DECODE and request.sampling_params.logprobs is not None)
         ):
             return 0
         if request.needs_host:
-            limit = 1
+            limit = min(limit, rounds.until_landing)
         if left > longest:
             longest = left
         if left < shortest:
             shortest = left
     needed = shortest if waits else longest
     limit = min(limit, -(-needed // max(rounds.least_tokens, 1)))
+    if rounds.takes_prompts:
+        limit = max(limit, 1)  # for prompts, if there is nothing else
     while limit >= at_least:
-        if _take_pages(plan, kv, limit * rounds.most_tokens):
+        if _take_pages(plan, kv, rounds, limit):
             return limit
         limit //= 2
     return 0
 
 
-def _take_pages(plan: LaunchPlan, kv: KVCacheManager, more: int) -> bool:
-    """Pages so that every row can land `more` tokens; False, and no change, where there are too few."""
+def _take_pages(plan: LaunchPlan, kv: KVCacheManager, rounds: Rounds, number: int) -> bool:
+    """Pages for so many rounds of every row; False, and no change, where there are too few."""
     wanted = [
-        min(known + more, request.max_total_tokens) - 1
+        rounds.reach(known, number, request.max_total_tokens) if request.in_seat else 0
         for request, known in zip(plan.requests, plan.known, strict=True)
     ]
     missing = list(map(kv.missing_pages, plan.requests, wanted))

@@ -13,6 +13,7 @@ from jaxinfer.cache.prefix_cache import PrefixMatchResult
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 from jaxinfer.outputs import Logprob, RequestMetrics
 from jaxinfer.sampling.adjustments import ALLOWED, IN_PROMPT
+from jaxinfer.sampling.constraint import FREE
 from jaxinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Request:
     is_computed: bool = False  # of a trunk: all of it, in the launch that is being planned at the latest
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about
     constraint: TokenAutomaton[Any] | None = None  # what its output may be
+    is_held_by_device: bool = False  # to that: rounds need no host for it
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     error: str | None = None
@@ -101,6 +103,7 @@ class Request:
     may_adjust: bool = field(init=False)  # any of its samplings, or reports them with log probabilities
     needs_host: bool = field(init=False)  # to see every token or to prepare every sampling: no decode loop for it
     _always_adjusts: bool = field(init=False)
+    _has_own_adjustments: bool = field(init=False)  # for others than its constraint
     _output_counts: Counter[int] | None = field(init=False)
     _constraint_state: Hashable = field(init=False, default=None)  # after all of its output
 
@@ -122,14 +125,31 @@ class Request:
             or bool(params.logit_bias)
             or params.allowed_token_ids is not None
         )
+        self._has_own_adjustments = (
+            penalized or bool(self.bad_token_ids) or bool(params.logit_bias) or params.allowed_token_ids is not None
+        )
         self.may_adjust = self._always_adjusts or params.min_tokens > 0 or params.logprobs is not None
+        self._set_needs_host()
+
+    def _set_needs_host(self) -> None:
+        params = self.sampling_params
         self.needs_host = (
-            self._always_adjusts
+            (self._has_own_adjustments if self.is_held_by_device else self._always_adjusts)
             or self.stream
             or bool(params.stop_strings)
             or params.logprobs is not None
             or len(self.ending_token_ids) > MAX_ENDING_TOKEN_IDS
         )
+
+    def let_device_hold(self) -> None:
+        """From now on rounds hold its output to its constraint: the host need not prepare their samplings."""
+        self.is_held_by_device = True
+        self._set_needs_host()
+
+    @property
+    def state_on_device(self) -> int:
+        """Of its constraint, after all of its output."""
+        return FREE if self.constraint is None else self.constraint.index_on_device(self._constraint_state)
 
     @property
     def skips_cached_prefix(self) -> bool:
@@ -220,6 +240,12 @@ class Request:
     def adjusts_logits(self, num_outputs: int) -> bool:
         """Whether logits are adjusted before the token after `num_outputs` output tokens is sampled."""
         return self._always_adjusts or num_outputs < self.sampling_params.min_tokens
+
+    def adjusts_rounds(self, num_outputs: int) -> bool:
+        """The same, where the host would have to do it in rounds."""
+        if self.is_held_by_device:
+            return self._has_own_adjustments or num_outputs < self.sampling_params.min_tokens
+        return self.adjusts_logits(num_outputs)
 
     @property
     def is_restricted(self) -> bool:

@@ -26,3 +26,49 @@ class Rounds:
     most: int = 1  # rounds in one launch
     most_tokens: int = 1
     least_tokens: int = 1
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether one round may run beside chunks of prompts; else these go by a plain step, with everybody."""
+        return False
+
+    @property
+    def until_landing(self) -> int:
+        """The most rounds after which not more than `most_tokens` have landed: then the host can look at them."""
+        return 1
+
+    def most_in(self, rounds: int) -> int:
+        """The most tokens that so many rounds land for a row."""
+        return rounds * self.most_tokens
+
+    def reach(self, known: int, rounds: int, last: int) -> int:
+        """How many tokens of a row may be computed in so many rounds.
+
+        Args:
+            known: the most tokens that the sequence may have before.
+            last: the most that it may come to have; the last one is never computed.
+        """
+        return min(known + self.most_in(rounds), last) - 1
+
+
+@dataclass(frozen=True)
+class BlockRounds(Rounds):
+    """Rounds that land a block of `most_tokens` where the one before has found its last tokens."""
+
+    kind: RowKind = RowKind.BLOCK
+    least_tokens: int = 0
+
+    @property
+    def takes_prompts(self) -> bool:
+        return True
+
+    @property
+    def until_landing(self) -> int:
+        return 2
+
+    def most_in(self, rounds: int) -> int:
+        return -(-rounds // 2) * self.most_tokens
+
+    def reach(self, known: int, rounds: int, last: int) -> int:
+        """All of the last block is computed, and after a landing the next one is begun."""
+        return min(known + (rounds // 2 + 1) * self.most_tokens, last)

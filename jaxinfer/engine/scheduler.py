@@ -103,7 +103,7 @@ class Scheduler:
         most, least = self._commit(plan, num_rounds)
         return SchedulerOutput(
             requests=plan.requests,
-            kinds=[self.rounds.kind] * len(plan.kinds) if num_rounds else plan.kinds,
+            kinds=self._kinds(plan) if num_rounds else plan.kinds,
             num_tokens=plan.counts,
             num_computed=plan.computed,
             num_known=plan.known,
@@ -120,18 +120,25 @@ class Scheduler:
             total_num_scheduled_tokens=self.limits.max_num_batched_tokens - plan.budget,
         )
 
+    def _kinds(self, plan: LaunchPlan) -> list[RowKind]:
+        """What the rows of a launch of rounds do."""
+        seated = self.rounds.kind
+        if not plan.prefill_rows:
+            return [seated] * len(plan.kinds)
+        return [kind if kind is RowKind.PROMPT_CHUNK else seated for kind in plan.kinds]
+
     def _commit(self, plan: LaunchPlan, num_rounds: int) -> tuple[list[int], list[int]]:
         """Account for the launch; the most and the least tokens that it lands for each row."""
         most_all, least_all = [], []
         each, turns = (self.rounds, num_rounds) if num_rounds else (_PLAIN, 1)
-        most_of_all, least_of_all = turns * each.most_tokens, turns * each.least_tokens
+        most_of_all, least_of_all = each.most_in(turns), turns * each.least_tokens
         chunk = RowKind.PROMPT_CHUNK
         for index, request in enumerate(plan.requests):
             most, least = most_of_all, least_of_all
             if plan.kinds[index] is chunk:
                 computed = request.num_computed_tokens = plan.computed[index] + plan.counts[index]
-                request.in_seat = computed == plan.known[index] and not request.is_trunk
-                most = least = int(request.in_seat)
+                request.in_seat = computed == self.kv.num_in_chunks(plan.known[index]) and not request.is_trunk
+                most = least = int(request.in_seat and self.limits.block_size == 1)
                 if request.is_computed:
                     self._leave_seat(request)
             elif most > 1:
@@ -154,8 +161,8 @@ class Scheduler:
             if request.in_seat:
                 if not plan.takes_seated(request):
                     continue
-                known = needed = min(known, request.max_total_tokens)
-                count = 1
+                known = min(known, request.max_total_tokens)
+                needed, count = self._slots_of_seated(request, known), 1
             else:
                 count = plan.tokens_of_chunk(request, known)
                 if count == 0:
@@ -171,6 +178,11 @@ class Scheduler:
                 new_pages = list(request.pages)
                 plan.first_scheduled.add(request.request_id)
             plan.add(request, count, known, new_pages)
+
+    def _slots_of_seated(self, request: Request, known: int) -> int:
+        """Tokens of a request in its seat that a step or a round may compute."""
+        size = self.limits.block_size
+        return known if size == 1 else min(known + size, request.max_total_tokens)
 
     def _take_pages(self, request: Request, num_tokens: int, plan: LaunchPlan) -> list[int] | None:
         """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""
@@ -242,9 +254,13 @@ class Scheduler:
         """Let a request run, with as many of its tokens as fit into this launch; False: it has to wait."""
         known = request.num_known_tokens
         self.kv.find_prefix(request)
-        count = plan.tokens_of_chunk(request, known)
-        is_cached = request.is_trunk and request.num_computed_tokens == known
-        while not is_cached and (not count or self.kv.grow(request, request.num_computed_tokens + count) is None):
+        computed = request.num_computed_tokens
+        is_cached = request.is_trunk and computed == known
+        # Of a prompt that is cached as far as it has whole blocks, there is nothing to compute.
+        is_seated = not request.is_trunk and computed == self.kv.num_in_chunks(known)
+        count = int(plan.takes_seated(request)) if is_seated else plan.tokens_of_chunk(request, known)
+        needed = self._slots_of_seated(request, known) if is_seated else computed + count
+        while not is_cached and (not count or self.kv.grow(request, needed) is None):
             if not count or not self.trunks.give_up_idle(request):
                 self.kv.forgo_prefix(request)
                 return False
@@ -260,8 +276,9 @@ class Scheduler:
         if not request.is_trunk:
             self._count_running(request, 1)
         self.running.append(request)
+        request.in_seat = is_seated
         plan.add(request, count, known, list(request.pages))
-        self.kv.publish(request, request.num_computed_tokens + count)
+        self.kv.publish(request, computed if is_seated else computed + count)
         (plan.resumed if resumed else plan.first_scheduled).add(request.request_id)
         return True
 
@@ -314,10 +331,10 @@ class Scheduler:
                 request.status = status
                 ended.append(request)
             last = len(request.token_ids)
-            request.num_computed_tokens = last - 1
+            computed = request.num_computed_tokens = self.kv.num_settled(last)
             landings.append(Landing(request, index, first, last))
-            if last - 1 - request.num_published_tokens >= page_size:
-                self.kv.publish(request, last - 1)
+            if computed - request.num_published_tokens >= page_size:
+                self.kv.publish(request, computed)
         self._forget(ended)
         return landings
 

@@ -20,6 +20,7 @@ class SchedulerLimits:
     max_num_seqs: int
     prefill_room: Callable[[int, int], int]
     scheduling_policy: str = "fcfs"
+    block_size: int = 1  # tokens that see each other, which are computed at once; prompts are computed by whole ones
 
 
 @dataclass(frozen=True)

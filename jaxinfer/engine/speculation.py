@@ -76,6 +76,7 @@ class Speculation:
             window=window,
         )  # fmt: skip
         self.wants_landing = False
+        self.block_size, self.takes_prompts = 1, False
         self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
         self._rounds = device_rounds.Rounds(proposer, max_rounds, (*shapes.rounds, *shapes.lanes), hidden_sizes, tails)
         self._tails = tails

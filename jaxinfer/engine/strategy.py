@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.config import EngineConfig
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.rounds import Rounds, RowKind
 from jaxinfer.engine.scheduler_output import SchedulerOutput
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.decode_loop import DecodeLoop
+from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import Follower
+from jaxinfer.sampling.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class RoundsResult:
     # after each, int32 [T].
     sampled_after: tuple[jax.Array, jax.Array] | None = None
     details: Any = None  # the strategy's own
+    ran: jax.Array | None = None  # bool [N, Q], rounds of rows; None: those that landed something
+    logprobs: TokenLogprobs | None = None  # [Q * W], of what each row landed last, where it can say
 
 
 class Strategy(Protocol):
@@ -55,6 +64,16 @@ class Strategy(Protocol):
     @property
     def most_in_lane(self) -> int | None:
         """How many sequences a lane of the next launch of rounds may have; None: any number."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that see each other, which are computed at once; 1: every token sees those before it."""
+        ...
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether its rounds compute prompts too: then no plain step ever runs."""
         ...
 
     @property
@@ -122,6 +141,46 @@ class Strategy(Protocol):
         ...
 
 
+class StrategyMaker(Protocol):
+    """What makes the strategy of an engine, and what that takes of memory."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of the parameters of models besides the target, over all devices."""
+        ...
+
+    @property
+    def layers(self) -> ModelConfig | None:
+        """Of what such a model keeps keys and values."""
+        ...
+
+    def kv_bytes_per_token(self, dtype: jnp.dtype) -> int:
+        """Bytes that one slot takes in all of these layers, over all devices."""
+        ...
+
+    def tail_tokens(self, engine: EngineConfig) -> int:
+        """Slots of the pools besides those that requests share."""
+        ...
+
+    def strategy(
+        self,
+        engine: EngineConfig,
+        target: DecoderLM,
+        *,
+        dtype: jnp.dtype,
+        mesh: Mesh | None,
+        whole: jax.sharding.Sharding | None = None,
+        abstract: bool = False,
+    ) -> Callable[[EnginePrograms, Buckets], Strategy]:
+        """What an `EngineCore` makes its strategy with.
+
+        Args:
+            whole: where seats lie, if not as the mesh says.
+            abstract: with a state of shapes alone, to compile for.
+        """
+        ...
+
+
 def smallest_of_lanes(shapes: Sequence[BatchShape], sequences: int, pages_per_row: int) -> BatchShape:
     """The smallest of the shapes of launches of lanes that holds one.
 
@@ -141,6 +200,8 @@ class PlainDecoding:
     models: Mapping[str, Any] = {}
     num_tail_pages = 0
     most_in_lane: int | None = None
+    block_size = 1
+    takes_prompts = False
     state: Mapping[str, Any] = {}
     follower: Follower | None = None
     wants_landing = False

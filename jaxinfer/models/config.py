@@ -38,6 +38,8 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    block_size: int | None = None  # of a block-diffusion model: tokens that see each other
+    mask_token_id: int | None = None  # that stands where such a model has no token yet
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
@@ -98,6 +100,8 @@ class ModelConfig:
             o_bias=attention_bias,
             mlp_bias=family.mlp_bias_field and _flag(values, "mlp_bias"),
             qk_norm=family.qk_norm,
+            block_size=_size(values, "block_size") if family.is_diffusion else None,
+            mask_token_id=_token(values, "mask_token_id") if family.is_diffusion else None,
             bos_token_id=values.get("bos_token_id"),
             eos_token_ids=_as_ids(values.get("eos_token_id")),
             dtype=values.get("dtype") or values.get("torch_dtype"),
@@ -118,6 +122,8 @@ class Family:
     mlp_bias_field: bool = False
     qk_norm: bool = False
     sliding_fields: bool = False
+    has_remote_code: bool = False  # Hugging Face runs what comes with its checkpoints, which is written anew here
+    is_diffusion: bool = False  # `block_size` and `mask_token_id` say how it generates
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -141,6 +147,10 @@ FAMILIES = {
         Family("Qwen2ForCausalLM", "qwen2", qkv_bias=True, sliding_fields=True, defaults=_QWEN),
         Family("Qwen3ForCausalLM", "qwen3", bias_fields=True, qk_norm=True, sliding_fields=True,
                defaults=_QWEN | {"head_dim": 128}),
+        Family("SDARForCausalLM", "sdar", bias_fields=True, qk_norm=True, sliding_fields=True, has_remote_code=True,
+               is_diffusion=True,
+               defaults=_QWEN | {"head_dim": 128, "block_size": 4, "mask_token_id": 151669,
+                                 "eos_token_id": [151645, 151643]}),
     )
 }  # fmt: skip
 
@@ -201,6 +211,13 @@ def _size(values: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def _token(values: Mapping[str, Any], name: str) -> int:
+    value = values.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _size(values, "vocab_size"):
+        raise UnsupportedConfigError(f"config.json must set {name} to a token of the vocabulary, got {value!r}")
+    return value
+
+
 def _positive(values: Mapping[str, Any], name: str) -> float:
     value = values.get(name)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
@@ -235,6 +252,8 @@ def _refuse_unknown(hf: Mapping[str, Any], family: Family) -> None:
         known = known | {"attention_bias"}
     if family.mlp_bias_field:
         known = known | {"mlp_bias"}
+    if family.is_diffusion:
+        known = known | {"block_size", "mask_token_id"}
     for name, value in hf.items():
         if name not in known and _is_active(value):
             raise UnsupportedConfigError(
@@ -246,7 +265,7 @@ def _refuse_unknown(hf: Mapping[str, Any], family: Family) -> None:
 def _refuse_active(values: Mapping[str, Any], family: Family) -> None:
     if _is_active(values.get("quantization_config")):
         raise UnsupportedConfigError("quantization_config is set: quantized checkpoints are not supported")
-    if _is_active(values.get("auto_map")):
+    if _is_active(values.get("auto_map")) and not family.has_remote_code:
         raise UnsupportedConfigError("auto_map is set: code that comes with a checkpoint is never run")
     if values.get("partial_rotary_factor") not in (None, 1):
         raise UnsupportedConfigError(f"partial_rotary_factor={values['partial_rotary_factor']} is not supported")

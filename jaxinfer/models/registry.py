@@ -10,9 +10,10 @@ from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.llama import LlamaForCausalLM
 from jaxinfer.models.qwen2 import Qwen2ForCausalLM
 from jaxinfer.models.qwen3 import Qwen3ForCausalLM
+from jaxinfer.models.sdar import SDARForCausalLM
 
 MODELS: dict[str, type[DecoderLM]] = {
-    cls.__name__: cls for cls in (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+    cls.__name__: cls for cls in (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SDARForCausalLM)
 }
 
 

@@ -20,8 +20,11 @@ from jaxinfer.checkpoint.rows import Layout, head_layout
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig
+from jaxinfer.diffusion.config import DiffusionConfig
+from jaxinfer.engine.denoising import Denoiser
 from jaxinfer.engine.memory import workspace_of
 from jaxinfer.engine.speculator import Speculator
+from jaxinfer.engine.strategy import StrategyMaker
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.eagle3 import Eagle3Head
@@ -37,6 +40,7 @@ from jaxinfer.speculative.draft_model import DRAFT_STATE
 from jaxinfer.speculative.eagle3 import EAGLE3_STATE
 
 PREFILL, DECODE, DECODE_LOOP, BRANCH_LOOP = "prefill", "decode", "decode_loop", "branch_loop"
+DENOISE_LOOP = "denoise_loop"  # of models that denoise blocks
 _FEW_LAYERS = 2
 _HLO_NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
@@ -69,8 +73,10 @@ class AbstractEngine:
     ) -> None:
         devices = target.mesh.size
         self.target = target
-        speculator = None if speculation is None else abstract_speculator(speculation, target, dtype=dtype)
-        tail_pages = 0 if speculator is None else speculator.tail_tokens(engine) // engine.page_size
+        maker: StrategyMaker | None = None if config.block_size is None else Denoiser(DiffusionConfig())
+        if speculation is not None:
+            maker = abstract_speculator(speculation, target, dtype=dtype)
+        tail_pages = 0 if maker is None else maker.tail_tokens(engine) // engine.page_size
         num_pages = engine.num_pages + tail_pages
         pool = pool_array(config, engine, dtype, devices, num_pages=num_pages)
         self.pools = {KV: (pool, 2 * config.num_layers)}
@@ -83,24 +89,26 @@ class AbstractEngine:
         model = abstract_model(config, target, dtype=dtype)
         models, state = {TARGET: model}, initial_state(kv, engine.max_num_seqs, target.sharding)
         programs = engine_programs(config, engine)
+        of_engine: Sequence[Program] = programs.all
         of_strategy: Sequence[Program] = ()
         with target.lowering():
-            if speculator is not None:
-                if speculator.layers is not None:
+            if maker is not None:
+                if maker.layers is not None:
                     assert speculation is not None and speculation.layers is not None
                     pool = pool_array(speculation.layers, engine, dtype, devices, num_pages=num_pages)
                     part = EAGLE3_STATE if isinstance(speculation.drafter, Eagle3Config) else DRAFT_STATE
-                    self.pools[part] = (pool, 2 * speculator.layers.num_layers)
-                strategy = speculator.strategy(
+                    self.pools[part] = (pool, 2 * maker.layers.num_layers)
+                strategy = maker.strategy(
                     engine, model, dtype=dtype, mesh=target.mesh, whole=target.sharding, abstract=True
                 )(programs, Buckets.from_config(engine))
                 models, state = {**models, **strategy.models}, {**state, **strategy.state}
-                programs, of_strategy = programs.followed_by(strategy.follower), strategy.programs
+                of_strategy = strategy.programs
+                of_engine = () if strategy.takes_prompts else programs.followed_by(strategy.follower).all
             self.runner = Runner(
                 models,
                 state,
                 select_backend(engine.attention_backend),
-                programs=[*programs.all, *of_strategy],
+                programs=[*of_engine, *of_strategy],
                 mesh=mesh,
             )
 
@@ -199,7 +207,7 @@ def compile_plan(
     speculation: PlannedSpeculation | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> tuple[list[CompiledProgram], float]:
-    """All programs of a plan, and the kernels that a layer adds to a decode step.
+    """All programs of a plan, and the kernels that a layer adds to a decode step, or to a round of denoising.
 
     The latter is the difference between the step and that of a model of two layers, over the difference in layers, so
     that what a step does once (embedding, head, sampling, the attention's plan) drops out. It need not be whole: the
@@ -214,7 +222,8 @@ def compile_plan(
         progress(f"{name.replace('_', ' ')}: {program.describe(shape)}")
         programs.append(whole.compile(name))
     layers = _FEW_LAYERS if config.num_layers > _FEW_LAYERS else config.num_layers + _FEW_LAYERS
-    progress(f"decode with {layers} layers, to count the kernels of one")
-    other = AbstractEngine(dataclasses.replace(config, num_layers=layers), engine, target, dtype=dtype).compile(DECODE)
-    decode = next(program for program in programs if program.name == DECODE)
+    counted = DECODE if DECODE in whole.planned else DENOISE_LOOP
+    progress(f"{counted.replace('_', ' ')} with {layers} layers, to count the kernels of one")
+    other = AbstractEngine(dataclasses.replace(config, num_layers=layers), engine, target, dtype=dtype).compile(counted)
+    decode = next(program for program in programs if program.name == counted)
     return programs, round((decode.kernels - other.kernels) / (config.num_layers - layers), 2)

@@ -34,6 +34,7 @@ class BatchShape:
     tail_words: int = 0
     num_logits: int = 0  # 0: as many as rows, and that number is what the attribute then holds
     lane_pages: int = 0  # pages that a launch may write of each sequence of a lane
+    block_size: int = 0  # tokens of a decode row's block, which the device knows, where blocks are denoised
 
     def __post_init__(self) -> None:
         if self.num_logits == 0:
@@ -59,6 +60,8 @@ class BatchShape:
         words = [f"{self.decode_rows} decodes"] if self.decode_rows else []
         if words and self.decode_width > 1:
             words[0] += f" of {self.decode_width} tokens"
+        if words and self.block_size:
+            words[0] = f"{self.decode_rows} blocks of {self.block_size} tokens"
         if self.prefill_tokens:
             words.append(f"{self.prefill_tokens} prompt tokens in {self.prefill_rows} rows")
         parts = [" and ".join(words), f"{self.pages_per_row} pages a row"]
@@ -78,6 +81,9 @@ class BatchShape:
             "page_table": ((r, p), i), "page_branch": ((r, p), i), "kv_len": ((r,), i), "trunk_len": ((r,), i),
             "tail_start": ((r,), i), "query_start_loc": ((r + 1,), i), "row_seat": ((r,), i), "capacity": ((r,), i),
             "max_drafts": ((r,), i), "drafter_start": ((r,), i), "logits_index": ((q,), i),
+            "constraint_state": ((q,), i),
+            "block_tokens": ((self.decode_rows if self.block_size else 0, self.block_size), i),
+            "block_start": ((self.decode_rows if self.block_size else 0,), i), "wants_logprobs": ((), i),
             "temperature": ((q,), f), "top_k": ((q,), i), "top_p": ((q,), f), "min_p": ((q,), f),
             "request_key": ((q, 2), u), "sample_position": ((q,), i),
             "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "max_len": ((q,), i),
@@ -112,6 +118,12 @@ class StepBatch(AttentionMetadata):
     capacity: jax.Array  # int32 [R], positions that its pages have room for; columns behind them are stale
     max_drafts: jax.Array  # int32 [R], tokens that may be drafted one after the other in a round
     drafter_start: jax.Array  # int32 [R], of rows in any launch: the first token that a drafter sees of each
+    constraint_state: jax.Array  # int32 [Q], in launches of rounds: what the sequence of a row may go on with
+    # Of a launch that denoises blocks of B tokens, for decode rows that enter their seats: their first block, masks
+    # included, and the position where it begins; -1 for rows that go on.
+    block_tokens: jax.Array  # int32 [D, B]
+    block_start: jax.Array  # int32 [D]
+    wants_logprobs: jax.Array  # int32 [], 1: somebody wants to know how probable drawn tokens are
     # Of a launch of lanes (else L is 0): where in its lane each sequence's pages stand, from its `first_page`th on.
     first_page: jax.Array  # int32 [Q]
     lane_page: jax.Array  # int32 [Q, L]
@@ -180,7 +192,7 @@ def idle_batch(shape: BatchShape, *, num_slots: int, num_seats: int) -> PackedBa
     packed["row"][: shape.decode_rows * shape.decode_width] = np.repeat(
         np.arange(shape.decode_rows), shape.decode_width
     )
-    for name in ("limit", "branch", "page_branch", "row_seat", "ending_token_ids"):
+    for name in ("limit", "branch", "page_branch", "row_seat", "ending_token_ids", "block_tokens", "block_start"):
         packed[name][...] = -1
     packed["query_start_loc"][:] = np.minimum(np.arange(shape.num_rows + 1), shape.decode_rows) * shape.decode_width
     packed["top_p"][:] = 1.0

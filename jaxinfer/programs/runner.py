@@ -15,6 +15,7 @@ from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.tensor_parallel import over_devices
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.programs.program import (
+    CONSTRAINT,
     KV,
     SEATS,
     TARGET,
@@ -55,13 +56,19 @@ class Runner:
         self.models, self.mesh, self.programs = dict(models), mesh, list(programs)
         self.state = dict(state)
         self._backend, self._on_compile = over_devices(backend, mesh), on_compile
-        self._split = {name: nnx.split(model) for name, model in self.models.items()}
+        self._split: dict[str, tuple[Any, Any]] = {}
         self._leaves: dict[str, list[Any]] = {}
-        for name, (_, params) in self._split.items():
-            leaves = jax.tree.leaves(params)
-            # A leaf on the host would be sent anew with every launch.
-            self._leaves[name] = [x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for x in leaves]
+        for name, model in self.models.items():
+            self.set_model(name, model)
         self._compiled: dict[Program, Any] = {}
+
+    def set_model(self, name: str, model: Any) -> None:
+        """What programs read under that name from now on, of the same shapes as before."""
+        self.models[name] = model
+        self._split[name] = nnx.split(model)
+        leaves = jax.tree.leaves(self._split[name][1])
+        # A leaf on the host would be sent anew with every launch.
+        self._leaves[name] = [x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for x in leaves]
 
     @property
     def place(self) -> Place:
@@ -93,7 +100,8 @@ class Runner:
         return self._function(program).lower(*self._arguments(program), inputs, shape=shape).compile()
 
     def _arguments(self, program: Program) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-        return {name: self._leaves[name] for name in program.reads}, {name: self.state[name] for name in program.writes}
+        leaves = {name: self._leaves[name] for name in program.reads if name != CONSTRAINT or name in self._leaves}
+        return leaves, {name: self.state[name] for name in program.writes}
 
     def _function(self, program: Program) -> Any:
         found = self._compiled.get(program)

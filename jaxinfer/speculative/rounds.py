@@ -16,11 +16,13 @@ from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch, idle_batch, unpack
 from jaxinfer.programs.commit_tail import commit_tail
 from jaxinfer.programs.forward import forward_with_features
-from jaxinfer.programs.program import KV, SEATS, TARGET, Device, Place
+from jaxinfer.programs.program import CONSTRAINT, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, latest_tokens
 from jaxinfer.programs.wide_rows import sampled_everywhere, wide_rows
-from jaxinfer.sampling.next_tokens import next_tokens
+from jaxinfer.sampling.constraint import Constraint
+from jaxinfer.sampling.next_tokens import Constrained, next_tokens
 from jaxinfer.speculative.accept import land, num_accepted
+from jaxinfer.speculative.constrained import after_landing, along_chain, along_tree
 from jaxinfer.speculative.proposer import Drafts, Proposer, RoundsShape, Seated
 from jaxinfer.speculative.tails import TailPages, num_words, tokens_of_sequences, with_tail
 from jaxinfer.speculative.tree import Tree, accepted_path, ancestor_bits, no_tree
@@ -42,6 +44,9 @@ class RoundsOutput:
     tree: Tree | None  # of the last round that ran, where trees are drafted
 
 
+type _Carried = tuple[dict[str, Any], jax.Array, RoundsOutput]
+
+
 class Verified(NamedTuple):
     """What the target made of drafts for R rows: of the latest token and of W - 1 drafts that come after each other."""
 
@@ -50,6 +55,7 @@ class Verified(NamedTuple):
     sampled: jax.Array  # int32 [R, W], after each
     features: jax.Array | None  # [R, W, F * hidden]
     accepted: jax.Array  # int32 [R], how many of the drafts are accepted
+    states: jax.Array | None  # int32 [R, W], of constraints, before each token that is sampled
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +71,7 @@ class Rounds:
 
     @property
     def reads(self) -> Sequence[str]:
-        return (TARGET, *self.proposer.reads)
+        return (TARGET, CONSTRAINT, *self.proposer.reads)
 
     @property
     def writes(self) -> Sequence[str]:
@@ -99,21 +105,29 @@ class Rounds:
         fitting = [size for size in self.hidden_sizes if size >= rows * width]
         more = min(fitting, default=rows * width) - rows * width
         model: DecoderLM = device.models[TARGET]
+        constraint: Constraint | None = device.models.get(CONSTRAINT)
 
-        def turn(index: jax.Array, carried: tuple[dict[str, Any], RoundsOutput]) -> tuple[dict[str, Any], RoundsOutput]:
-            state, output = carried
+        def turn(index: jax.Array, carried: _Carried) -> _Carried:
+            state, allowed_from, output = carried
             now = replace(device, state=state)
-            seated = _seated(batch, state[SEATS], index < batch.num_steps, width)
+            constrained = replace(batch, constraint_state=allowed_from)
+            seated = _seated(constrained, state[SEATS], index < batch.num_steps, width)
             changed, drafts = self.proposer.propose(now, seated, shape)
             state = {**state, **changed}
+            states = None
+            if constraint is not None:
+                drafts, states = _allowed(constraint, allowed_from, drafts, width)
 
             def verify(state: dict[str, Any], *, width: int = width) -> tuple[dict[str, Any], tuple[jax.Array, ...]]:
-                found = self._verified(device, state[KV], seated, drafts, width)
+                found = self._verified(device, state[KV], seated, drafts, states, width)
                 seats, landed = land(
                     state[SEATS], batch.row_seat, seated.length, seated.runs, found.sampled, found.accepted,
                     ending_token_ids=batch.samples.ending_token_ids, max_len=batch.samples.max_len,
                 )  # fmt: skip
                 state = {**state, KV: found.kv, SEATS: seats}
+                after = allowed_from
+                if constraint is not None and found.states is not None:
+                    after = after_landing(constraint, allowed_from, found.states, landed)
                 # Rows of the same layout whatever the width is.
                 wide = (0, shape.width - width)
                 hidden, sampled, landed = (
@@ -122,11 +136,11 @@ class Rounds:
                 )
                 state |= self.proposer.settle(replace(device, state=state), seated, landed, found.features)
                 hidden = jnp.pad(hidden.reshape(-1, hidden.shape[-1]), ((0, more), (0, 0)))
-                return state, (landed, found.accepted, hidden, jnp.pad(sampled.reshape(-1), (0, more)))
+                return state, (landed, found.accepted, after, hidden, jnp.pad(sampled.reshape(-1), (0, more)))
 
             def rest(state: dict[str, Any]) -> tuple[dict[str, Any], tuple[jax.Array, ...]]:
                 nothing = jnp.full((rows, width), -1, jnp.int32)
-                return state, (nothing, jnp.zeros(rows, jnp.int32), output.hidden, output.sampled)
+                return state, (nothing, jnp.zeros(rows, jnp.int32), allowed_from, output.hidden, output.sampled)
 
             ways = [rest, verify]
             runs = jnp.any(seated.runs)
@@ -134,7 +148,7 @@ class Rounds:
             if self.proposer.may_find_nothing:
                 ways.insert(1, partial(verify, width=1))
                 way += way * jnp.any(drafts.count > 0)
-            state, (landed, accepted, hidden, sampled) = lax.switch(way, ways, state)
+            state, (landed, accepted, allowed_from, hidden, sampled) = lax.switch(way, ways, state)
 
             def noted(all_rounds: jax.Array, of_this: jax.Array) -> jax.Array:
                 return lax.dynamic_update_index_in_dim(all_rounds, of_this, index, axis=0)
@@ -142,14 +156,18 @@ class Rounds:
             tree = output.tree
             if tree is not None:
                 tree = jax.tree.map(lambda new, old: jnp.where(runs, new, old), drafts, tree)
-            return state, RoundsOutput(
-                tokens=lax.dynamic_update_slice_in_dim(output.tokens, landed.T, index * width, axis=0),
-                num_drafts=noted(output.num_drafts, drafts.count),
-                num_accepted=noted(output.num_accepted, accepted),
-                entropy=noted(output.entropy, drafts.entropy),
-                hidden=hidden,
-                sampled=sampled,
-                tree=tree,
+            return (
+                state,
+                allowed_from,
+                RoundsOutput(
+                    tokens=lax.dynamic_update_slice_in_dim(output.tokens, landed.T, index * width, axis=0),
+                    num_drafts=noted(output.num_drafts, drafts.count),
+                    num_accepted=noted(output.num_accepted, accepted),
+                    entropy=noted(output.entropy, drafts.entropy),
+                    hidden=hidden,
+                    sampled=sampled,
+                    tree=tree,
+                ),
             )
 
         counts = jnp.zeros((self.max_rounds, rows), jnp.int32)
@@ -162,26 +180,40 @@ class Rounds:
             sampled=jnp.zeros(rows * width + more, jnp.int32),
             tree=no_tree(rows, shape.num_nodes) if shape.num_nodes else None,
         )
-        state, output = lax.fori_loop(0, self.max_rounds, turn, (dict(device.state), output))
+        carried = (dict(device.state), batch.constraint_state, output)
+        state, _, output = lax.fori_loop(0, self.max_rounds, turn, carried)
         return state, device.readable(output)
 
-    def _verified(self, device: Device, kv: KVCache, seated: Seated, drafts: Drafts | Tree, width: int) -> Verified:
-        if isinstance(drafts, Drafts):
-            return self._verified_chain(device, kv, seated, replace(drafts, tokens=drafts.tokens[:, : width - 1]))
-        return self._verified_tree(device, kv, seated, drafts, width)
+    def _verified(
+        self,
+        device: Device,
+        kv: KVCache,
+        seated: Seated,
+        drafts: Drafts | Tree,
+        states: jax.Array | None,
+        width: int,
+    ) -> Verified:
+        if not isinstance(drafts, Drafts):
+            return self._verified_tree(device, kv, seated, drafts, states, width)
+        states = None if states is None else states[:, :width]
+        return self._verified_chain(device, kv, seated, replace(drafts, tokens=drafts.tokens[:, : width - 1]), states)
 
-    def _verified_chain(self, device: Device, kv: KVCache, seated: Seated, drafts: Drafts) -> Verified:
+    def _verified_chain(
+        self, device: Device, kv: KVCache, seated: Seated, drafts: Drafts, states: jax.Array | None
+    ) -> Verified:
         """Each row's latest token and its drafts, in the slots where they will stay."""
         tokens = jnp.concatenate([seated.token[:, None], drafts.tokens], axis=1)
         wide = wide_rows(
             seated.batch, tokens, seated.length - 1, jnp.where(seated.runs, drafts.count + 1, 0),
             page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size,
         )  # fmt: skip
-        kv, hidden, sampled, features = self._computed(device, kv, wide, seated)
+        kv, hidden, sampled, features = self._computed(device, kv, wide, seated, states)
         accepted = num_accepted(drafts.tokens, drafts.count, sampled)
-        return Verified(kv, hidden, sampled, features, accepted)
+        return Verified(kv, hidden, sampled, features, accepted, states)
 
-    def _verified_tree(self, device: Device, kv: KVCache, seated: Seated, tree: Tree, width: int) -> Verified:
+    def _verified_tree(
+        self, device: Device, kv: KVCache, seated: Seated, tree: Tree, states: jax.Array | None, width: int
+    ) -> Verified:
         """Each row's latest token in its slot, and the nodes of its tree in its tail; what is accepted is moved."""
         assert self.tails is not None
         batch, page_size, nodes = seated.batch, kv.page_size, tree.tokens.shape[1]
@@ -203,7 +235,7 @@ class Rounds:
         bits = jnp.where(there[..., None], jnp.pad(bits, ((0, 0), (1, 0), (0, 0))), jnp.uint32(0))
         wide = with_tail(wide, pages, first=jnp.zeros_like(wide.kv_len), page_size=page_size)
         wide = replace(wide, tail_bits=bits.reshape(-1, words))
-        kv, hidden, sampled, features = self._computed(device, kv, wide, seated)
+        kv, hidden, sampled, features = self._computed(device, kv, wide, seated, states)
         path, accepted = accepted_path(tree, sampled, max_depth=width - 1)
         page, index = batch.places(seated.length[:, None] + jnp.arange(width - 1), page_size=page_size)
         moves = seated.runs[:, None] & (path >= 0)
@@ -215,19 +247,30 @@ class Rounds:
             return jnp.take_along_axis(of_nodes, along.reshape(*along.shape, *(1,) * (of_nodes.ndim - 2)), axis=1)
 
         features = None if features is None else on_path(features)
-        return Verified(kv, on_path(hidden), on_path(sampled), features, accepted)
+        states = None if states is None else on_path(states)
+        return Verified(kv, on_path(hidden), on_path(sampled), features, accepted, states)
 
     def _computed(
-        self, device: Device, kv: KVCache, wide: StepBatch, seated: Seated
+        self, device: Device, kv: KVCache, wide: StepBatch, seated: Seated, states: jax.Array | None
     ) -> tuple[KVCache, jax.Array, jax.Array, jax.Array | None]:
         """N tokens of each of R rows through the target: the pool, hidden states [R, N, hidden], the tokens int32
         [R, N] that are sampled after each, and features [R, N, F * hidden]."""
         model: DecoderLM = device.models[TARGET]
         rows = seated.token.shape[0]
         kv, hidden, features = forward_with_features(model, kv, wide, device.backend, self.proposer.capture)
-        sampled = next_tokens(model, hidden, sampled_everywhere(wide, seated.batch.samples.sampling))
+        held = None if states is None else Constrained(device.models[CONSTRAINT], states.reshape(-1))
+        sampled = next_tokens(model, hidden, sampled_everywhere(wide, seated.batch.samples.sampling), held)
         features = None if features is None else features.reshape(rows, -1, features.shape[-1])
         return kv, hidden.reshape(rows, -1, hidden.shape[-1]), sampled.reshape(rows, -1), features
+
+
+def _allowed(
+    constraint: Constraint, state: jax.Array, drafts: Drafts | Tree, width: int
+) -> tuple[Drafts | Tree, jax.Array]:
+    """What is allowed of drafts, and the states along them."""
+    if isinstance(drafts, Drafts):
+        return along_chain(constraint, state, drafts)
+    return along_tree(constraint, state, drafts, max_depth=width - 1)
 
 
 def _seated(batch: StepBatch, seats: Seats, goes_on: jax.Array, width: int) -> Seated:

@@ -30,7 +30,7 @@ def peak_pages(llm: LLM, outputs: Iterable[RequestOutput]) -> int:
 
 def measure_memory(llm: LLM) -> list[dict[str, Any]]:
     """A row for each number of branches: bytes at the peak, by mode and without sharing."""
-    page_size, vocab = llm.core.config.page_size, llm.vocab_size
+    page_size, vocab = llm.core.config.page_size, llm.model_config.vocab_size
     page_bytes = page_size * llm.memory_budget.kv_bytes_per_token
     prefix = [number % (vocab // 2) for number in range(TRUNK)]
     params = SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True)

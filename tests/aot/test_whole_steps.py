@@ -25,7 +25,7 @@ from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import B200, H100, H200
 from jaxinfer.planning.hlo import ProgramText
 from jaxinfer.planning.plan import PlannedSpeculation
-from jaxinfer.planning.programs import BRANCH_LOOP, DECODE, DECODE_LOOP, PREFILL, AbstractEngine
+from jaxinfer.planning.programs import BRANCH_LOOP, DECODE, DECODE_LOOP, DENOISE_LOOP, PREFILL, AbstractEngine
 from jaxinfer.programs.batch_layout import BatchShape
 
 CONFIGS = Path(__file__).resolve().parent.parent / "fixtures" / "configs"
@@ -176,6 +176,23 @@ def test_rounds_of_trees_leave_both_caches_in_place_and_never_wait(name, rows):
     if name == "tree_rounds":
         # A layer of the target as in a decode step; of the head, that of the root, of a level and of what was accepted.
         assert program.kernels <= (6 + 3) * MOST_KERNELS_PER_LAYER + MOST_KERNELS_OF_A_TREE
+
+
+@pytest.mark.parametrize("name", [PREFILL, DENOISE_LOOP])
+def test_rounds_of_denoising_leave_the_cache_in_place_and_never_wait(name):
+    """Two layers of Qwen3-8B's shape as an SDAR with blocks of 16, whose logits are what takes most."""
+    config = dataclasses.replace(
+        read_config(CONFIGS / "qwen3-8b")[1], architecture="SDARForCausalLM", num_layers=2, block_size=16,
+        mask_token_id=151669,
+    )  # fmt: skip
+    engine = EngineConfig(max_model_len=LENGTH, max_num_seqs=ROWS, kv_cache_tokens=ROWS * LENGTH)
+    planned = AbstractEngine(config, engine, compile_target(H200), dtype=BF16)
+    program = planned.compile(name)
+    kv_bytes = ROWS * LENGTH * kv_bytes_per_token(config, BF16)
+    assert (program.kv_alias_bytes, program.kv_copies, program.host_waits) == (kv_bytes, 0, 0)
+    assert DECODE not in planned.planned
+    shape = dataclasses.replace(program.shape, num_logits=ROWS * 16, decode_width=16)
+    assert 0 < program.temp_bytes <= most_temporaries(config, shape)
 
 
 # A step's array that devices send each other, where it arrives.

@@ -1,8 +1,11 @@
 """Automata over tokens against searches in plain Python, with planted bugs that the same checks must find."""
 
+import functools
 import random
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +17,7 @@ from jaxinfer.branching.characters import Characters
 from jaxinfer.branching.deterministic import LazyAutomaton
 from jaxinfer.branching.regular import character, choice, literal, marker, repeat, sequence, text_without
 from jaxinfer.branching.vocabulary import Vocabulary
+from jaxinfer.sampling.constraint import DEAD, FREE, AutomatonLimits, Constraint, Words, advance, allowed
 
 ALL_BYTES = np.ones(256, bool)
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -24,6 +28,11 @@ MARKER, SPECIAL, EOS = len(PIECES) - 3, len(PIECES) - 2, len(PIECES) - 1
 VOCABULARY = Vocabulary(PIECES, markers={"<m>": MARKER, "<special>": SPECIAL}, size=len(PIECES) + 5)
 
 # A sentence is a tuple of texts and of markers, which stand in a tuple of their own.
+WORDS_ON_DEVICE = Words.of(VOCABULARY.pieces)
+LIMITS = AutomatonLimits(num_states=128, num_classes=64, num_markers=4)
+ALLOWED, ADVANCE = jax.jit(allowed), jax.jit(advance)
+ADVANCE_SHORT = jax.jit(functools.partial(advance, most_bytes=2))
+
 parts = st.sampled_from(["a", "b", "c", "é", "日", "abé", ("<m>",)])
 languages = st.lists(st.lists(parts, max_size=6).map(tuple), min_size=1, max_size=6)
 
@@ -330,3 +339,39 @@ def test_a_text_without_a_word_is_any_other_text(text, stop):
 def test_the_first_character_of_a_text_without_a_word_may_be_restricted(text):
     expression = text_without("[E", Characters.but(Characters.of(" N")))
     assert accepts(expression, text) == (text[0] not in " N" and "[E" not in text)
+
+
+@given(languages, st.integers(0, 2**32))
+@settings(max_examples=25)
+def test_on_the_device_states_lead_where_they_lead_on_the_host(sentences, seed):
+    rng = random.Random(seed)
+    automaton = RegularAutomaton(expression_of(sentences), VOCABULARY, [EOS])
+    arrays = automaton.on_device(LIMITS)
+    assert arrays is not None
+    constraint = jax.tree.map(jnp.asarray, Constraint(WORDS_ON_DEVICE, arrays))
+    everything = jnp.arange(VOCABULARY.size)
+    state = automaton.start
+    while True:
+        index = automaton.index_on_device(state)
+        mask = automaton.allowed(state).mask()
+        np.testing.assert_array_equal(ALLOWED(constraint, jnp.asarray([FREE, index])), [np.ones_like(mask), mask])
+        following = [automaton.advance(state, token) for token in range(VOCABULARY.size)]
+        wanted = [DEAD if other is None else automaton.index_on_device(other) for other in following]
+        np.testing.assert_array_equal(ADVANCE(constraint, jnp.asarray(index), everything), wanted)
+        short = [
+            DEAD if len(VOCABULARY.pieces[token] or b"") > 2 and token != MARKER else to
+            for token, to in enumerate(wanted)
+        ]
+        np.testing.assert_array_equal(ADVANCE_SHORT(constraint, jnp.asarray(index), everything), short)
+        np.testing.assert_array_equal(ADVANCE(constraint, jnp.asarray(FREE), everything), FREE)
+        np.testing.assert_array_equal(ADVANCE(constraint, jnp.asarray(DEAD), everything), DEAD)
+        if state == automaton.advance(state, EOS):
+            return
+        state = rng.choice([other for other in following if other is not None])
+
+
+def test_an_automaton_that_is_larger_than_the_device_allows_is_not_put_there():
+    automaton = RegularAutomaton(literal("aabab"), VOCABULARY, [EOS])
+    assert automaton.on_device(LIMITS._replace(num_states=8)) is None
+    assert automaton.on_device(LIMITS._replace(num_classes=3)) is None
+    assert RegularAutomaton(literal("aabab"), VOCABULARY, [EOS]).on_device(LIMITS._replace(num_states=9)) is not None

@@ -15,6 +15,7 @@ from jaxinfer.models.layers import ACTIVATIONS
 from jaxinfer.models.rope import RopeConfig
 
 MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+DIFFUSION_TYPES = {"SDARForCausalLM": "sdar"}
 LLAMA, QWEN2, QWEN3 = MODEL_TYPES
 ALL = tuple(MODEL_TYPES)
 
@@ -355,4 +356,22 @@ def test_values_that_cannot_be_are_refused_by_name(fields, named):
 
 
 def test_every_family_names_its_model_type():
-    assert {family.architecture: family.model_type for family in FAMILIES.values()} == MODEL_TYPES
+    assert {family.architecture: family.model_type for family in FAMILIES.values()} == MODEL_TYPES | DIFFUSION_TYPES
+
+
+def test_a_block_diffusion_model_has_blocks_and_a_mask():
+    """Its publishers' code is not run, but what it computes is known here."""
+    given = tiny(QWEN3) | {
+        "architectures": ["SDARForCausalLM"], "model_type": "sdar", "auto_map": {"AutoModel": "modeling_sdar.SDAR"},
+    }  # fmt: skip
+    with pytest.raises(UnsupportedConfigError, match="mask_token_id to a token of the vocabulary, got 151669"):
+        ModelConfig.from_hf(given)
+    config = ModelConfig.from_hf(given | {"mask_token_id": 99})
+    assert (config.block_size, config.mask_token_id, config.qk_norm) == (4, 99, True)
+    config = ModelConfig.from_hf(given | {"vocab_size": 151936})
+    assert (config.mask_token_id, config.eos_token_ids) == (151669, (151645, 151643))
+    assert ModelConfig.from_hf(given | {"mask_token_id": 99, "block_size": 16}).block_size == 16
+    with pytest.raises(UnsupportedConfigError, match="block_size"):
+        ModelConfig.from_hf(given | {"mask_token_id": 99, "block_size": 0})
+    with pytest.raises(UnsupportedConfigError, match="block_size"):
+        ModelConfig.from_hf(tiny(QWEN3) | {"block_size": 4})

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxinfer.branching.vocabulary import Vocabulary
 from jaxinfer.config import EngineConfig, SpeculativeConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.speculation import Speculation
@@ -61,6 +62,7 @@ def speculating_engine(
     *,
     speculative: dict[str, Any] | None = None,
     mesh: Any = None,
+    vocabulary: Vocabulary | None = None,
     **limits: Any,
 ) -> EngineCore:
     """`tests.builders.make_engine` that speculates, with n-grams where there is no drafter.
@@ -81,7 +83,7 @@ def speculating_engine(
     )  # fmt: skip
     dtype = jnp.dtype(jnp.float32)
     make_strategy = Speculator(config, drafter).strategy(engine, model, dtype=dtype, mesh=mesh)
-    core = EngineCore(model, engine, dtype=dtype, mesh=mesh, make_strategy=make_strategy)
+    core = EngineCore(model, engine, dtype=dtype, mesh=mesh, vocabulary=vocabulary, make_strategy=make_strategy)
     if controller is not None:
         speculation_of(core).controller = controller
     return core

@@ -43,7 +43,7 @@ def forward(target: Checkpoint, tokens: Sequence[int], capture: Sequence[int] | 
     """Logits and features of T tokens at positions 0 to T - 1.
 
     Args:
-        target: a Llama, or a Qwen3 (told by its norms of queries and keys), without biases.
+        target: a Llama, or a Qwen3 or SDAR (told by its norms of queries and keys), without biases.
         capture: numbers of the layers, ascending, whose inputs are the features; by default `capture_layers`.
     """
     config, tensors = target
@@ -53,7 +53,8 @@ def forward(target: Checkpoint, tokens: Sequence[int], capture: Sequence[int] | 
     assert list(captured) == sorted(set(captured) & set(range(num_layers))), f"{captured} of {num_layers} layers"
 
     positions = np.arange(len(tokens))
-    causal = positions[:, None] >= positions[None, :]
+    block = positions // config.get("block_size", 1)  # of a block-diffusion model: tokens that see each other
+    visible = block[:, None] >= block[None, :]
     x = tensors["model.embed_tokens.weight"][np.asarray(tokens)].astype(np.float64)
     features = []
     for number in range(num_layers):
@@ -62,7 +63,7 @@ def forward(target: Checkpoint, tokens: Sequence[int], capture: Sequence[int] | 
         layer = f"model.layers.{number}."
         normed = rms_norm(x, tensors[layer + "input_layernorm.weight"], eps)
         q, k, v = project(config, tensors, layer + "self_attn.", normed, positions)
-        x = x + linear(tensors, layer + "self_attn.o_proj", attend(q, k, v, causal))
+        x = x + linear(tensors, layer + "self_attn.o_proj", attend(q, k, v, visible))
         normed = rms_norm(x, tensors[layer + "post_attention_layernorm.weight"], eps)
         x = x + gated_mlp(tensors, layer + "mlp.", normed)
     head = "model.embed_tokens" if config.get("tie_word_embeddings") else "lm_head"

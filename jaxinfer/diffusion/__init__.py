@@ -1,0 +1,1 @@
+"""Diffusion language models: blocks of tokens that are denoised in rounds."""

@@ -1,0 +1,298 @@
+"""Rounds of denoising in one launch: each row draws tokens for its block, commits some, and goes on to the next block.
+
+A round is one forward over whole blocks, whose tokens see each other and everything before. It draws a token for every
+place and commits those that a rule chooses among the masked ones. The keys and values of a block are right once they
+were computed from its final tokens: the round that finds no mask has done that, and lands the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.diffusion.blocks import BLOCKS, Blocks
+from jaxinfer.diffusion.unmask import UnmaskRule
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, unpack
+from jaxinfer.programs.forward import forward
+from jaxinfer.programs.program import KV, TARGET, Device, Place
+from jaxinfer.programs.wide_rows import wide_rows
+from jaxinfer.sampling.logprobs import TokenLogprobs, token_logprobs
+from jaxinfer.sampling.next_tokens import logits_and_greedy
+from jaxinfer.sampling.sampler import SamplingBatch, sample
+
+# Of a key's second word: rounds of one block draw with keys that have nothing to do with each other.
+_ROUND_STEP = 0x9E3779B9
+
+
+@dataclass(frozen=True)
+class Denoising:
+    """How blocks are denoised.
+
+    Attributes:
+        block_size: tokens of a block.
+        mask_token_id: what stands where no token is yet; it is never drawn.
+        rule: which tokens a round commits.
+        edit_threshold: a committed token is replaced by another one that is drawn in its place with more than this
+            probability; None: never.
+        max_post_edit_steps: rounds of a block that replace tokens where none is masked any more, at most.
+        early_stop: nothing is generated behind a block with an ending token.
+    """
+
+    block_size: int
+    mask_token_id: int
+    rule: UnmaskRule
+    edit_threshold: float | None = None
+    max_post_edit_steps: int = 16
+    early_stop: bool = True
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DenoiseOutput:
+    """What N rounds of Q rows leave on the device; blocks have B tokens."""
+
+    tokens: jax.Array  # int32 [N * B, Q], what landed, in order for each row; -1: nothing
+    ran: jax.Array  # bool [N, Q]
+    blocks: jax.Array  # int32 [N, Q, B], each row's block behind each round, masks included
+    start: jax.Array  # int32 [N, Q], where it stands
+    noted: TokenLogprobs  # [Q * B], of the block that each row landed last
+
+
+class Found(NamedTuple):
+    """What a round of R rows has drawn, for each place of their blocks."""
+
+    tokens: jax.Array  # int32 [R, B]
+    confidence: jax.Array  # float32 [R, B], their probabilities
+    noted: TokenLogprobs  # [R, B]
+
+
+@dataclass(frozen=True, eq=False)
+class Denoise:
+    """The program of up to `max_rounds` rounds, or of one round beside chunks of prompts. Its input is a packed batch,
+    whose `num_steps` says how many rounds run."""
+
+    denoising: Denoising
+    max_rounds: int
+    shapes: Sequence[BatchShape] = ()
+    reads = (TARGET,)
+    writes = (KV, BLOCKS)
+
+    @property
+    def planned(self) -> dict[str, BatchShape]:
+        loops = [shape for shape in self.shapes if not shape.prefill_tokens]
+        mixed = [shape for shape in self.shapes if shape.prefill_tokens]
+        return {
+            name: max(shapes, key=lambda s: (s.num_rows, s.prefill_tokens, s.pages_per_row))
+            for name, shapes in (("prefill", mixed), ("denoise_loop", loops))
+            if shapes
+        }
+
+    def describe(self, shape: BatchShape) -> str:
+        return f"rounds of denoising for {shape.describe()}"
+
+    def idle(self, shape: BatchShape, place: Place) -> tuple[Any, ...]:
+        return (idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
+
+    def run(self, device: Device, shape: BatchShape, buffer: jax.Array) -> tuple[dict[str, Any], DenoiseOutput]:
+        batch, model = unpack(buffer, shape), device.models[TARGET]
+        output = denoise_loop(
+            model, device.state[KV], device.state[BLOCKS], batch, self.denoising,
+            # Chunks of prompts are computed once.
+            lambda kv, wide: forward(model, kv, wide, device.backend),
+            max_rounds=1 if shape.prefill_tokens else self.max_rounds,
+        )  # fmt: skip
+        kv, blocks, found = output
+        return {KV: kv, BLOCKS: blocks}, device.readable(found)
+
+
+type Forward = Callable[[KVCache, StepBatch], tuple[KVCache, jax.Array]]
+
+
+def denoise_loop(
+    model: DecoderLM,
+    kv: KVCache,
+    blocks: Blocks,
+    batch: StepBatch,
+    denoising: Denoising,
+    forward: Forward,
+    *,
+    max_rounds: int,
+) -> tuple[KVCache, Blocks, DenoiseOutput]:
+    """`batch.num_steps` rounds, of which each does nothing once every row has ended or has no room left.
+
+    Args:
+        batch: decode rows, one for each running sequence, and chunks of prompts.
+        forward: the model over a batch and the pool.
+        max_rounds: the most that the compiled program can run.
+    """
+    size, rows, queries = denoising.block_size, batch.decode_rows, batch.samples.seat.shape[0]
+    seat = batch.row_seat[:rows]
+    first = _entered(blocks.at(seat), batch, denoising)
+    num_slots = kv.num_pages * kv.page_size
+
+    def turn(index: jax.Array, carried: tuple[KVCache, Blocks, DenoiseOutput]) -> Any:
+        kv, own, output = carried
+        runs = (seat >= 0) & ~own.ended & (own.start + size <= batch.capacity[:rows]) & (index < batch.num_steps)
+        wide = _block_rows(batch, own, runs, page_size=kv.page_size, num_slots=num_slots)
+
+        def run(kv: KVCache, own: Blocks) -> tuple[KVCache, Blocks, jax.Array, jax.Array]:
+            kv, hidden = forward(kv, wide)
+            return kv, *_after_round(model, own, runs, hidden[: rows * size], batch, denoising)
+
+        def rest(kv: KVCache, own: Blocks) -> tuple[KVCache, Blocks, jax.Array, jax.Array]:
+            return kv, own, jnp.full((rows, size), -1, jnp.int32), jnp.zeros(rows, bool)
+
+        # Prompts want to be computed whoever else there is.
+        anyone = jnp.any(runs) | (batch.token_ids.shape[0] > rows)
+        kv, after, landed, lands = lax.cond(anyone, run, rest, kv, own)
+
+        def noted(all_rounds: jax.Array, of_this: jax.Array, axis: int = 0) -> jax.Array:
+            of_this = jnp.pad(of_this, ((0, queries - rows), *((0, 0),) * (of_this.ndim - 1)))
+            return lax.dynamic_update_index_in_dim(all_rounds, of_this, index, axis=axis)
+
+        of_rows = (lands.reshape(-1, *(1,) * extra) for extra in (1, 1, 2, 2))
+        rolled = jax.tree.map(lambda x: _behind_given(x, own.num_given), own.noted)
+        kept = [
+            jnp.where(mask, new, old)
+            for mask, new, old in zip(of_rows, jax.tree.leaves(rolled), jax.tree.leaves(output.noted), strict=True)
+        ]
+        tokens = jnp.pad(landed, ((0, queries - rows), (0, 0)), constant_values=-1)
+        return (
+            kv,
+            after,
+            DenoiseOutput(
+                tokens=lax.dynamic_update_slice_in_dim(output.tokens, tokens.T, index * size, axis=0),
+                ran=noted(output.ran, runs),
+                # Of a block that landed, what it was: it found no mask, and changed nothing.
+                blocks=noted(output.blocks, jnp.where(lands[:, None], own.tokens, after.tokens)),
+                start=noted(output.start, own.start),
+                noted=jax.tree.unflatten(jax.tree.structure(output.noted), kept),
+            ),
+        )
+
+    output = DenoiseOutput(
+        tokens=jnp.full((max_rounds * size, queries), -1, jnp.int32),
+        ran=jnp.zeros((max_rounds, queries), bool),
+        blocks=jnp.zeros((max_rounds, queries, size), jnp.int32),
+        start=jnp.zeros((max_rounds, queries), jnp.int32),
+        noted=jax.tree.map(jnp.zeros_like, first.noted),
+    )
+    kv, own, output = lax.fori_loop(0, max_rounds, turn, (kv, first, output))
+    flat = jax.tree.map(
+        lambda x: jnp.pad(x, ((0, queries - rows), *((0, 0),) * (x.ndim - 1))).reshape(-1, *x.shape[2:]), output.noted
+    )
+    return kv, blocks.put(seat, seat >= 0, own), replace(output, noted=flat)
+
+
+def _entered(seated: Blocks, batch: StepBatch, denoising: Denoising) -> Blocks:
+    """What rows have in their seats, or bring with them where they enter these."""
+    given = batch.block_tokens
+    enters = batch.block_start >= 0
+    zero = jnp.zeros_like(seated.start)
+    new = replace(
+        seated,
+        tokens=given,
+        start=batch.block_start,
+        num_given=jnp.sum(given != denoising.mask_token_id, axis=1, dtype=jnp.int32),
+        round=zero,
+        num_edits=zero,
+        ended=jnp.zeros_like(seated.ended),
+    )
+    return jax.tree.map(lambda own, old: jnp.where(enters.reshape(-1, *(1,) * (own.ndim - 1)), own, old), new, seated)
+
+
+def _block_rows(batch: StepBatch, own: Blocks, runs: jax.Array, *, page_size: int, num_slots: int) -> StepBatch:
+    """The batch with each row's block, whose tokens see all of it and everything before."""
+    rows, size = own.tokens.shape
+    wide = wide_rows(batch, own.tokens, own.start, jnp.where(runs, size, 0), page_size=page_size, num_slots=num_slots)
+    last = jnp.where(runs, own.start + size - 1, -1)
+    return replace(wide, limit=wide.limit.at[: rows * size].set(jnp.repeat(last, size)))
+
+
+def _after_round(
+    model: DecoderLM, own: Blocks, runs: jax.Array, hidden: jax.Array, batch: StepBatch, denoising: Denoising
+) -> tuple[Blocks, jax.Array, jax.Array]:
+    """The blocks after a round whose hidden states are [R * B, hidden]; int32 [R, B], the tokens that landed, -1 behind
+    them; and bool [R], whose block has landed."""
+    size, place = own.tokens.shape[1], jnp.arange(own.tokens.shape[1])
+    masked = own.tokens == denoising.mask_token_id
+    had_masks = jnp.any(masked, axis=1)
+    may_edit = jnp.zeros_like(had_masks)
+    if denoising.edit_threshold is not None:
+        may_edit = runs & (had_masks | (own.num_edits < denoising.max_post_edit_steps))
+    draws = runs & (had_masks | may_edit)
+    found = lax.cond(
+        jnp.any(draws),
+        lambda: _drawn(model, own, hidden, batch, denoising.mask_token_id),
+        lambda: Found(own.tokens, jnp.zeros(own.tokens.shape, jnp.float32), own.noted),
+    )
+    changes = denoising.rule(found.confidence, masked) & (runs & had_masks)[:, None]
+    edits = jnp.zeros_like(changes)
+    if denoising.edit_threshold is not None:
+        edits = may_edit[:, None] & ~masked & (place >= own.num_given[:, None])
+        edits &= (found.tokens != own.tokens) & (found.confidence > denoising.edit_threshold)
+    changes |= edits
+    lands = runs & ~had_masks & ~jnp.any(edits, axis=1)
+    tokens = jnp.where(changes, found.tokens, own.tokens)
+
+    there = place + own.num_given[:, None] < size
+    landed = jnp.where(lands[:, None] & there, _behind_given(own.tokens, own.num_given), -1)
+    samples = batch.samples
+    rows = own.start.shape[0]
+    ends = own.start + size >= samples.max_len[:rows]
+    if denoising.early_stop:
+        ending = jnp.any(landed[:, :, None] == samples.ending_token_ids[:rows, None], axis=2) & (landed >= 0)
+        ends |= jnp.any(ending, axis=1)
+
+    def unless_landed(now: jax.Array, of_next_block: jax.Array | int) -> jax.Array:
+        return jnp.where(lands.reshape(-1, *(1,) * (now.ndim - 1)), of_next_block, now)
+
+    def noted(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(changes.reshape(*changes.shape, *(1,) * (new.ndim - 2)), new, old)
+
+    after = Blocks(
+        tokens=unless_landed(tokens, denoising.mask_token_id),
+        start=unless_landed(own.start, own.start + size),
+        num_given=unless_landed(own.num_given, 0),
+        round=unless_landed(own.round + runs, 0),
+        num_edits=unless_landed(own.num_edits + (runs & ~had_masks), 0),
+        ended=own.ended | (lands & ends),
+        noted=jax.tree.map(noted, found.noted, own.noted),
+    )
+    return after, landed, lands
+
+
+def _drawn(model: DecoderLM, own: Blocks, hidden: jax.Array, batch: StepBatch, mask_token_id: int) -> Found:
+    """A token for each place of the blocks, drawn with the noise of its position and the round."""
+    rows, size = own.tokens.shape
+    logits = logits_and_greedy(model, hidden)[0]
+    logits = jnp.where(jnp.arange(logits.shape[1]) == mask_token_id, -jnp.inf, logits)
+    sampling: SamplingBatch = jax.tree.map(lambda x: jnp.repeat(x[:rows], size, axis=0), batch.samples.sampling)
+    mixed = jnp.repeat(own.round, size).astype(jnp.uint32) * jnp.uint32(_ROUND_STEP)
+    sampling = replace(
+        sampling,
+        request_key=sampling.request_key.at[:, 1].add(mixed),
+        sample_position=(own.start[:, None] + jnp.arange(size)).reshape(-1),
+    )
+    tokens = sample(logits, sampling)
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    confidence = jnp.exp(chosen - jax.nn.logsumexp(logits, axis=1))
+    noted = lax.cond(
+        batch.wants_logprobs > 0,
+        lambda: jax.tree.map(lambda x: x.reshape(rows, size, *x.shape[1:]), token_logprobs(logits, tokens)),
+        lambda: own.noted,
+    )
+    return Found(tokens.reshape(rows, size), confidence.reshape(rows, size), noted)
+
+
+def _behind_given(of_places: jax.Array, num_given: jax.Array) -> jax.Array:
+    """[R, B, ...] of a block's places, those of given tokens left out; what comes behind the last is anything."""
+    place = jnp.minimum(jnp.arange(of_places.shape[1]) + num_given[:, None], of_places.shape[1] - 1)
+    return jnp.take_along_axis(of_places, place.reshape(*place.shape, *(1,) * (of_places.ndim - 2)), axis=1)

@@ -1,0 +1,64 @@
+"""The automaton on the device: whose it is now, and who takes its place when nobody needs it any more."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxinfer.branching.automaton import TokenAutomaton
+from jaxinfer.branching.vocabulary import Vocabulary
+from jaxinfer.engine.request import Request
+from jaxinfer.programs.program import CONSTRAINT, everywhere_on
+from jaxinfer.programs.runner import Runner
+from jaxinfer.sampling.constraint import Automaton, AutomatonLimits, Constraint, Words
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceConstraints:
+    """One automaton at a time lies on the device. Requests that bring another one, while some with the first run, or
+    one that is too large, are held to it by the host, token by token: their tokens are the same.
+
+    Args:
+        vocabulary: the target's.
+        mesh: where the engine runs.
+        limits: of automata.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, mesh: Mesh | None, limits: AutomatonLimits | None = None) -> None:
+        self.vocabulary = vocabulary
+        self._limits = AutomatonLimits() if limits is None else limits
+        self._whole = everywhere_on(mesh)
+        self._words = self._put(Words.of(vocabulary.pieces))
+        self._nobody = Automaton.empty(self._limits, vocabulary.size)
+        self._current: TokenAutomaton[Any] | None = None
+        self._held: list[Request] = []
+
+    @property
+    def model(self) -> Constraint:
+        """What programs are compiled for: a vocabulary, and an automaton that nobody follows."""
+        return Constraint(self._words, self._put(self._nobody))
+
+    def enter(self, request: Request, runner: Runner) -> None:
+        """Let the device hold a new request to its constraint, if it can."""
+        automaton = request.constraint
+        if automaton is None:
+            return
+        self._held = [other for other in self._held if not other.is_finished]
+        if automaton is not self._current:
+            if self._held:
+                return
+            arrays = automaton.on_device(self._limits)
+            if arrays is None:
+                logger.debug("an automaton of more than %s is followed by the host", self._limits)
+                return
+            self._current = automaton
+            runner.set_model(CONSTRAINT, Constraint(self._words, self._put(arrays)))
+        request.let_device_hold()
+        self._held.append(request)
+
+    def _put(self, tree: Any) -> Any:
+        return jax.device_put(tree, self._whole)

@@ -1,0 +1,312 @@
+"""Block diffusion in the engine gives the tokens of a plain loop over whole sequences, whatever else goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.diffusion import denoise
+from jaxinfer.diffusion.config import DiffusionConfig
+from jaxinfer.engine import denoising
+from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.denoising import Denoiser, LandedRounds
+from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.show_denoising import BlockHistory
+from tests.builders import drain, make_request, random_model, random_prompts, run_requests
+from tests.diffusion import oracle
+from tests.diffusion.builders import BLOCK, MASK, diffusion_engine, diffusion_model_config, diffusion_of
+from tests.sampling.reference import Filters
+
+LENGTHS = (60, 64, 9, 50, 70, 31, 2)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model(diffusion_model_config())
+
+
+@pytest.fixture(scope="module")
+def engine(model) -> EngineCore:
+    return diffusion_engine(model)
+
+
+@pytest.fixture
+def core(engine) -> EngineCore:
+    assert not engine.has_unfinished_requests() and engine.reset_prefix_cache()
+    return engine
+
+
+def requests(**more: Any) -> list[Request]:
+    """Greedy and sampled, prompts that end in and between blocks, whole and partial last blocks."""
+    return [
+        make_request(str(i), prompt, max_tokens=24 - i, seed=i, temperature=i % 3 / 2, **more)
+        for i, prompt in enumerate(random_prompts(LENGTHS, vocab_size=MASK))
+    ]
+
+
+def generated(model, request: Request, rule: oracle.Rule | None = None, **more: Any) -> oracle.Generated:
+    params = request.sampling_params
+    filters = Filters(params.temperature, params.top_k, params.top_p, params.min_p)
+    return oracle.generate(
+        model, request.prompt_token_ids, params.max_tokens or 0, rule or oracle.by_threshold(0.1),
+        filters=filters, request_key=request.request_key, eos=sorted(request.ending_token_ids), **more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wanted(model) -> list[list[int]]:
+    return [generated(model, request).tokens for request in requests()]
+
+
+def test_a_request_alone_gets_the_tokens_of_the_loop(core, wanted):
+    assert [run_requests(core, [request])[0] for request in requests()] == wanted
+
+
+def test_requests_together_get_the_tokens_of_the_loop(core, wanted):
+    """In a pool too small for all of them, with chunks of prompts beside blocks."""
+    before = core.get_metrics()
+    preemptions, forwards = before.num_preemptions_total, before.diffusion_forwards_total
+    assert run_requests(core, requests()) == wanted
+    after = core.get_metrics()
+    assert after.num_preemptions_total > preemptions
+    assert after.diffusion_forwards_total > forwards and after.diffusion_tokens_per_forward > 0
+    # In the cache now: whole blocks alone, their final keys and values.
+    hits = after.prefix_cache_hits
+    assert run_requests(core, requests()) == wanted
+    assert core.get_metrics().prefix_cache_hits > hits
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"enable_prefix_caching": False},
+        {"overlap": False},
+        pytest.param({"page_size": 4}, marks=pytest.mark.slow),
+        pytest.param({"max_num_seqs": 1}, marks=pytest.mark.slow),
+        pytest.param({"max_num_batched_tokens": 16, "max_num_seqs": 2}, marks=pytest.mark.slow),
+    ],
+    ids=lambda limits: next(iter(limits)),
+)
+def test_settings_of_the_engine_do_not_change_tokens(limits, model, wanted):
+    assert run_requests(diffusion_engine(model, **limits), requests()) == wanted
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_tokens_do_not_depend_on_order_and_neighbours(order, model, wanted):
+    """Sixteen at once: each request twice, and some more."""
+    core = diffusion_engine(model, max_num_seqs=16, kv_cache_tokens=1024, max_num_batched_tokens=128)
+    twice = [*requests(), *requests()]
+    for number, request in enumerate(twice):
+        request.request_id = str(number)
+    index = np.random.default_rng(order).permutation(len(twice)).tolist()
+    got = run_requests(core, [twice[i] for i in index])
+    assert got == [wanted[i % len(wanted)] for i in index]
+
+
+CONFIGS = {
+    "hierarchy": (
+        DiffusionConfig(unmask="hierarchy", threshold=0.2, low_threshold=0.05),
+        oracle.by_hierarchy(0.2, 0.05),
+    ),
+    "factor": (DiffusionConfig(unmask="factor", factor=2.5), oracle.by_factor(2.5)),
+    "one token a round": (DiffusionConfig(threshold=1.0, maximum_unroll=7, expected_tpf=1), oracle.by_threshold(1.0)),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rules(name, model):
+    config, rule = CONFIGS[name]
+    got = run_requests(diffusion_engine(model, config), requests()[:4])
+    assert got == [generated(model, request, rule).tokens for request in requests()[:4]]
+
+
+def test_committed_tokens_are_edited(model):
+    config = DiffusionConfig(threshold=0.1, edit_threshold=0.12, max_post_edit_steps=2)
+    got = run_requests(diffusion_engine(model, config), requests()[:5])
+    found = [generated(model, r, edit_threshold=0.12, max_post_edit_steps=2).tokens for r in requests()[:5]]
+    assert got == found != [generated(model, request).tokens for request in requests()[:5]]
+
+
+def test_every_round_commits_what_the_loop_commits(core, model):
+    history = BlockHistory()
+    rounds: list[tuple[int, tuple[int, ...]]] = []
+
+    def listen(landed: LandedRounds) -> None:
+        if landed.requests:
+            rounds.extend((found.start, found.tokens) for found in history.rounds(landed))
+
+    diffusion_of(core).listeners.append(listen)
+    for request, same in zip(requests()[:4], requests()[:4], strict=True):
+        rounds.clear()
+        run_requests(core, [request])
+        assert rounds == generated(model, same).rounds
+    diffusion_of(core).listeners.remove(listen)
+
+
+def test_log_probabilities_are_those_of_the_round_that_committed(core, model):
+    some = requests(logprobs=2)[:4]
+    tokens = run_requests(core, some)
+    for request, same, own in zip(some, requests()[:4], tokens, strict=True):
+        found = generated(model, same)
+        assert own == found.tokens
+        got = [entry[token].logprob for entry, token in zip(request.logprobs, own, strict=True)]
+        np.testing.assert_allclose(got, found.logprobs, atol=1e-4)
+        assert all(len(entry) in (2, 3) for entry in request.logprobs)
+
+
+def test_a_sequence_ends_with_its_first_ending_token(core, model, wanted):
+    ending = [replace_ending(request, tokens[6]) for request, tokens in zip(requests(), wanted, strict=True)]
+    same = [replace_ending(request, tokens[6]) for request, tokens in zip(requests(), wanted, strict=True)]
+    got = run_requests(core, ending)
+    assert got == [tokens[: tokens.index(tokens[6]) + 1] for tokens in wanted]
+    assert got == [generated(model, request).tokens for request in same]
+    assert all(request.status is RequestStatus.FINISHED_STOPPED for request in ending)
+
+
+def replace_ending(request: Request, token: int) -> Request:
+    params = request.sampling_params
+    return make_request(
+        request.request_id, request.prompt_token_ids, max_tokens=params.max_tokens or 0, seed=params.seed,
+        temperature=params.temperature, eos_token_ids=[token],
+    )  # fmt: skip
+
+
+def test_streams_get_a_block_at_a_time(core, wanted):
+    streaming = requests(stream=True)[:1]
+    core.add_request(streaming[0])
+    sizes = []
+    while core.has_unfinished_requests():
+        sizes += [last - first for _, _, first, last in core.step()]
+    assert streaming[0].output_token_ids == wanted[0]
+    assert sizes == [BLOCK] * (24 // BLOCK)  # whose prompt ends with a block
+
+
+def test_a_request_takes_the_place_of_one_that_ended_at_once(core):
+    """While the others are in the middle of their blocks."""
+    prompts = random_prompts([8] * 5, vocab_size=MASK)
+    some = [make_request(str(i), prompt, max_tokens=8 if i == 1 else 40) for i, prompt in enumerate(prompts)]
+    for request in some:
+        core.add_request(request)
+    while not some[1].is_finished:
+        core.step()
+        assert some[4].status is RequestStatus.WAITING
+    core.step()
+    assert some[4].status is RequestStatus.RUNNING
+    assert not any(some[i].is_finished for i in (0, 2, 3))
+    drain(core)
+
+
+def test_requests_can_be_aborted_and_others_go_on(core, wanted):
+    some = requests()[:4]
+    for request in some:
+        core.add_request(request)
+    for _ in range(4):
+        core.step()
+    assert core.abort("1")
+    drain(core)
+    assert [some[i].output_token_ids for i in (0, 2, 3)] == [wanted[i] for i in (0, 2, 3)]
+    core.check_integrity()
+
+
+def test_nothing_of_another_size_than_blocks_enters_the_cache(core, wanted):
+    run_requests(core, requests()[2:3])
+    (request,) = requests()[2:3]
+    known = [*request.prompt_token_ids, *wanted[2]]
+    cache = core.prefix_cache
+    assert cache is not None
+    size = core.config.page_size
+    assert cache.num_pages == len(known) // size
+
+
+def test_pages_hold_whole_blocks(model):
+    with pytest.raises(ValueError, match=r"page_size \(2\) must be a multiple of blocks of 4"):
+        diffusion_engine(model, page_size=2)
+
+
+# Planted bugs.
+
+
+def counter_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    after = denoise._after_round
+
+    def bug(model, own, runs, hidden, batch, how):
+        blocks, landed, lands = after(model, own, runs, hidden, batch, how)
+        return replace(blocks, round=own.round + runs), landed, lands
+
+    monkeypatch.setattr(denoise, "_after_round", bug)
+
+
+def commit_round_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    after = denoise._after_round
+
+    def bug(model, own, runs, hidden, batch, how):
+        blocks, landed, lands = after(model, own, runs, hidden, batch, how)
+        full = runs & ~lands & ~jnp.any(blocks.tokens == how.mask_token_id, axis=1)
+        # What has just become whole lands at once, with the keys and values of its masks.
+        early = after(model, replace(own, tokens=blocks.tokens), full, hidden, batch, how)
+        pick = lambda new, old: jnp.where(full.reshape(-1, *(1,) * (new.ndim - 1)), new, old)  # noqa: E731
+        tokens = {
+            name: pick(getattr(early[0], name), getattr(blocks, name))
+            for name in ("tokens", "start", "num_given", "round", "num_edits", "ended")
+        }
+        return replace(blocks, **tokens), pick(early[1], landed), lands | full
+
+    monkeypatch.setattr(denoise, "_after_round", bug)
+
+
+def prompts_are_causal(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = denoising.BlockDiffusion.prepare
+
+    def bug(self, output, built, batch, runner):
+        before = built.packed["limit"].copy()
+        prepare(self, output, built, batch, runner)
+        built.packed["limit"][:] = before
+
+    monkeypatch.setattr(denoising.BlockDiffusion, "prepare", bug)
+
+
+BUGS = [counter_is_kept, commit_round_is_left_out, prompts_are_causal]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_planted_bugs_are_found(bug, model, wanted, monkeypatch):
+    bug(monkeypatch)
+    assert run_requests(diffusion_engine(model), requests()) != wanted
+
+
+@pytest.fixture
+def sure_of_masks():
+    """A model that thinks masks likelier than nearly everything."""
+    model = random_model(diffusion_model_config())
+    assert model.lm_head is not None
+    kernel = np.array(model.lm_head.kernel[...])
+    kernel[MASK] = kernel[:MASK].max(axis=0)
+    model.lm_head.kernel[...] = jnp.asarray(kernel)
+    return model
+
+
+def test_the_mask_is_never_drawn(sure_of_masks):
+    got = run_requests(diffusion_engine(sure_of_masks), requests()[:3])
+    assert got == [generated(sure_of_masks, request).tokens for request in requests()[:3]]
+    assert not any(MASK in tokens for tokens in got)
+
+
+def test_drawing_masks_would_go_on_forever(sure_of_masks, monkeypatch):
+    """Planted bug: a round commits masks."""
+    drawn = denoise._drawn
+    monkeypatch.setattr(denoise, "_drawn", lambda model, own, hidden, batch, mask: drawn(model, own, hidden, batch, -1))
+    core = diffusion_engine(sure_of_masks)
+    core.add_request(requests()[0])
+    with pytest.raises(AssertionError, match="unfinished after 200 steps"):
+        drain(core, max_steps=200)
+
+
+def test_a_denoiser_says_what_an_engine_needs(model):
+    config = EngineConfig(max_model_len=64, max_num_seqs=2, max_num_batched_tokens=32, page_size=8, kv_cache_tokens=64)
+    denoiser = Denoiser(DiffusionConfig())
+    assert denoiser.tail_tokens(config) == denoiser.kv_bytes_per_token(jnp.dtype("float32")) == 0

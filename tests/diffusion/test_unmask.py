@@ -1,0 +1,54 @@
+"""Which masked tokens a round commits, against the same rules in plain Python."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxinfer.diffusion.unmask import Factor, Hierarchy, Threshold, UnmaskRule
+from tests.diffusion import oracle
+
+BLOCK, ROWS = 8, 4
+RULES: dict[str, tuple[UnmaskRule, oracle.Rule]] = {
+    "threshold": (Threshold(0.6), oracle.by_threshold(0.6)),
+    "threshold of 1": (Threshold(1.0), oracle.by_threshold(1.0)),
+    "threshold of 0": (Threshold(0.0), oracle.by_threshold(0.0)),
+    "hierarchy": (Hierarchy(0.7, 0.3), oracle.by_hierarchy(0.7, 0.3)),
+    "factor": (Factor(1.0), oracle.by_factor(1.0)),
+    "small factor": (Factor(0.2), oracle.by_factor(0.2)),
+    "factor of 0": (Factor(0.0), oracle.by_factor(0.0)),
+}
+JITTED = {name: jax.jit(rule) for name, (rule, _) in RULES.items()}
+# Few values, so that there are ties, and values near and at the thresholds.
+confidences = st.sampled_from([0.0, 0.1, 0.3, 0.30001, 0.5, 0.6, 0.7, 0.75, 0.9, 1.0])
+blocks = st.lists(st.tuples(confidences, st.booleans()), min_size=BLOCK, max_size=BLOCK)
+
+
+@pytest.mark.parametrize("name", RULES)
+@given(st.lists(blocks, min_size=ROWS, max_size=ROWS))
+@settings(max_examples=150)
+def test_rules_commit_what_they_say(name, rows):
+    confidence = np.asarray([[value for value, _ in row] for row in rows], np.float32)
+    masked = np.asarray([[mask for _, mask in row] for row in rows])
+    got = np.asarray(JITTED[name](jnp.asarray(confidence), jnp.asarray(masked)))
+    for row in range(ROWS):
+        wanted = RULES[name][1](confidence[row], masked[row]) if masked[row].any() else set()
+        assert set(np.flatnonzero(got[row]).tolist()) == wanted
+
+
+@pytest.mark.parametrize("name", RULES)
+@given(blocks)
+def test_a_round_commits_something_and_nothing_that_is_there(name, block):
+    confidence, masked = (np.asarray([[part[i] for part in block]]) for i in (0, 1))
+    got = np.asarray(JITTED[name](jnp.asarray(confidence, jnp.float32), jnp.asarray(masked)))
+    assert not (got & ~masked).any() and got.any() == masked.any()
+
+
+def test_of_ties_the_left_one_goes_first():
+    confidence, masked = jnp.full((1, BLOCK), 0.4), jnp.ones((1, BLOCK), bool)
+    for rule in (Hierarchy(0.9, 0.5), Factor(0.0)):
+        assert np.flatnonzero(np.asarray(rule(confidence, masked))[0]).tolist() == [0]
