@@ -153,6 +153,9 @@ class InputProcessor:
             check_prompt(
                 tokens, index, vocab_size=self.model_config.vocab_size, max_model_len=self.config.max_model_len
             )
+            mask = self.model_config.mask_token_id
+            if mask is not None and mask in tokens.token_ids:
+                raise ValueError(f"prompt {index} has the mask token ({mask}), which stands for what is not there yet")
             self._check_params(params[index], index)
             tokenized.append(tokens)
         return list(zip(tokenized, params, strict=True))

@@ -1,7 +1,7 @@
 """Skeleton-of-Thought over branches, as it happens: a plan, its points side by side, the merged answer.
 
-Without a question it answers a held-out one of its task. --compare and --memory measure instead: steps and time of
-points written at once against one after the other, and the KV that branches hold.
+Without a question it answers a held-out one of its task. --compare, --drafting and --memory measure instead: steps and
+time of points written at once against one after the other, the same with drafts, and the KV that branches hold.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from branching.drafting import drafting_table, measure_drafting
 from branching.expansion import compare, comparison_table, planning_questions, summarise
 from branching.growing_answer import answer_live, summary
 from branching.kv_memory import measure_memory, memory_table, open_engine
@@ -41,13 +42,17 @@ def parse_options() -> argparse.Namespace:
     add_speculative_options(parser, default_draft_model="the embedded one")
     parser.add_argument("--timeline", type=Path, metavar="PNG", help="draw which branch decoded in which step")
     parser.add_argument("--compare", type=int, nargs="?", const=12, metavar="N", help="over N questions (default: 12)")
-    parser.add_argument("--pairs", type=int, default=3, help="of --compare: pairs that count (default: %(default)s)")
+    parser.add_argument(
+        "--drafting", type=int, nargs="?", const=6, metavar="N",
+        help="plain decoding, chains and trees of the embedded head over N questions (default: 6)",
+    )  # fmt: skip
+    parser.add_argument("--pairs", type=int, default=3, help="turns that count (default: %(default)s)")
     parser.add_argument(
         "--memory",
         action="store_true",
         help="count the KV of 1 to 16 branches, and the pages that the attention kernel loads for them",
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures of --compare and --memory here")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures of what is measured here")
     options = parser.parse_args()
     try:
         options.speculative_config = speculative_config(options)
@@ -91,13 +96,19 @@ def main() -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    if options.compare is None and not options.memory:
+    if options.compare is None and options.drafting is None and not options.memory:
         answer(console, options)
         return
     report: dict[str, Any] = {"environment": describe_environment(), "speculative": options.speculative_config}
     same = True
     if options.compare is not None:
         report["expansion"], same = compare_plans(console, options)
+    if options.drafting is not None:
+        console.print("compiling and measuring ...")
+        questions = TASKS[options.task](options.drafting)
+        report["drafting"] = rows = measure_drafting(LIMITS, questions, options.drafting, options.pairs)
+        console.print(drafting_table(rows))
+        same &= all(row["same"] == row["questions"] for row in rows)
     if options.memory:
         report["memory"] = measure_memory(open_engine(options.model))
         console.print(memory_table(report["memory"]))
@@ -105,7 +116,7 @@ def main() -> None:
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if not same:
-        raise SystemExit("points that were written at once differ from those written one after the other")
+        raise SystemExit("texts differ between ways to write them")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class DeviceConstraints:
                 return
             self._current = automaton
             runner.set_model(CONSTRAINT, Constraint(self._words, self._put(arrays)))
-        request.let_device_hold()
+        request.constrain_on_device()
         self._held.append(request)
 
     def _put(self, tree: Any) -> Any:

@@ -143,7 +143,7 @@ class InputBatch:
 
     def _fill_constraints(self, packed: PackedBatch, requests: Sequence[Request], logits_rows: np.ndarray) -> None:
         for index, request in enumerate(requests):
-            if request.is_held_by_device:
+            if request.is_constrained_on_device:
                 packed["constraint_state"][logits_rows[index]] = request.state_on_device
 
     def build_chunks(

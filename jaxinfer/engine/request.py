@@ -89,7 +89,7 @@ class Request:
     is_computed: bool = False  # of a trunk: all of it, in the launch that is being planned at the latest
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about
     constraint: TokenAutomaton[Any] | None = None  # what its output may be
-    is_held_by_device: bool = False  # to that: rounds need no host for it
+    is_constrained_on_device: bool = False  # to that: rounds need no host for it
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     error: str | None = None
@@ -134,16 +134,16 @@ class Request:
     def _set_needs_host(self) -> None:
         params = self.sampling_params
         self.needs_host = (
-            (self._has_own_adjustments if self.is_held_by_device else self._always_adjusts)
+            (self._has_own_adjustments if self.is_constrained_on_device else self._always_adjusts)
             or self.stream
             or bool(params.stop_strings)
             or params.logprobs is not None
             or len(self.ending_token_ids) > MAX_ENDING_TOKEN_IDS
         )
 
-    def let_device_hold(self) -> None:
+    def constrain_on_device(self) -> None:
         """From now on rounds hold its output to its constraint: the host need not prepare their samplings."""
-        self.is_held_by_device = True
+        self.is_constrained_on_device = True
         self._set_needs_host()
 
     @property
@@ -243,7 +243,7 @@ class Request:
 
     def adjusts_rounds(self, num_outputs: int) -> bool:
         """The same, where the host would have to do it in rounds."""
-        if self.is_held_by_device:
+        if self.is_constrained_on_device:
             return self._has_own_adjustments or num_outputs < self.sampling_params.min_tokens
         return self.adjusts_logits(num_outputs)
 

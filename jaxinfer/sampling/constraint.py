@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 FREE, DEAD = 0, 1
 NUM_OWN_STATES = 2  # an automaton's own begin behind them
@@ -87,15 +88,23 @@ class Constraint:
 def allowed(constraint: Constraint, state: jax.Array) -> jax.Array:
     """bool [N, V]: which tokens lead from states int32 [N] to others than `DEAD`."""
     words, automaton = constraint.words, constraint.automaton
-    classes = automaton.class_of_symbol[words.symbols[words.by_length].astype(jnp.int32)]
+    classes = _entries(automaton.class_of_symbol, words.symbols[words.by_length].astype(jnp.int32))
     states = jnp.broadcast_to(state[:, None], (state.shape[0], words.by_length.shape[0]))
-    for place, count in enumerate(words.num_longer):
-        after = automaton.table[states[:, :count], classes[:count, place]].astype(jnp.int32)
-        states = after if count == states.shape[1] else jnp.concatenate([after, states[:, count:]], axis=1)
-    states = jnp.take(states, words.rank, axis=1)
-    marker = automaton.marker_of_token
+
+    def written_out(states: jax.Array) -> jax.Array:
+        # A GPU would ask the host for the end of a loop. Longer tokens come first.
+        for place, count in enumerate(words.num_longer):
+            after = lax.optimization_barrier(_cells(automaton.table, states[:, :count], classes[:count, place]))
+            states = after if count == states.shape[1] else jnp.concatenate([after, states[:, count:]], axis=1)
+        return states
+
+    states = lax.platform_dependent(
+        states, cpu=lambda states: _in_a_loop(automaton, states, classes), default=written_out
+    )
+    states = jnp.take(states, words.rank, axis=1, mode="clip")
     num_markers = automaton.after_marker.shape[1]
-    of_markers = jnp.take(automaton.after_marker[state], jnp.minimum(marker, num_markers - 1), axis=1)
+    marker = automaton.marker_of_token
+    of_markers = _cells(automaton.after_marker, state[:, None], jnp.minimum(marker, num_markers - 1))
     return jnp.where(marker < num_markers, of_markers, states) != DEAD
 
 
@@ -106,17 +115,44 @@ def advance(constraint: Constraint, state: jax.Array, token: jax.Array, *, most_
         most_bytes: longer tokens lead to `DEAD`, from wherever there is a constraint; None: none is too long.
     """
     words, automaton = constraint.words, constraint.automaton
-    token = jnp.clip(token, 0, words.symbols.shape[0] - 1)
+    token, state = jnp.broadcast_arrays(jnp.clip(token, 0, words.symbols.shape[0] - 1), state)
+    state = lax.optimization_barrier(state)
     longest = words.symbols.shape[1]
     steps = longest if most_bytes is None else min(longest, most_bytes)
-    classes = automaton.class_of_symbol[words.symbols[token].astype(jnp.int32)]
-    after = state
-    for place in range(steps):
-        after = automaton.table[after, classes[..., place]].astype(jnp.int32)
+    symbols = lax.optimization_barrier(words.symbols.at[token].get(mode="clip").astype(jnp.int32))
+    classes = lax.optimization_barrier(_entries(automaton.class_of_symbol, symbols))
+
+    def written_out(states: jax.Array) -> jax.Array:
+        for place in range(steps):
+            states = lax.optimization_barrier(_cells(automaton.table, states, classes[..., place]))
+        return states
+
+    after = lax.platform_dependent(
+        state, cpu=lambda states: _in_a_loop(automaton, states, classes[..., :steps]), default=written_out
+    )
     if steps < longest:
-        is_longer = words.symbols[token, steps] != PADDING
-        after = jnp.where(is_longer & (state != FREE), DEAD, after)
-    marker = automaton.marker_of_token[token]
+        after = jnp.where((symbols[..., steps] != PADDING) & (state != FREE), DEAD, after)
     num_markers = automaton.after_marker.shape[1]
-    of_marker = automaton.after_marker[state, jnp.minimum(marker, num_markers - 1)].astype(jnp.int32)
-    return jnp.where(marker < num_markers, of_marker, after)
+    marker = _entries(automaton.marker_of_token, token)
+    of_marker = _cells(automaton.after_marker, state, jnp.minimum(marker, num_markers - 1))
+    return lax.optimization_barrier(jnp.where(marker < num_markers, of_marker, after))
+
+
+def _in_a_loop(automaton: Automaton, states: jax.Array, classes: jax.Array) -> jax.Array:
+    """The states [...] after symbols of classes [..., P], whose [...] broadcast."""
+
+    def after_symbol(place: jax.Array, states: jax.Array) -> jax.Array:
+        return _cells(automaton.table, states, lax.dynamic_index_in_dim(classes, place, axis=-1, keepdims=False))
+
+    return lax.fori_loop(0, classes.shape[-1], after_symbol, states)
+
+
+def _entries(table: jax.Array, index: jax.Array) -> jax.Array:
+    """int32 [...]: of a table [N]. Indices in range, once each: looking for negative ones would read them twice, and
+    XLA, which makes one computation of a chain of lookups, compute all that led to them as often."""
+    return table.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False).astype(jnp.int32)
+
+
+def _cells(table: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
+    """int32 [...]: of a table [N, M]."""
+    return _entries(table.reshape(-1), row * table.shape[1] + column)

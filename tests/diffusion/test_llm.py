@@ -132,6 +132,11 @@ def test_what_goes_from_token_to_token_is_refused_by_name(field, llm):
         llm.generate(prompts(5), SamplingParams(**field), use_tqdm=False)
 
 
+def test_prompts_have_no_masks(llm):
+    with pytest.raises(ValueError, match=r"prompt 1 has the mask token \(60\)"):
+        llm.generate([[1, 2], [3, MASK]], GREEDY, use_tqdm=False)
+
+
 def test_beam_search_is_refused(llm):
     with pytest.raises(ValueError, match="diffusion"):
         llm.beam_search(prompts(5), BeamSearchParams(beam_width=2, max_tokens=4))

@@ -137,7 +137,7 @@ def test_an_automaton_that_is_too_large_is_followed_by_the_host(model, plain, mo
     core = make_engine(model, vocabulary=VOCABULARY)
     held = requests(automaton())
     assert run_requests(core, held) == run_requests(plain, requests(automaton()))
-    assert not any(request.is_held_by_device for request in held)
+    assert not any(request.is_constrained_on_device for request in held)
 
 
 def test_the_device_holds_whoever_it_can(model):
@@ -146,12 +146,12 @@ def test_the_device_holds_whoever_it_can(model):
     some = requests(held, other)
     for request in some:
         core.add_request(request)
-    assert [request.is_held_by_device for request in some] == [True, False, True, False, False, False]
+    assert [request.is_constrained_on_device for request in some] == [True, False, True, False, False, False]
     while core.has_unfinished_requests():
         core.step()
     late = requests(other)
     core.add_request(late[0])
-    assert late[0].is_held_by_device
+    assert late[0].is_constrained_on_device
 
 
 def stale_states(constraint, state, along, landed):

@@ -43,6 +43,15 @@ def test_the_embedded_draft_model_drafts_for_the_embedded_target(drafting, plain
     assert metrics.spec_decode_num_accepted_tokens > 0.6 * metrics.spec_decode_num_draft_tokens > 0
 
 
+def test_the_embedded_head_drafts_trees_for_the_embedded_target(plain):
+    llm = LLM(**LIMITS, speculative_config={"method": "eagle3", "adaptive": None})
+    outputs = llm.chat(QUESTIONS, PARAMS, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
+    metrics = llm.get_metrics()
+    assert metrics.spec_decode_num_accepted_tokens > 3 * metrics.spec_decode_num_drafts > 0
+    assert metrics.spec_decode_num_draft_tokens == 59 * metrics.spec_decode_num_drafts
+
+
 def test_streams_and_stop_strings_speculate_and_give_the_same_text(drafting, plain):
     text = plain[0].outputs[0].text
     stop = text[40:48]
