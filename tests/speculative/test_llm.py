@@ -44,7 +44,7 @@ def test_the_embedded_draft_model_drafts_for_the_embedded_target(drafting, plain
 
 
 def test_the_embedded_head_drafts_trees_for_the_embedded_target(plain):
-    llm = LLM(**LIMITS, speculative_config={"method": "eagle3", "adaptive": None})
+    llm = LLM(**{**LIMITS, "max_num_batched_tokens": 256}, speculative_config={"method": "eagle3", "adaptive": None})
     outputs = llm.chat(QUESTIONS, PARAMS, use_tqdm=False)
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
     metrics = llm.get_metrics()
