@@ -33,14 +33,13 @@ class DeviceConstraints:
         self._limits = AutomatonLimits() if limits is None else limits
         self._whole = everywhere_on(mesh)
         self._words = self._put(Words.of(vocabulary.pieces))
-        self._nobody = Automaton.empty(self._limits, vocabulary.size)
         self._current: TokenAutomaton[Any] | None = None
         self._held: list[Request] = []
 
     @property
     def model(self) -> Constraint:
         """What programs are compiled for: a vocabulary, and an automaton that nobody follows."""
-        return Constraint(self._words, self._put(self._nobody))
+        return Constraint(self._words, self._put(Automaton.empty(self._limits, self.vocabulary.size)))
 
     def enter(self, request: Request, runner: Runner) -> None:
         """Let the device hold a new request to its constraint, if it can."""

@@ -99,7 +99,6 @@ class BlockDiffusion:
         config: bounds the rounds of a launch.
         buckets: shapes of launches, with one token for each row.
         state: the device's, see `Blocks`.
-        num_seats: of the engine.
     """
 
     models: Mapping[str, Any] = {}

@@ -249,7 +249,10 @@ def commit_round_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
         full = runs & ~lands & ~jnp.any(blocks.tokens == how.mask_token_id, axis=1)
         # What has just become whole lands at once, with the keys and values of its masks.
         early = after(model, replace(own, tokens=blocks.tokens), full, hidden, batch, how)
-        pick = lambda new, old: jnp.where(full.reshape(-1, *(1,) * (new.ndim - 1)), new, old)  # noqa: E731
+
+        def pick(new, old):
+            return jnp.where(full.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
         tokens = {
             name: pick(getattr(early[0], name), getattr(blocks, name))
             for name in ("tokens", "start", "num_given", "round", "num_edits", "ended")
