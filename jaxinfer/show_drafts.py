@@ -39,7 +39,7 @@ def drafts_line(output: RequestOutput) -> str:
     """What became of a request's drafts, in one line."""
     own = output.metrics
     if own is None or not own.num_drafts:
-        return "nothing was drafted"
+        return "nothing was drafted: plain decoding was expected to be as fast"
     rate = own.num_accepted_tokens / own.num_draft_tokens
     return (
         f"{own.num_accepted_tokens} of {own.num_draft_tokens} drafted tokens accepted ({rate:.0%}) in "

@@ -9,7 +9,8 @@ import jax
 
 
 def main() -> None:
-    checkpoint, size, processes, process, port, drafts = sys.argv[1], *map(int, sys.argv[2:7])
+    checkpoint, size, processes, process, port = sys.argv[1], *map(int, sys.argv[2:6])
+    speculation = json.loads(sys.argv[6])
     jax.config.update("jax_platforms", "cpu")
     if processes > 1:
         jax.distributed.initialize(f"localhost:{port}", num_processes=processes, process_id=process)
@@ -17,8 +18,7 @@ def main() -> None:
 
     llm = LLM(
         checkpoint, skip_tokenizer_init=True, tensor_parallel_size=size, max_num_seqs=4, max_num_batched_tokens=64,
-        # The model drafts for itself: what it drafts is wrong where devices do not agree on what was drafted before.
-        speculative_config={"method": "draft_model", "model": checkpoint, "adaptive": None} if drafts else None,
+        speculative_config=speculation,
     )  # fmt: skip
     prompts = [[(7 * i + j) % 90 + 3 for j in range(length)] for i, length in enumerate((3, 30, 70))]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

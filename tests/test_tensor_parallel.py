@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jaxinfer.checkpoint.export import export_hf
+from jaxinfer.checkpoint.export import export_head, export_hf
 from jaxinfer.models.config import ModelConfig
 from tests.builders import random_model
+from tests.speculative.builders import random_head
 
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
 CONFIG = {
@@ -31,13 +33,14 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 def start(
-    checkpoint: Path, size: int, *, devices: int, processes: int = 1, process: int = 0, port: int = 0, drafts: int = 0
-):
+    checkpoint: Path, size: int, *, devices: int, processes: int = 1, process: int = 0, port: int = 0,
+    speculation: dict[str, Any] | None = None,
+):  # fmt: skip
     root = WORKER.parent.parent
     environment = os.environ | {
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(root)
     }  # fmt: skip
-    command = [sys.executable, WORKER, checkpoint, size, processes, process, port, drafts]
+    command = [sys.executable, WORKER, checkpoint, size, processes, process, port, json.dumps(speculation)]
     return subprocess.Popen([*map(str, command)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -85,10 +88,27 @@ def test_devices_exchange_the_sums_of_two_products_a_layer_and_no_weights_and_no
 
 
 def test_four_devices_that_speculate_give_the_same_tokens(checkpoint, alone, of_one):
-    found = finish(start(checkpoint, 4, devices=4, drafts=1))
+    # The model drafts for itself: what it drafts is wrong where devices do not agree on what was drafted before.
+    itself = {"method": "draft_model", "model": str(checkpoint), "adaptive": None}
+    found = finish(start(checkpoint, 4, devices=4, speculation=itself))
     drafted, accepted = found["drafted"]
     assert found["tokens"] == alone and drafted == accepted > 10
     assert found["branches"] == of_one["branches"]
+
+
+@pytest.mark.slow
+def test_four_devices_that_draft_trees_draft_and_accept_what_one_does(checkpoint, alone, of_one, tmp_path):
+    head = random_head(ModelConfig.from_hf(CONFIG))
+    export_head(head, tmp_path / "head")
+    trees = {
+        "method": "eagle3", "model": str(tmp_path / "head"), "adaptive": None, "num_speculative_tokens": 8,
+        "tree_depth": 2, "tree_top_k": 3,
+    }  # fmt: skip
+    workers = [start(checkpoint, size, devices=size, speculation=trees) for size in (1, 4)]
+    one, four = map(finish, workers)
+    assert one["tokens"] == four["tokens"] == alone
+    assert one["branches"] == four["branches"] == of_one["branches"]
+    assert one["drafted"] == four["drafted"] and four["drafted"][0] > 100
 
 
 def test_two_processes_of_one_device_each_give_the_same_tokens(checkpoint, alone):

@@ -18,6 +18,9 @@ _FEW_LANE_SEQUENCES = 16
 # rows between any two powers of two. 40 rows take 16% less time as 48 than as 64 (CPU, 8 layers). Only with the fewest
 # pages: where contexts are long, more programs are too many for a process on a CPU (see `mapped_memory`).
 _MIN_ROWS_BETWEEN = 16
+# Columns of page tables that no row needs cost next to nothing: steps take as long with 2,048 as with 256 (CPU, 1 to
+# 256 rows). Programs do: for two widths and a draft model they are more than a process on a CPU can map.
+_FEW_PAGES = 2048
 # A prefill row costs the output head one row; this many tokens to a row keep that below a few percent of the step.
 _TOKENS_PER_PREFILL_ROW = 16
 
@@ -61,9 +64,7 @@ class Buckets:
     ) -> Buckets:
         longest = -(-max_model_len // page_size)
         # Every number of pages multiplies all shapes: one near the last is not worth that.
-        pages = [
-            few for few in _powers(min(256, longest), longest, 8) if few == longest or few <= max(256, longest // 4)
-        ]
+        pages = [few for few in _powers(min(_FEW_PAGES, longest), longest, 8) if few == longest or few <= longest // 4]
         return cls(max_num_seqs, max_num_batched_tokens, tuple(pages))
 
     @property

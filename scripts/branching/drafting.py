@@ -66,10 +66,10 @@ def measure_drafting(limits: dict[str, Any], questions: Iterator[str], count: in
 
 
 def drafting_table(rows: list[dict[str, Any]]) -> Table:
-    """Steps, and time as a share of what plain decoding in the same mode takes."""
+    """Steps, and how many times as long they take as plain decoding in the same mode."""
     plain = {row["mode"]: row for row in rows if row["way"] == PLAIN}
     table = Table(title=f"{rows[0]['questions']} plans", title_justify="left")
-    for name in ("way", "branch mode", "steps of plans", "of points", "time of plans", "of points", "same texts"):
+    for name in ("way", "branch mode", "steps of plans", "of points", "plans take", "points take", "same texts"):
         table.add_column(name, justify="left" if name in ("way", "branch mode") else "right")
     for row in rows:
         base = plain[row["mode"]]

@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-_COLORS = {"ngram": "#7a9e3f", "draft_model": "#2a6f97"}
+_COLORS = {"ngram": "#7a9e3f", "draft_model": "#2a6f97", "eagle3": "#c8553d"}
 
 
 def draw_chart(rows: list[dict[str, Any]], file: Path) -> None:

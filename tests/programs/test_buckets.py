@@ -130,8 +130,8 @@ def test_loops_have_a_number_of_rows_between_powers_of_two(max_num_seqs, rows):
 
 
 def test_with_long_page_tables_loops_have_the_rows_of_single_steps():
-    buckets = Buckets.from_limits(**{**DEFAULT, "max_model_len": 32768})
-    assert buckets.loop_rows(256) != buckets.decode_rows == buckets.loop_rows(2048)
+    buckets = Buckets.from_limits(**{**DEFAULT, "max_model_len": 131072})
+    assert buckets.loop_rows(2048) != buckets.decode_rows == buckets.loop_rows(8192)
 
 
 def test_the_default_limits_have_nine_shapes_of_decodes_alone():
@@ -154,11 +154,11 @@ def test_the_default_limits_have_few_numbers_of_logits():
     [
         (100, (7,)),
         (4096, (256,)),
-        (8192, (256, 512)),
-        (32768, (256, 2048)),
-        (40960, (256, 2560)),  # 2048 is too near
-        (131072, (256, 2048, 8192)),
-        (262144, (256, 2048, 16384)),
+        (8192, (512,)),
+        (32768, (2048,)),
+        (40960, (2560,)),  # 2048 is too near
+        (131072, (2048, 8192)),
+        (262144, (2048, 16384)),
     ],
 )
 def test_long_contexts_have_a_number_of_pages_for_about_every_factor_of_eight(max_model_len, pages):

@@ -18,6 +18,7 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.eagle3 import Eagle3Head
 from jaxinfer.models.eagle3_config import Eagle3Config
+from jaxinfer.models.rope import RopeConfig
 from jaxinfer.speculative.gamma import Choice, FixedGamma, GammaController
 
 NUM_DRAFTS = 3
@@ -50,6 +51,7 @@ def random_head(target: ModelConfig, seed: int = 5) -> Eagle3Head:
     layer = ModelConfig(
         "LlamaForCausalLM", target.vocab_size, target.hidden_size, intermediate_size=64, num_layers=1, num_heads=4,
         num_kv_heads=2, head_dim=16, max_position_embeddings=256,
+        rope=RopeConfig(max_position_embeddings=256, original_max_position_embeddings=256),
     )  # fmt: skip
     config = Eagle3Config(layer, target.vocab_size - 1, target.hidden_size, capture=(0, 1))
     return Eagle3Head(config, rngs=nnx.Rngs(seed))
