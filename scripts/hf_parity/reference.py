@@ -41,12 +41,12 @@ def randomize(model: Any, seed: int) -> None:
             values = 1 + 0.3 * noise
         elif name.endswith("bias"):
             values = 0.3 * noise
-        elif "embed_tokens" in name:
+        elif "embed" in name:
             # A tied table is also the output head, where unit rows would give logits of 30 and more.
             values = 0.3 * noise if model.config.tie_word_embeddings else noise
         else:
             # Sharp attention would amplify rounding, which differs between any two implementations.
-            gain = 1.0 if "q_proj" in name or "k_proj" in name else 1.5
+            gain = 1.0 if any(part in name for part in ("q_proj", "k_proj", "query_key_value")) else 1.5
             values = gain * noise / parameter.shape[-1] ** 0.5
         with torch.no_grad():
             parameter.copy_(values)
@@ -65,7 +65,7 @@ def make_checkpoint(
 
     Args:
         directory: made anew.
-        model_type: "llama", "qwen2" or "qwen3".
+        model_type: "llama", "qwen2", "qwen3" or "qwen3_moe".
         fields: of the configuration.
         seed: of the weights.
         max_shard_size: such as "60KB"; None for a single file.
@@ -96,6 +96,8 @@ def _old_format(config: dict[str, Any]) -> dict[str, Any]:
     values["rope_scaling"] = None if rope["type"] == "default" else rope
     values["torch_dtype"] = values.pop("dtype")
     values.pop("layer_types", None)
+    if "num_local_experts" in values:
+        values["num_experts"] = values.pop("num_local_experts")
     return values
 
 
@@ -106,8 +108,8 @@ def run_prompt(directory: Path, prompt: list[int], new_tokens: int) -> tuple[np.
     """
     ids = torch.tensor([prompt])
     with torch.no_grad():
-        logits = _open(directory)(ids).logits[0].numpy()
-    out = _open(directory).generate(
+        logits = open_checkpoint(directory)(ids).logits[0].numpy()
+    out = open_checkpoint(directory).generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0,
         output_logits=True, return_dict_in_generate=True,
     )  # fmt: skip
@@ -117,7 +119,8 @@ def run_prompt(directory: Path, prompt: list[int], new_tokens: int) -> tuple[np.
     return logits, tokens, (best[:, 0] - best[:, 1]).numpy()
 
 
-def _open(directory: Path) -> Any:
+def open_checkpoint(directory: Path) -> Any:
+    """The model of a directory, in float32."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None  # every continuation has its full length
     return model
