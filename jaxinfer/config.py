@@ -237,6 +237,11 @@ def check_positive_integer(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
 
 
+def page_size_for(config: ModelConfig, page_size: int | None) -> int:
+    """The size that is asked for; None: the default one, or a block of a model whose blocks are larger."""
+    return max(EngineConfig.page_size, config.block_size or 0) if page_size is None else page_size
+
+
 def check_model_len(config: ModelConfig, max_model_len: int) -> None:
     """Raises ValueError, naming both, if the model's positions do not reach so far."""
     if max_model_len > config.max_position_embeddings and not config.rope.depends_on_length:

@@ -24,7 +24,14 @@ from jaxinfer.checkpoint.directory import (
 )
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.compile_cache import enable_compile_cache
-from jaxinfer.config import EngineConfig, SpeculativeConfig, check_model_len, check_positive_integer, resolve_dtype
+from jaxinfer.config import (
+    EngineConfig,
+    SpeculativeConfig,
+    check_model_len,
+    check_positive_integer,
+    page_size_for,
+    resolve_dtype,
+)
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.drafters import check_drafter, load_speculator, with_drafter
 from jaxinfer.engine.core import EngineCore
@@ -60,7 +67,7 @@ class LLM(BranchMethods):
         max_model_len: most tokens of prompt and output together; None: what the model was made for.
         max_num_seqs: most requests running at once.
         max_num_batched_tokens: most tokens computed in one step, prompts' and outputs' together.
-        page_size: tokens per KV page, a power of two.
+        page_size: tokens per KV page, a power of two; by default a block of a block-diffusion model where that is more.
         kv_cache_tokens: size of the KV pool; None: from the device's memory.
         gpu_memory_utilization: share of a GPU's memory that the engine takes for weights, KV pool and workspace; 3% of
             that stay free, CUDA's context comes on top, and more than 0.97 is taken as 0.97. JAX takes this share when
@@ -121,6 +128,7 @@ class LLM(BranchMethods):
         if diffusion is not None:
             assert config.block_size is not None
             max_num_seqs = min(max_num_seqs, max(1, max_num_batched_tokens // config.block_size))
+            page_size = page_size_for(config, None if page_size == EngineConfig.page_size else page_size)
             branch_mode = "batching"  # blocks of several branches do not share a row
         if max_model_len is None:
             max_model_len = config.max_position_embeddings

@@ -18,6 +18,7 @@ from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.request import Request
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.experts_config import ExpertsConfig
 from jaxinfer.models.registry import build_model
 from jaxinfer.models.rope import RopeConfig
 from jaxinfer.sampling_params import SamplingParams
@@ -46,12 +47,25 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": {"qk_norm": True, "rope": RopeConfig("linear", factor=2.0)},
 }
 FAMILIES = tuple(_FAMILIES)
-_DIFFUSION_FAMILIES: dict[str, dict[str, Any]] = {"SDARForCausalLM": {"qk_norm": True}}
+_LING_2: dict[str, Any] = {
+    "qk_norm": True, "num_layers": 3, "rope": RopeConfig(partial_rotary_factor=0.5),
+    "experts": ExpertsConfig(
+        num_experts=16, experts_per_token=4, intermediate_size=24, shared_size=24, dense_layers=(0,), score="sigmoid",
+        has_bias=True, scaling=2.5, num_groups=4, kept_groups=2,
+    ),
+}  # fmt: skip
+SPARSE_FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen3MoeForCausalLM": {"qk_norm": True, "experts": ExpertsConfig(8, 2, 40, normalizes=False)},
+    "BailingMoeV2ForCausalLM": _LING_2,
+}
+_DIFFUSION_FAMILIES: dict[str, dict[str, Any]] = {"SDARForCausalLM": {"qk_norm": True}, "LLaDA2MoeModelLM": _LING_2}
 
 
 def model_config(family: str = "Qwen3ForCausalLM", **overrides: Any) -> ModelConfig:
-    """A two-layer configuration of `family` with its own features switched on."""
-    return ModelConfig(family, **{**_SHAPE, **{**_FAMILIES, **_DIFFUSION_FAMILIES}[family], **overrides})
+    """A small configuration of `family` with its own features switched on."""
+    return ModelConfig(
+        family, **{**_SHAPE, **{**_FAMILIES, **SPARSE_FAMILIES, **_DIFFUSION_FAMILIES}[family], **overrides}
+    )
 
 
 def random_model(config: ModelConfig, *, seed: int = 3, dtype: jnp.dtype = jnp.float32) -> DecoderLM:

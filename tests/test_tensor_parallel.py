@@ -120,6 +120,25 @@ def test_two_processes_of_one_device_each_give_the_same_tokens(checkpoint, alone
     assert [(one["tokens"], one["devices"]) for one in found] == [(alone, 2)] * 2
 
 
+def test_four_devices_that_share_every_expert_give_the_same_tokens(tmp_path):
+    config = ModelConfig.from_hf(
+        CONFIG | {"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 24, "num_experts": 8,
+                  "num_experts_per_tok": 2, "mlp_only_layers": [0]}
+    )  # fmt: skip
+    export_hf(random_model(config), config, tmp_path / "model")
+    one, four = map(finish, [start(tmp_path / "model", size, devices=size) for size in (1, 4)])
+    assert one["tokens"] == four["tokens"] and four["devices"] == 4
+    assert one["branches"] == four["branches"]
+    # Nothing of experts is sent but the sum of each layer's, which is float32 in every way of running.
+    rows, hidden = 4, CONFIG["hidden_size"]
+    sums = [
+        count for shape, count in four["exchanges"].items() if shape.endswith(" all-reduce") and str(hidden) in shape
+    ]
+    assert sum(sums) == 2 * CONFIG["num_hidden_layers"] + 1
+    sizes = [math.prod(map(int, exchange.split()[0].split(","))) for exchange in four["exchanges"]]
+    assert max(sizes) <= rows * CONFIG["vocab_size"]
+
+
 def test_more_devices_than_there_are_is_an_error_that_says_how_many(checkpoint):
     worker = start(checkpoint, 2, devices=1)
     _, err = worker.communicate(timeout=300)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,10 +19,17 @@ def in_one_piece(rows: int, inner: int, columns: int) -> int:
     return 1
 
 
+def on_one_device(
+    mixture: Callable[..., jax.Array], given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array
+) -> jax.Array:
+    """Experts are whole."""
+    return mixture(*given, gate_up, down)
+
+
 @dataclass(frozen=True)
 class Residual:
-    """How activations lie outside of attention, how results join the residual stream, and into how many parts (rows,
-    inner, columns) products are cut.
+    """How activations lie outside of attention, how results join the residual stream, into how many parts (rows,
+    inner, columns) products are cut, and how a mixture of experts, whose kernels may be split over devices, is summed.
 
     Activations are [..., T, features] and the left operands of products; or, with `features_first`, they are
     [features, T] and the weights are the left operands. Attention has its heads as [..., T, heads, ...] either way.
@@ -31,6 +38,7 @@ class Residual:
     add_and_norm: Callable[[jax.Array, jax.Array | Parts, jax.Array, float], tuple[jax.Array, jax.Array]] = add_and_norm
     parts: Callable[[int, int, int], int] = in_one_piece
     features_first: bool = False
+    over_experts: Callable[..., jax.Array] = on_one_device
 
     @property
     def features_axis(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.attention.backend import AttentionBackend
@@ -19,6 +21,8 @@ from kernels_pallas.branch_attention.blocks import AttentionSizes
 # Of queries and projected heads [T, heads, ...], of pages [num_pages, page_size, heads, head_dim], and of what every
 # device has whole.
 _HEADS, _PAGES, _WHOLE = PartitionSpec(None, "tensor"), PartitionSpec(None, None, "tensor"), PartitionSpec()
+# Of the kernels of experts, [experts, inner, 2, hidden] and [experts, hidden, inner].
+_GATE_UP, _DOWN = PartitionSpec(None, "tensor"), PartitionSpec(None, None, "tensor")
 
 
 def sharding_of_pages(mesh: Mesh | None) -> NamedSharding | None:
@@ -60,6 +64,16 @@ def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBacke
         # Shardy (in jaxlib 0.11.2) crashes on an input without elements inside a loop: the bits of no tails.
         return run(q, k_pages, v_pages, [x for x in leaves if x.size])
 
+    def over_experts(
+        mixture: Callable[..., jax.Array], given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array
+    ) -> jax.Array:
+        # Every device has a share of each expert, so that none waits for another, whatever tokens choose.
+        def on_one(given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array) -> jax.Array:
+            return lax.psum(mixture(*given, gate_up, down), "tensor")
+
+        run = split(on_one, in_specs=(_WHOLE, _GATE_UP, _DOWN), out_specs=_WHOLE)
+        return run(tuple(given), gate_up, down)
+
     @cache  # layers are traced once for each `Residual`
     def residual(tokens: int) -> Residual:
         own = backend.residual(tokens)
@@ -68,6 +82,6 @@ def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBacke
             run = split(lambda x, y, scale: own.add_and_norm(x, y, scale, eps), in_specs=_WHOLE, out_specs=_WHOLE)
             return run(x, y, scale)
 
-        return replace(own, add_and_norm=add_and_norm, parts=in_one_piece)
+        return replace(own, add_and_norm=add_and_norm, parts=in_one_piece, over_experts=over_experts)
 
     return replace(backend, plan=plan, attention=attention, rotate_and_write=rotate_and_write, residual=residual)

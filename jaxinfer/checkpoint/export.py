@@ -17,9 +17,10 @@ from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.checkpoint.rows import Layout, head_layout, layout_of
 from jaxinfer.checkpoint.safetensors_reader import DTYPES, INDEX_FILE, SINGLE_FILE
 from jaxinfer.checkpoint.weight_map import Placement, placements
-from jaxinfer.models.config import FAMILIES, ModelConfig
+from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3 import Eagle3Head
 from jaxinfer.models.eagle3_config import HEAD_ARCHITECTURES, LAYER_IDS, Eagle3Config
+from jaxinfer.models.families import FAMILIES
 from jaxinfer.models.rope import RopeConfig
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -120,15 +121,22 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": config.bos_token_id,
         "eos_token_id": eos[0] if len(eos) == 1 else list(eos) or None,
     }
-    if family.bias_fields:
-        values["attention_bias"] = config.qkv_bias
+    values |= dict.fromkeys(family.qkv_bias_fields, config.qkv_bias) | dict.fromkeys(
+        family.o_bias_fields, config.o_bias
+    )
     if family.mlp_bias_field:
         values["mlp_bias"] = config.mlp_bias
+    if family.qk_norm_field:
+        values[family.qk_norm_field] = config.qk_norm
+    if family.has_norm_head:
+        values["norm_head"] = config.normalizes_head
+    if family.experts and config.experts:
+        values |= family.experts.write(config.experts)
     if family.is_diffusion:
         values |= {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
     back = ModelConfig.from_hf(values)
     for name in ModelConfig.__dataclass_fields__:
-        if name != "dtype" and getattr(back, name) != getattr(config, name):
+        if name not in ("dtype", "num_nextn_layers") and getattr(back, name) != getattr(config, name):
             raise ValueError(
                 f"{family.architecture} in Hugging Face's format cannot express {name}={getattr(config, name)!r}"
             )
@@ -160,13 +168,15 @@ def _rope_parameters(rope: RopeConfig) -> dict[str, Any]:
     values |= {name: getattr(rope, name) for name in names if getattr(rope, name) is not None}
     if rope.rope_type in ("llama3", "yarn"):
         values["original_max_position_embeddings"] = rope.original_max_position_embeddings
+    if rope.partial_rotary_factor != 1:
+        values["partial_rotary_factor"] = rope.partial_rotary_factor
     if not rope.truncate:
         values["truncate"] = False
     return values
 
 
 def _nbytes(placement: Placement, dtype: np.dtype) -> int:
-    return int(np.prod(placement.source_shape)) * (placement.target.dtype or dtype).itemsize
+    return int(np.prod(placement.taken_shape)) * (placement.target.dtype or dtype).itemsize
 
 
 def _shards(placed: Sequence[Placement], dtype: np.dtype, limit: int | None) -> list[list[Placement]]:
@@ -174,7 +184,8 @@ def _shards(placed: Sequence[Placement], dtype: np.dtype, limit: int | None) -> 
     size = 0
     for placement in placed:
         nbytes = _nbytes(placement, dtype)
-        if limit is not None and shards[-1] and size + nbytes > limit:
+        goes_on = shards[-1] and shards[-1][-1].source == placement.source
+        if limit is not None and shards[-1] and size + nbytes > limit and not goes_on:
             shards.append([])
             size = 0
         shards[-1].append(placement)
@@ -188,10 +199,12 @@ def _write(file: Path, shard: Sequence[Placement], arrays: Mapping[str, Any], dt
     offset = 0
     for placement in shard:
         end = offset + _nbytes(placement, dtype)
+        # Of a tensor that is made of several parameters, or of parts of one, the parts lie one after the other.
+        begin = header[placement.source]["data_offsets"][0] if placement.source in header else offset
         header[placement.source] = {
             "dtype": _DTYPE_NAMES[placement.target.dtype or dtype],
             "shape": list(placement.source_shape),
-            "data_offsets": [offset, end],
+            "data_offsets": [begin, end],
         }
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()

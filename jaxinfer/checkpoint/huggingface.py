@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from jaxinfer.checkpoint.rows import Layout, layout_of
 from jaxinfer.checkpoint.safetensors_reader import StoredTensor, open_checkpoint
 from jaxinfer.checkpoint.weight_map import Placement, match_sources, placements, tied_copies
 from jaxinfer.models.config import ModelConfig
+
+logger = logging.getLogger(__name__)
 
 
 class HuggingFaceWeights:
@@ -41,16 +45,21 @@ class HuggingFaceWeights:
         on_read: Callable[[int], object] = lambda nbytes: None,
     ) -> None:
         self.directory = directory
-        layout = layout_of(config)
         tensors = open_checkpoint(directory)
+        layout = layout_of(config).stored_as(tensors)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         try:
             names = match_sources(shapes, layout)
         except CheckpointError as error:
             raise CheckpointError(f"{directory}: {error}") from error
+        extra = {name for name in shapes if any(fnmatch.fnmatchcase(name, each) for each in layout.left_out)}
+        if extra:
+            logger.warning(
+                "%s: layers that draft further tokens are not computed, %d tensors are left out", directory, len(extra)
+            )
         self._parts: dict[str, list[tuple[Placement, StoredTensor]]] = {}
         for placement in placements(layout):
-            tensor = tensors[names[placement.source]]
+            tensor = tensors[names[placement.source]].rows(placement.taken)
             self._parts.setdefault(placement.target.path, []).append((placement, tensor))
         self.dtype = parse_dtype(dtype) or self._stored_dtype(layout)
         self._on_read = on_read

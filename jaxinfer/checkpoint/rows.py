@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3_config import Eagle3Config
+from jaxinfer.models.families import FAMILIES
 
 
 @dataclass(frozen=True)
 class Row:
-    """One source tensor: its name, its parameter, and how its axes are regrouped.
+    """One source tensor, or of each layer, or of each expert: its name, its parameter, how its axes are regrouped.
 
     `axes` reads "source axes -> parameter axes"; axes in parentheses are fused in the source. Sizes of the axes: v
-    vocabulary, h hidden, f intermediate, kv key/value heads, g query heads per key/value head, d head dimension; of a
-    head also p a pair of embedding and feature, n features, w words it drafts. The axis `slot` is where several sources
-    share one parameter; `slot` names this source's share of it.
+    vocabulary, h hidden, f intermediate, kv key/value heads, g query heads per key/value head, d head dimension, e
+    experts, x intermediate of an expert, s of shared experts; of a head also p a pair of embedding and feature, n
+    features, w words it drafts. The axis `slot` is where several sources share one parameter; `slot` names this
+    source's share of it. With {j} in its name, a source is one expert's, and its axis e has that expert alone.
     """
 
     source: str
@@ -25,38 +29,115 @@ class Row:
     slot: str | None = None
     when: str | None = None  # only if this field of the configuration is true
     unless: str | None = None  # only if this field of the configuration is false
+    layers: str | None = None  # only of "dense" layers, or of "sparse" ones
     offsets: bool = False  # token ids, int32; the source has each one less its own number
+    is_one_of_three: bool = False  # q, k or v of a source that has them one after the other
+    is_rotated: bool = False  # the axis d is that of a head's rotated dimensions
+    is_normed: bool = False  # divided by the norms of its columns, where the configuration says so
+    dtype: str | None = None  # its own, whatever that of the weights is
 
 
-def _layer(hf: str, ours: str, inputs: str = "h") -> tuple[Row, ...]:
+@dataclass(frozen=True)
+class Names:
+    """What publishers call the tensors of a layer."""
+
+    embeddings: str = "embed_tokens"
+    attention: str = "self_attn."
+    qkv: str | None = None  # q, k and v in one tensor
+    o: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+
+
+NAMES = {
+    "llama": Names(),
+    "bailing": Names("word_embeddings", "attention.", "query_key_value", "dense", "query_layernorm", "key_layernorm"),
+}
+
+
+def _layer(hf: str, ours: str, inputs: str = "h", names: Names = NAMES["llama"]) -> tuple[Row, ...]:
     """Attention, its norm behind it and the MLP of one layer, whose attention reads the axis `inputs`."""
     kernel, bias = f"(kv slot d) {inputs} -> kv slot d {inputs}", "(kv slot d) -> kv slot d"
-    gate_up, attention, mlp = "(slot f) h -> f slot h", hf + "self_attn.", hf + "mlp."
+    attention, mlp = hf + names.attention, ours + "mlp."
+    qkv = []
+    for x in "qkv":
+        source = attention + (names.qkv or f"{x}_proj")
+        row = partial(Row, slot=x, is_one_of_three=names.qkv is not None, is_rotated=x != "v")
+        qkv.append(row(source + ".weight", ours + "attention.qkv.kernel", kernel))
+        qkv.append(row(source + ".bias", ours + "attention.qkv.bias", bias, when="qkv_bias"))
+    norms = [
+        Row(f"{attention}{name}.weight", f"{ours}attention.{x}_norm.scale", "d -> d", when="qk_norm", is_rotated=True)
+        for x, name in (("q", names.q_norm), ("k", names.k_norm))
+    ]
     return (
-        *(Row(f"{attention}{x}_proj.weight", ours + "attention.qkv.kernel", kernel, slot=x) for x in "qkv"),
-        *(Row(f"{attention}{x}_proj.bias", ours + "attention.qkv.bias", bias, x, "qkv_bias") for x in "qkv"),
-        Row(attention + "q_norm.weight", ours + "attention.q_norm.scale", "d -> d", when="qk_norm"),
-        Row(attention + "k_norm.weight", ours + "attention.k_norm.scale", "d -> d", when="qk_norm"),
-        Row(attention + "o_proj.weight", ours + "attention.o.kernel", "h (kv g d) -> h kv g d"),
-        Row(attention + "o_proj.bias", ours + "attention.o.bias", "h -> h", when="o_bias"),
+        *sorted(qkv, key=lambda row: row.target, reverse=True),
+        *norms,
+        Row(f"{attention}{names.o}.weight", ours + "attention.o.kernel", "h (kv g d) -> h kv g d"),
+        Row(f"{attention}{names.o}.bias", ours + "attention.o.bias", "h -> h", when="o_bias"),
         Row(hf + "post_attention_layernorm.weight", ours + "post_attention_norm.scale", "h -> h"),
-        *(Row(f"{mlp}{x}_proj.weight", ours + "mlp.gate_up.kernel", gate_up, slot=x) for x in ("gate", "up")),
-        *(
-            Row(f"{mlp}{x}_proj.bias", ours + "mlp.gate_up.bias", "(slot f) -> f slot", x, "mlp_bias")
-            for x in ("gate", "up")
+        *_mlp(hf + "mlp.", mlp, "f", layers="dense"),
+        Row(hf + "mlp.gate.weight", mlp + "router.kernel", "e h -> e h", layers="sparse"),
+        Row(
+            hf + "mlp.gate.expert_bias", mlp + "router.bias", "e -> e", when="has_bias", layers="sparse",
+            dtype="float32",
         ),
-        Row(mlp + "down_proj.weight", ours + "mlp.down.kernel", "h f -> h f"),
-        Row(mlp + "down_proj.bias", ours + "mlp.down.bias", "h -> h", when="mlp_bias"),
+        *_mlp(hf + "mlp.shared_experts.", mlp + "shared.", "s", when="has_shared", layers="sparse"),
+    )  # fmt: skip
+
+
+def _mlp(hf: str, ours: str, inner: str, **options: Any) -> tuple[Row, ...]:
+    """A gated MLP with `inner` intermediate features."""
+    kernel, bias = f"(slot {inner}) h -> {inner} slot h", f"(slot {inner}) -> {inner} slot"
+    biased: dict[str, Any] = {**options, "when": "mlp_bias"}
+    return (
+        *(Row(f"{hf}{x}_proj.weight", ours + "gate_up.kernel", kernel, x, **options) for x in ("gate", "up")),
+        *(Row(f"{hf}{x}_proj.bias", ours + "gate_up.bias", bias, x, **biased) for x in ("gate", "up")),
+        Row(hf + "down_proj.weight", ours + "down.kernel", f"h {inner} -> h {inner}", **options),
+        Row(hf + "down_proj.bias", ours + "down.bias", "h -> h", **biased),
     )
 
 
-DECODER_ROWS = (
-    Row("model.embed_tokens.weight", "embed.embedding", "v h -> v h"),
-    Row("model.layers.{i}.input_layernorm.weight", "layers.{i}.input_norm.scale", "h -> h"),
-    *_layer("model.layers.{i}.", "layers.{i}."),
-    Row("model.norm.weight", "final_norm.scale", "h -> h"),
-    Row("lm_head.weight", "lm_head.kernel", "v h -> v h", unless="tie_word_embeddings"),
+_EXPERTS, _GATE_UP, _DOWN = "model.layers.{i}.mlp.", "layers.{i}.mlp.gate_up.kernel", "layers.{i}.mlp.down.kernel"
+# The ways in which experts are stored, the usual one first: each by itself; all in one tensor for each of gate, up and
+# down; gate and up in one besides.
+_SPARSE: dict[str, Any] = {"layers": "sparse"}
+EXPERT_ROWS = (
+    (
+        *(
+            Row(_EXPERTS + "experts.{j}." + x + "_proj.weight", _GATE_UP, "(e slot x) h -> e x slot h", x, **_SPARSE)
+            for x in ("gate", "up")
+        ),
+        Row(_EXPERTS + "experts.{j}.down_proj.weight", _DOWN, "(e h) x -> e h x", **_SPARSE),
+    ),
+    (
+        *(
+            Row(f"{_EXPERTS}experts.{x}_proj", _GATE_UP, "e (slot x) h -> e x slot h", x, **_SPARSE)
+            for x in ("gate", "up")
+        ),
+        Row(_EXPERTS + "experts.down_proj", _DOWN, "e h x -> e h x", **_SPARSE),
+    ),
+    (
+        Row(_EXPERTS + "experts.gate_up_proj", _GATE_UP, "e (slot x) h -> e x slot h", **_SPARSE),
+        Row(_EXPERTS + "experts.down_proj", _DOWN, "e h x -> e h x", **_SPARSE),
+    ),
+    (
+        Row(_EXPERTS + "w1", _GATE_UP, "e (slot x) h -> e x slot h", **_SPARSE),
+        Row(_EXPERTS + "w2", _DOWN, "e h x -> e h x", **_SPARSE),
+    ),
 )
+
+
+def _decoder(names: Names) -> tuple[Row, ...]:
+    return (
+        Row(f"model.{names.embeddings}.weight", "embed.embedding", "v h -> v h"),
+        Row("model.layers.{i}.input_layernorm.weight", "layers.{i}.input_norm.scale", "h -> h"),
+        *_layer("model.layers.{i}.", "layers.{i}.", names=names),
+        Row("model.norm.weight", "final_norm.scale", "h -> h"),
+        Row("lm_head.weight", "lm_head.kernel", "v h -> v h", unless="tie_word_embeddings", is_normed=True),
+    )
+
+
+DECODER_ROWS = {name: _decoder(names) for name, names in NAMES.items()}
 # The words are not split over devices, as whoever drafts looks for the likeliest of all of them in every step.
 HEAD_ROWS = (
     Row("embed_tokens.weight", "embed.embedding", "v h -> v h", when="has_embeddings"),
@@ -88,9 +169,13 @@ class Layout:
         sizes: of the axes, by their letters.
         fields: those of the configuration that are true.
         num_layers: how often a row with {i} stands for a tensor.
+        dense_layers: numbers of those that have no experts.
+        rotary_dim: how many dimensions of a head are rotated.
+        alternatives: other rows for the same parameters, of which a checkpoint may have its tensors instead.
         dtype: that the configuration names, if it does.
         aliases: see `HEAD_ALIASES`.
         ignored: patterns of names that carry no weights.
+        left_out: patterns of names of weights that are not used.
         tied_copies: name of a tensor that repeats another one -> that one's.
     """
 
@@ -100,25 +185,45 @@ class Layout:
     fields: frozenset[str]
     num_layers: int
     dtype: str | None
+    rotary_dim: int
+    dense_layers: frozenset[int] = frozenset()
+    alternatives: tuple[tuple[Row, ...], ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = IGNORED
+    left_out: tuple[str, ...] = ()
     tied_copies: Mapping[str, str] | None = None
 
+    def stored_as(self, names: Collection[str]) -> Layout:
+        """The same parameters, out of the tensors that a checkpoint has."""
+        sparse = (number for number in range(self.num_layers) if number not in self.dense_layers)
+        first = next(sparse, None)
+        for rows in self.alternatives:
+            if first is not None and all(row.source.format(i=first) in names for row in rows):
+                usual = set(EXPERT_ROWS[0])
+                return replace(self, rows=(*(row for row in self.rows if row not in usual), *rows))
+        return self
 
-_FIELDS = ("tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm")
+
+_FIELDS = ("tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "normalizes_head")
 
 
 def layout_of(config: ModelConfig | Layout) -> Layout:
     """The layout of a decoder; one that is given comes back."""
     if isinstance(config, Layout):
         return config
+    rows, layers = DECODER_ROWS[FAMILIES[config.architecture].names], range(config.num_layers)
+    extra = range(config.num_layers, config.num_layers + config.num_nextn_layers)
     return Layout(
         name=config.architecture,
-        rows=DECODER_ROWS,
+        rows=(*rows, *EXPERT_ROWS[0]),
         sizes=_sizes(config),
         fields=_fields(config),
         num_layers=config.num_layers,
+        dense_layers=frozenset(number for number in layers if not config.is_sparse(number)),
         dtype=config.dtype,
+        rotary_dim=config.rotary_dim,
+        alternatives=EXPERT_ROWS[1:],
+        left_out=tuple(f"*layers.{number}.*" for number in extra),
         tied_copies=TIED_COPIES if config.tie_word_embeddings else None,
     )
 
@@ -137,18 +242,26 @@ def head_layout(config: Eagle3Config, has_token_ids: bool = True) -> Layout:
         sizes=_sizes(layer) | {"p": 2 * layer.hidden_size, "n": config.num_features, "w": config.draft_vocab_size},
         fields=_fields(layer) | {name for name, value in own.items() if value},
         num_layers=1,
+        dense_layers=frozenset({0}),
         dtype=layer.dtype,
+        rotary_dim=layer.rotary_dim,
         aliases=HEAD_ALIASES,
         ignored=HEAD_IGNORED,
     )
 
 
 def _sizes(config: ModelConfig) -> dict[str, int]:
-    return {
+    sizes = {
         "v": config.vocab_size, "h": config.hidden_size, "f": config.intermediate_size,
         "kv": config.num_kv_heads, "g": config.group_size, "d": config.head_dim,
     }  # fmt: skip
+    experts = config.experts
+    if experts is None:
+        return sizes
+    return sizes | {"e": experts.num_experts, "x": experts.intermediate_size, "s": experts.shared_size}
 
 
 def _fields(config: ModelConfig) -> frozenset[str]:
-    return frozenset(name for name in _FIELDS if getattr(config, name))
+    experts = config.experts
+    own = {"has_bias": experts and experts.has_bias, "has_shared": experts and experts.shared_size}
+    return frozenset(name for name in _FIELDS if getattr(config, name)) | {name for name, value in own.items() if value}

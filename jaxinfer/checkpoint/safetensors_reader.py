@@ -6,7 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ml_dtypes
@@ -47,6 +47,14 @@ class StoredTensor:
     def read(self) -> np.ndarray:
         """The tensor, read into fresh memory: a mapped file would keep every page that was touched resident."""
         return self._read(0, math.prod(self.shape)).reshape(self.shape)
+
+    def rows(self, part: slice | None) -> StoredTensor:
+        """Some of its first axis as a tensor; all of it for None."""
+        if part is None:
+            return self
+        shape = (part.stop - part.start, *self.shape[1:])
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        return replace(self, shape=shape, offset=self.offset + part.start * row_bytes)
 
     def pieces(self, max_bytes: int = 16 * 2**20) -> Iterator[np.ndarray]:
         """The tensor's elements in order, flat, a bounded number at a time."""

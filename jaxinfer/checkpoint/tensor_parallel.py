@@ -20,9 +20,14 @@ def for_tensor_parallel(config: ModelConfig, size: int) -> ModelConfig:
     Raises:
         ValueError: a dimension cannot be split evenly; names the field.
     """
-    for name in ("vocab_size", "intermediate_size", "num_heads"):
-        if getattr(config, name) % size:
-            raise ValueError(f"tensor_parallel_size={size} does not divide {name}={getattr(config, name)}")
+    split = {name: getattr(config, name) for name in ("vocab_size", "intermediate_size", "num_heads")}
+    if config.experts is not None:
+        # Every device keeps a share of each expert, so that all have as much to do, whichever are chosen.
+        split["moe_intermediate_size"] = config.experts.intermediate_size
+        split["the shared experts' size"] = config.experts.shared_size
+    for name, value in split.items():
+        if value % size:
+            raise ValueError(f"tensor_parallel_size={size} does not divide {name}={value}")
     if config.num_kv_heads % size == 0:
         return config
     if size % config.num_kv_heads:

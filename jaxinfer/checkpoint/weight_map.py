@@ -13,13 +13,16 @@ from jax.sharding import PartitionSpec
 from jaxinfer.checkpoint.errors import CheckpointError, some_of
 from jaxinfer.checkpoint.rows import Layout, Row, layout_of
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.rope import order_of_head
 
 # A parameter is split over the mesh axis "tensor" along the first of these axes that it has.
-SHARDED_AXES = ("kv", "f", "v")
+SHARDED_AXES = ("kv", "f", "x", "s", "v")
 MESH_AXIS = "tensor"
 
 # A checkpoint of the bare decoder (without head) has its names without this prefix.
 BASE_PREFIX = "model."
+
+_SMALLEST_NORM = 1e-7  # added to the norms of an output head's columns
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,15 @@ class Placement:
 
     Attributes:
         source, source_shape: the Hugging Face tensor.
+        taken: the part of its first axis that goes into the parameter; None: all of it.
         target: the parameter, whole.
         part: the index of this source's share in the parameter.
         grouped_shape: the shape of the source with its fused axes apart.
         order: the parameter's axes as numbers of the source's axes, apart.
         offsets: each element of the source is one of the parameter less its own number.
+        head: the axis of the source, apart, that lies in the order of `order_of_head`; None: none does.
+        rotary_dim: how many dimensions of that are rotated.
+        is_normed: the parameter's columns are the source's divided by their norms.
     """
 
     source: str
@@ -53,22 +60,45 @@ class Placement:
     grouped_shape: tuple[int, ...]
     order: tuple[int, ...]
     offsets: bool = False
+    taken: slice | None = None
+    head: int | None = None
+    rotary_dim: int = 0
+    is_normed: bool = False
 
     @property
     def is_whole_as_stored(self) -> bool:
         """Whether the source tensor is the parameter, element for element in the same order."""
         same = self.grouped_shape == self.target.shape and self.order == tuple(range(len(self.order)))
-        return same and not self.offsets
+        return same and not self.offsets and self.head is None and not self.is_normed
 
     def store(self, source: np.ndarray, parameter: np.ndarray) -> None:
-        """Write the source tensor into its share of the whole parameter, with a cast where the dtypes differ."""
-        values = source.reshape(self.grouped_shape).transpose(self.order)
+        """Write what is taken of the source tensor into its share of the whole parameter, with a cast where the dtypes
+        differ.
+        """
+        values = source.reshape(self.grouped_shape)
+        if self.head is not None:
+            values = values.take(order_of_head(self.grouped_shape[self.head], self.rotary_dim), axis=self.head)
+        if self.is_normed:
+            values = values.astype(np.float32)
+            values = values / (np.linalg.norm(values, axis=0, keepdims=True) + _SMALLEST_NORM)
+        values = values.transpose(self.order)
         parameter[self.part] = values + np.arange(len(values)) if self.offsets else values
 
     def to_source(self, target: np.ndarray) -> np.ndarray:
-        """The source tensor out of the whole parameter: the inverse of `store`."""
-        values = target[self.part].transpose(np.argsort(self.order)).reshape(self.source_shape)
+        """What is taken of the source tensor, out of the whole parameter: the inverse of `store`, but for norms."""
+        values = target[self.part].transpose(np.argsort(self.order))
+        if self.head is not None:
+            order = np.argsort(order_of_head(self.grouped_shape[self.head], self.rotary_dim))
+            values = values.take(order, axis=self.head)
+        values = values.reshape(self.taken_shape)
         return values - np.arange(len(values), dtype=values.dtype) if self.offsets else values
+
+    @property
+    def taken_shape(self) -> tuple[int, ...]:
+        """Of what is taken of the source tensor."""
+        if self.taken is None:
+            return self.source_shape
+        return (self.taken.stop - self.taken.start, *self.source_shape[1:])
 
 
 def placements(config: ModelConfig | Layout) -> tuple[Placement, ...]:
@@ -79,8 +109,11 @@ def placements(config: ModelConfig | Layout) -> tuple[Placement, ...]:
         if (row.when and row.when not in layout.fields) or (row.unless and row.unless in layout.fields):
             continue
         for layer in range(layout.num_layers if "{i}" in row.source else 1):
-            placement = _place(row, layer, layout.sizes)
-            found.setdefault(placement.target.path, []).append(placement)
+            if row.layers and row.layers != ("dense" if layer in layout.dense_layers else "sparse"):
+                continue
+            for expert in range(layout.sizes["e"] if "{j}" in row.source else 1):
+                placement = _place(row, layer, expert, layout)
+                found.setdefault(placement.target.path, []).append(placement)
     return tuple(placement for group in found.values() for placement in group)
 
 
@@ -117,7 +150,8 @@ def match_sources(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | L
     for source in wanted:
         plain = source.removeprefix(BASE_PREFIX) if bare else source
         named[source] = stored.get(plain, plain)
-    ignored = {name for name in shapes if any(fnmatch.fnmatchcase(f".{name}", each) for each in layout.ignored)}
+    patterns = (*layout.ignored, *layout.left_out)
+    ignored = {name for name in shapes if any(fnmatch.fnmatchcase(f".{name}", each) for each in patterns)}
     ignored |= {copy for copy in tied_copies(shapes, layout)}
     missing = [name for name in named.values() if name not in shapes]
     left = sorted(set(shapes) - set(named.values()) - ignored)
@@ -146,8 +180,9 @@ def tied_copies(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | Lay
     return found
 
 
-def _place(row: Row, layer: int, sizes: Mapping[str, int]) -> Placement:
+def _place(row: Row, layer: int, expert: int, layout: Layout) -> Placement:
     # Where each source stands on the shared axis: (start, length), and the length of the whole axis.
+    sizes = layout.sizes
     group = sizes["g"]
     slots = {"q": (0, group), "k": (group, 1), "v": (group + 1, 1), "gate": (0, 1), "up": (1, 1)}
     total = {"q": group + 2, "k": group + 2, "v": group + 2, "gate": 2, "up": 2}
@@ -156,27 +191,41 @@ def _place(row: Row, layer: int, sizes: Mapping[str, int]) -> Placement:
     target_axes = right.split()
     source_axes = left.replace("(", " ( ").replace(")", " ) ").split()
     apart = [axis for axis in source_axes if axis not in "()"]
-    part_sizes, whole_sizes = dict(sizes), dict(sizes)
+    part_sizes, whole_sizes = {"slot": 2, **sizes}, {"slot": 2, **sizes}
     part = [slice(None)] * len(target_axes)
+    start, length = slots.get(row.slot or "", (0, 0))
     if row.slot:
-        start, length = slots[row.slot]
         part_sizes["slot"], whole_sizes["slot"] = length, total[row.slot]
         part[target_axes.index("slot")] = slice(start, start + length)
+    if "{j}" in row.source:
+        part_sizes["e"] = 1
+        part[target_axes.index("e")] = slice(expert, expert + 1)
+    source_shape, taken = _fused_shape(source_axes, part_sizes), None
+    if row.is_one_of_three:
+        per_slot = sizes["kv"] * sizes["d"]
+        taken = slice(start * per_slot, (start + length) * per_slot)
+        source_shape = ((group + 2) * per_slot, *source_shape[1:])
     split = next((axis for axis in SHARDED_AXES if axis in target_axes), None)
+    dtype = "int32" if row.offsets else row.dtype
+    is_partly_rotated = row.is_rotated and layout.rotary_dim < sizes["d"]
     return Placement(
-        source=row.source.format(i=layer),
-        source_shape=_fused_shape(source_axes, part_sizes),
+        source=row.source.format(i=layer, j=expert),
+        source_shape=source_shape,
         target=Parameter(
             path=row.target.format(i=layer),
             shape=tuple(whole_sizes[axis] for axis in target_axes),
             axes=tuple(target_axes),
             spec=PartitionSpec(*(MESH_AXIS if axis == split else None for axis in target_axes)),
-            dtype=np.dtype(np.int32) if row.offsets else None,
+            dtype=None if dtype is None else np.dtype(dtype),
         ),
         part=tuple(part),
         grouped_shape=tuple(part_sizes[axis] for axis in apart),
         order=tuple(apart.index(axis) for axis in target_axes),
         offsets=row.offsets,
+        taken=taken,
+        head=apart.index("d") if is_partly_rotated else None,
+        rotary_dim=layout.rotary_dim,
+        is_normed=row.is_normed and "normalizes_head" in layout.fields,
     )
 
 

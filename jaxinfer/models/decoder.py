@@ -1,4 +1,4 @@
-"""The decoder-only transformer that the Llama and Qwen families instantiate."""
+"""The decoder-only transformer that all families instantiate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from jax import lax
 from jaxinfer.attention.attend import Attend, LayerKV
 from jaxinfer.attention.residual import PLAIN, Residual
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.layers import DecoderLayer, Embedding, OutputHead, RMSNorm
+from jaxinfer.models.decoder_layer import DecoderLayer
+from jaxinfer.models.layers import Embedding, OutputHead, RMSNorm
 from jaxinfer.models.rope import rope_cos_sin
 
 
@@ -31,7 +32,7 @@ class DecoderLM(nnx.Module):
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs) -> None:
         self.config = config
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype, rngs)
-        self.layers = nnx.List([DecoderLayer(config, dtype, rngs) for _ in range(config.num_layers)])
+        self.layers = nnx.List([DecoderLayer(config, number, dtype, rngs) for number in range(config.num_layers)])
         self.final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.lm_head = (
             None if config.tie_word_embeddings else OutputHead(config.vocab_size, config.hidden_size, dtype, rngs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtype) -> jax.Array:
+def normal(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtype) -> jax.Array:
+    """Weights at random, such that sums of `fan_in` products keep the size of what goes in."""
     return (jax.random.normal(rngs.params(), shape, jnp.float32) * fan_in**-0.5).astype(dtype)
 
 
@@ -56,7 +56,7 @@ class Projection(nnx.Module):
     def __init__(
         self, inputs: tuple[int, ...], outputs: tuple[int, ...], *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
     ) -> None:
-        self.kernel = nnx.Param(_normal(rngs, (*outputs, *inputs), math.prod(inputs), dtype))
+        self.kernel = nnx.Param(normal(rngs, (*outputs, *inputs), math.prod(inputs), dtype))
         self.bias = nnx.Param(jnp.zeros(outputs, dtype)) if bias else None
         self.inputs, self.outputs = inputs, outputs
 
@@ -121,10 +121,15 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """down(act(gate(x)) * up(x)), with gate and up in one matrix."""
+    """down(act(gate(x)) * up(x)), with gate and up in one matrix.
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    Args:
+        inner: features between the two; None: `intermediate_size`.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs, inner: int | None = None) -> None:
+        hidden, bias = config.hidden_size, config.mlp_bias
+        inner = inner or config.intermediate_size
         self.gate_up = Projection((hidden,), (inner, 2), bias=bias, dtype=dtype, rngs=rngs)
         self.down = Projection((inner,), (hidden,), bias=bias, dtype=dtype, rngs=rngs)
         self.act = config.hidden_act
@@ -135,64 +140,11 @@ class MLP(nnx.Module):
         return self.down.in_parts(ACTIVATIONS[self.act](gate) * up, residual)
 
 
-class DecoderLayer(nnx.Module):
-    """Pre-norm attention and MLP, each with its residual.
-
-    Traced and lowered once for all layers of a model, however many they are: what a layer does is jitted by itself,
-    with its weights and its keys and values as arguments. XLA compiles as if each layer were written out.
-    """
-
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.attention = Attention(config, dtype, rngs)
-        self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = MLP(config, dtype, rngs)
-
-    def enter(self, x: jax.Array, y: jax.Array | Parts | None, residual: Residual) -> tuple[jax.Array, jax.Array]:
-        """The residual stream x with the result y of the layer before, which is this layer's input; and its norm."""
-        # Apart, because the first layer has no y: all else is alike in every layer.
-        return _enter(self.input_norm, x, y, residual)
-
-    def __call__(
-        self,
-        x: jax.Array,
-        normed: jax.Array,
-        kv: LayerKV,
-        cos: jax.Array,
-        sin: jax.Array,
-        attend: Attend,
-        residual: Residual,
-    ) -> tuple[jax.Array, jax.Array | Parts, LayerKV]:
-        """What `enter` found, and this layer's keys and values -> the residual stream, the result, and these after."""
-        return _attend_and_project(self, x, normed, kv, cos, sin, attend, residual)
-
-
-@partial(jax.jit, static_argnames="residual")
-def _enter(norm: RMSNorm, x: jax.Array, y: jax.Array | Parts | None, residual: Residual) -> tuple[jax.Array, jax.Array]:
-    return norm.after(x, y, residual)
-
-
-@partial(jax.jit, static_argnames="residual")
-def _attend_and_project(
-    layer: DecoderLayer,
-    x: jax.Array,
-    normed: jax.Array,
-    kv: LayerKV,
-    cos: jax.Array,
-    sin: jax.Array,
-    attend: Attend,
-    residual: Residual,
-) -> tuple[jax.Array, jax.Array | Parts, LayerKV]:
-    y, kv = layer.attention(normed, kv, cos, sin, attend, residual)
-    x, normed = layer.post_attention_norm.after(x, y, residual)
-    return x, layer.mlp(normed, residual), kv
-
-
 class Embedding(nnx.Module):
     """A table [vocab, hidden] read by token id, or, as an output head, multiplied with."""
 
     def __init__(self, vocab: int, hidden: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.embedding = nnx.Param(_normal(rngs, (vocab, hidden), hidden, dtype))
+        self.embedding = nnx.Param(normal(rngs, (vocab, hidden), hidden, dtype))
 
     def __call__(self, token_ids: jax.Array) -> jax.Array:
         return jnp.take(self.embedding[...], token_ids, axis=0)
@@ -202,4 +154,4 @@ class OutputHead(nnx.Module):
     """logits = hidden @ kernel^T with kernel [vocab, hidden], the layout of the checkpoints."""
 
     def __init__(self, vocab: int, hidden: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.kernel = nnx.Param(_normal(rngs, (vocab, hidden), hidden, dtype))
+        self.kernel = nnx.Param(normal(rngs, (vocab, hidden), hidden, dtype))

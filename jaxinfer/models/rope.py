@@ -27,6 +27,7 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    partial_rotary_factor: float = 1.0  # share of a head that is rotated: its first dimensions
 
     def __post_init__(self) -> None:
         needed = {
@@ -53,7 +54,14 @@ class RopeConfig:
             raise ValueError(
                 f"low_freq_factor ({self.low_freq_factor}) must be less than high_freq_factor ({self.high_freq_factor})"
             )
+        share = self.partial_rotary_factor
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
+            raise ValueError(f"partial_rotary_factor must be above 0 and at most 1, got {share!r}")
         object.__setattr__(self, "theta", float(self.theta))
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many of a head's dimensions are rotated."""
+        return int(head_dim * self.partial_rotary_factor)
 
     @property
     def depends_on_length(self) -> bool:
@@ -129,15 +137,36 @@ def _dynamic_angles(config: RopeConfig, head_dim: int, positions: jax.Array, len
 def rope_cos_sin(
     config: RopeConfig, head_dim: int, positions: jax.Array, lengths: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, float32 [..., head_dim / 2], of `positions` int32 [...].
+    """cos and sin, float32 [..., head_dim / 2], of `positions` int32 [...]; 1 and 0 where a head is not rotated.
+
+    A partly rotated head has its dimensions in the order of `order_of_head`.
 
     `lengths` int32 [...] matters to the dynamic type only: the length of the sequence when its token was first
     computed (a prompt token: the prompt's length; a generated one: its position + 1, the default here). This is what
     Hugging Face computes for one sequence alone, and it does not depend on chunking.
     """
+    rotary_dim = config.rotary_dim(head_dim)
     if config.depends_on_length:
-        angles = _dynamic_angles(config, head_dim, positions, positions + 1 if lengths is None else lengths)
-        return jnp.cos(angles), jnp.sin(angles)
-    frequencies, scale = inverse_frequencies(config, head_dim)
-    angles = positions[..., None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles) * scale, jnp.sin(angles) * scale
+        angles = _dynamic_angles(config, rotary_dim, positions, positions + 1 if lengths is None else lengths)
+        scale = 1.0
+    else:
+        frequencies, scale = inverse_frequencies(config, rotary_dim)
+        angles = positions[..., None].astype(jnp.float32) * frequencies
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    cos, sin = (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
+    if rotary_dim == head_dim:
+        return cos, sin
+    rest = [(0, 0)] * (cos.ndim - 1) + [(0, (head_dim - rotary_dim) // 2)]
+    return jnp.pad(cos, rest, constant_values=1.0), jnp.pad(sin, rest)
+
+
+def order_of_head(head_dim: int, rotary_dim: int) -> np.ndarray:
+    """Dimensions of a head int[head_dim] as checkpoints number them, in the order in which they lie here.
+
+    Checkpoints rotate a head's first `rotary_dim` dimensions, in pairs of its halves. Here pairs are of the whole
+    head's halves, which is all that kernels know: behind the rotated half of each lies a half of what is not rotated.
+    Queries and keys are in the same order, so that their products are those of any other.
+    """
+    rotated, rest = np.split(np.arange(head_dim), [rotary_dim])
+    halves = zip(np.split(rotated, 2), np.split(rest, 2), strict=True)
+    return np.concatenate([part for half in halves for part in half])

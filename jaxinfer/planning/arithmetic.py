@@ -17,7 +17,7 @@ from jaxinfer.checkpoint.weight_map import MESH_AXIS, Parameter, parameters
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3_config import Eagle3Config
 
-_EMBEDDING = "embed.embedding"
+_EMBEDDING, _ROUTER = "embed.embedding", (".router.kernel", ".router.bias")
 
 
 def weights_bytes(config: ModelConfig | Eagle3Config, dtype: jnp.dtype, *, devices: int = 1) -> int:
@@ -41,18 +41,23 @@ def token_bytes(config: ModelConfig, dtype: jnp.dtype, *, devices: int = 1) -> i
 def decode_bytes(config: ModelConfig, dtype: jnp.dtype, *, rows: int, visible_tokens: int, devices: int = 1) -> int:
     """Bytes that a decode step of `rows` tokens must read at least: weights once, and the KV that the tokens see.
 
-    Of the embedding table only the rows of the tokens are read, unless it is the output head too.
+    Of the embedding table only the rows of the tokens are read, unless it is the output head too; of experts those that
+    tokens go to, as many as differ on average where all are as likely.
     """
     itemsize = jnp.dtype(dtype).itemsize
     read = [p for p in _parameters(config, devices) if p.path != _EMBEDDING or config.tie_word_embeddings]
-    weights = sum(_elements(p, devices) for p in read) + rows * config.hidden_size
-    return weights * itemsize + visible_tokens * token_bytes(config, dtype, devices=devices)
+    weights = sum(_elements(p, devices) * _read_of_experts(config, p, rows) for p in read) + rows * config.hidden_size
+    return round(weights) * itemsize + visible_tokens * token_bytes(config, dtype, devices=devices)
 
 
 def product_operations(config: ModelConfig, *, tokens: int, logits: int) -> int:
     """Floating-point operations (a multiplication and an addition are two) of a step's products with weights."""
-    kernels = sum(math.prod(p.shape) for p in parameters(config) if p.path.endswith("kernel") and "layers" in p.path)
-    return 2 * (tokens * kernels + logits * config.vocab_size * config.hidden_size)
+    kernels = sum(
+        math.prod(p.shape) * _used_of_experts(config, p)
+        for p in parameters(config)
+        if p.path.endswith("kernel") and "layers" in p.path
+    )
+    return 2 * (tokens * round(kernels) + logits * config.vocab_size * config.hidden_size)
 
 
 def prefill_operations(config: ModelConfig, *, tokens: int, prompt_len: int, devices: int = 1) -> int:
@@ -66,6 +71,18 @@ def prefill_operations(config: ModelConfig, *, tokens: int, prompt_len: int, dev
     pairs = sum(length * (length + 1) // 2 for length in prompts)
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
     return (product_operations(config, tokens=tokens, logits=len(prompts)) + attention) // devices
+
+
+def _used_of_experts(config: ModelConfig, parameter: Parameter) -> float:
+    """The share of a parameter that a token is multiplied with."""
+    if config.experts is None or "e" not in parameter.axes or parameter.path.endswith(_ROUTER):
+        return 1
+    return config.experts.experts_per_token / config.experts.num_experts
+
+
+def _read_of_experts(config: ModelConfig, parameter: Parameter, rows: int) -> float:
+    """The share of a parameter that so many tokens are multiplied with."""
+    return 1 - (1 - used) ** rows if (used := _used_of_experts(config, parameter)) < 1 else 1
 
 
 def _parameters(config: ModelConfig | Eagle3Config, devices: int) -> tuple[Parameter, ...]:

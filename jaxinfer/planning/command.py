@@ -11,7 +11,7 @@ from rich.console import Console
 
 from jaxinfer.checkpoint.directory import find_config, read_config_file, read_json
 from jaxinfer.checkpoint.dtypes import parse_dtype
-from jaxinfer.config import EngineConfig, SpeculativeConfig, check_model_len, check_positive_integer
+from jaxinfer.config import EngineConfig, SpeculativeConfig, check_model_len, check_positive_integer, page_size_for
 from jaxinfer.engine.memory_share import share_in_environment
 from jaxinfer.engine.speculator import check_vocabularies
 from jaxinfer.models.config import ModelConfig
@@ -99,11 +99,11 @@ def _engine(args: argparse.Namespace, model: ModelConfig) -> EngineConfig:
     if length is None:
         length = model.max_position_embeddings
     check_model_len(model, length)
-    names = ("max_num_seqs", "max_num_batched_tokens", "page_size")
+    names = ("max_num_seqs", "max_num_batched_tokens")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    rows = given.get("max_num_seqs", EngineConfig.max_num_seqs)
-    size = given.get("page_size", EngineConfig.page_size)
-    return EngineConfig(max_model_len=length, kv_cache_tokens=rows * -(-length // size) * size, **given)
+    rows, size = given.get("max_num_seqs", EngineConfig.max_num_seqs), page_size_for(model, args.page_size)
+    tokens = rows * -(-length // size) * size
+    return EngineConfig(max_model_len=length, kv_cache_tokens=tokens, page_size=size, **given)
 
 
 def _compile(request: Request) -> Compiled:

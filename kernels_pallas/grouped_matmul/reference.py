@@ -14,6 +14,8 @@ from jax import lax
 
 _MOST_BLOCK_ROWS = 128
 _FEWEST_BLOCK_ROWS = 8
+# Of kernels that a GPU copies at once: as many as a few products take to fill it.
+_CHUNK_BYTES = 256 * 2**20
 
 
 @jax.tree_util.register_dataclass
@@ -48,7 +50,7 @@ def group_rows(group: jax.Array, num_groups: int, *, block_rows: int | None = No
     sorted_group = group[order]
     rank = jnp.arange(count, dtype=jnp.int32) - first_row[sorted_group]
     place_of_sorted = (last_block - blocks_of_group)[sorted_group] * block_rows + rank
-    group_of_block = jnp.searchsorted(last_block, jnp.arange(blocks), side="right")
+    group_of_block = jnp.searchsorted(last_block, jnp.arange(blocks), side="right", method="compare_all")
     return Groups(
         place=jnp.zeros(count, jnp.int32).at[order].set(place_of_sorted),
         row=jnp.full(blocks * block_rows, count, jnp.int32).at[place_of_sorted].set(order),
@@ -65,20 +67,38 @@ def grouped_matmul(x: jax.Array, kernels: jax.Array, groups: Groups) -> jax.Arra
     Args:
         groups: of `group_rows`, with P places.
     """
-    size = groups.block_rows
-    blocks = x.reshape(-1, size, x.shape[1])
+    blocks = x.reshape(-1, groups.block_rows, x.shape[1])
+    products = lax.platform_dependent(blocks, kernels, groups, cpu=_one_by_one, default=_in_chunks)
+    return products.reshape(-1, kernels.shape[1])
 
-    def product(number: jax.Array) -> jax.Array:
-        def of_group() -> jax.Array:
+
+def _one_by_one(blocks: jax.Array, kernels: jax.Array, groups: Groups) -> jax.Array:
+    """A loop that reads each block's kernel where it lies, and leaves blocks without rows out."""
+
+    def of_block(number: jax.Array) -> jax.Array:
+        def product() -> jax.Array:
             kernel = lax.dynamic_index_in_dim(kernels, groups.group[number], keepdims=False)
             return jnp.einsum("ri,oi->ro", blocks[number], kernel)
 
-        def nothing() -> jax.Array:
-            return jnp.zeros((size, kernels.shape[1]), x.dtype)
+        nothing = jnp.zeros((groups.block_rows, kernels.shape[1]), blocks.dtype)
+        return lax.cond(number < groups.num_blocks, product, lambda: nothing)
 
-        return lax.cond(number < groups.num_blocks, of_group, nothing)
+    return lax.map(of_block, jnp.arange(blocks.shape[0]))
 
-    return lax.map(product, jnp.arange(blocks.shape[0])).reshape(-1, kernels.shape[1])
+
+def _in_chunks(blocks: jax.Array, kernels: jax.Array, groups: Groups) -> jax.Array:
+    """Some blocks at once, with copies of their kernels.
+
+    A GPU would wait for the host in a loop that a conditional holds, as in programs of several steps.
+    """
+    of_chunk = max(1, _CHUNK_BYTES // (kernels.itemsize * kernels[0].size))
+    group, products = groups.group, []
+    for first in range(0, len(blocks), of_chunk):
+        part = slice(first, first + of_chunk)
+        products.append(jnp.einsum("bri,boi->bro", blocks[part], kernels[group[part]]))
+        # One after the other, so that all copies take the same memory.
+        group, products[-1] = lax.optimization_barrier((group, products[-1]))
+    return jnp.concatenate(products)
 
 
 def at_places(x: jax.Array, groups: Groups, *, copies: int = 1) -> jax.Array:

@@ -17,6 +17,7 @@ from jaxinfer.checkpoint.export import hf_config
 from jaxinfer.checkpoint.weight_map import placements
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.experts_config import ExpertsConfig
 from jaxinfer.models.registry import build_model
 from jaxinfer.models.rope import RopeConfig
 
@@ -35,6 +36,11 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelC
     return ModelConfig(architecture, **({"rope": rope} | _SHAPE | family | fields))
 
 
+PARTIAL_ROPE = RopeConfig(max_position_embeddings=64, original_max_position_embeddings=64, partial_rotary_factor=0.4)
+GROUPED_EXPERTS = ExpertsConfig(
+    num_experts=8, experts_per_token=2, intermediate_size=14, shared_size=14, dense_layers=(0,), score="sigmoid",
+    has_bias=True, scaling=2.5, num_groups=4, kept_groups=2,
+)  # fmt: skip
 FAMILY_CONFIGS = {
     "llama": tiny_config(),
     "llama_tied": tiny_config(tie_word_embeddings=True),
@@ -43,6 +49,9 @@ FAMILY_CONFIGS = {
     "qwen2_tied": tiny_config("Qwen2ForCausalLM", tie_word_embeddings=True),
     "qwen3": tiny_config("Qwen3ForCausalLM"),
     "qwen3_biases": tiny_config("Qwen3ForCausalLM", qkv_bias=True, o_bias=True, num_kv_heads=6),
+    "qwen3_moe": tiny_config("Qwen3MoeForCausalLM", qk_norm=True, experts=ExpertsConfig(4, 2, 14, dense_layers=(0,))),
+    "ling": tiny_config("BailingMoeForCausalLM", qkv_bias=True, experts=ExpertsConfig(4, 2, 14, shared_size=28)),
+    "ling_2": tiny_config("BailingMoeV2ForCausalLM", qk_norm=True, rope=PARTIAL_ROPE, experts=GROUPED_EXPERTS),
 }
 
 

@@ -17,8 +17,8 @@ from tests.builders import model_config
 MASK, BLOCK = 100, 4
 
 
-def diffusion_model_config(**overrides: Any) -> ModelConfig:
-    return model_config("SDARForCausalLM", **{"block_size": BLOCK, "mask_token_id": MASK, **overrides})
+def diffusion_model_config(family: str = "SDARForCausalLM", **overrides: Any) -> ModelConfig:
+    return model_config(family, **{"block_size": BLOCK, "mask_token_id": MASK, **overrides})
 
 
 def diffusion_engine(model: DecoderLM, config: DiffusionConfig | None = None, **limits: Any) -> EngineCore:

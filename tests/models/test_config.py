@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 
 from jaxinfer.checkpoint.weight_map import placements
-from jaxinfer.models.config import FAMILIES, ModelConfig, UnsupportedConfigError
+from jaxinfer.models.config import ModelConfig, UnsupportedConfigError
+from jaxinfer.models.families import FAMILIES
 from jaxinfer.models.layers import ACTIVATIONS
 from jaxinfer.models.rope import RopeConfig
 
 MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
-DIFFUSION_TYPES = {"SDARForCausalLM": "sdar"}
+DIFFUSION_TYPES = {"SDARForCausalLM": "sdar", "LLaDA2MoeModelLM": "llada2_moe"}
+# Of mixtures of experts, see `test_sparse_config.py`. Two versions of Ling share a model type.
+SPARSE_TYPES = {
+    "Qwen3MoeForCausalLM": "qwen3_moe", "BailingMoeForCausalLM": "bailing_moe",
+    "BailingMoeV2ForCausalLM": "bailing_moe",
+}  # fmt: skip
 LLAMA, QWEN2, QWEN3 = MODEL_TYPES
 ALL = tuple(MODEL_TYPES)
 
@@ -356,7 +362,8 @@ def test_values_that_cannot_be_are_refused_by_name(fields, named):
 
 
 def test_every_family_names_its_model_type():
-    assert {family.architecture: family.model_type for family in FAMILIES.values()} == MODEL_TYPES | DIFFUSION_TYPES
+    types = {family.architecture: family.model_type for family in FAMILIES.values()}
+    assert types == MODEL_TYPES | DIFFUSION_TYPES | SPARSE_TYPES
 
 
 def test_a_block_diffusion_model_has_blocks_and_a_mask():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.checkpoint import load_checkpoint, read_config
-from jaxinfer.models.config import FAMILIES
+from jaxinfer.models.families import FAMILIES
 from tests.hf_fixtures import NAMES, Expected, checkpoint_path, expected
 from tests.plain_greedy import PlainGreedy
 

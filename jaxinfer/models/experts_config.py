@@ -1,0 +1,151 @@
+"""Configurations of mixtures of experts, and reading them from the fields of their families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxinfer.models.config_fields import UnsupportedConfigError, flag, positive, size
+
+SCORES = ("softmax", "sigmoid")
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """Which experts a token goes to, and with which weights.
+
+    Attributes:
+        num_experts: of a layer.
+        experts_per_token: chosen of them for a token.
+        intermediate_size: of one expert.
+        shared_size: intermediate size of what every token goes through besides; 0: there is nothing.
+        dense_layers: numbers of the layers that have a plain MLP, of the model's `intermediate_size`.
+        score: what makes scores of the router's logits, "softmax" or "sigmoid".
+        has_bias: experts are chosen by their scores with a bias, and weighed by their scores without it.
+        normalizes: the weights of a token are divided by their sum.
+        scaling: factor of all weights.
+        num_groups: of neighbouring experts; 0: none.
+        kept_groups: groups that a token's experts are chosen from.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    shared_size: int = 0
+    dense_layers: tuple[int, ...] = ()
+    score: str = "softmax"
+    has_bias: bool = False
+    normalizes: bool = True
+    scaling: float = 1.0
+    num_groups: int = 0
+    kept_groups: int = 0
+
+    def __post_init__(self) -> None:
+        if self.score not in SCORES:
+            raise UnsupportedConfigError(f"the router's score must be one of {', '.join(SCORES)}, got {self.score!r}")
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise UnsupportedConfigError(
+                f"num_experts_per_tok={self.experts_per_token} must be between 1 and num_experts={self.num_experts}"
+            )
+        if not self.num_groups:
+            return
+        of_group = self.num_experts // self.num_groups
+        if self.num_experts % self.num_groups or of_group < 2:
+            raise UnsupportedConfigError(
+                f"n_group={self.num_groups} does not make groups of two or more out of num_experts={self.num_experts}"
+            )
+        if not 1 <= self.kept_groups <= self.num_groups or self.kept_groups * of_group < self.experts_per_token:
+            raise UnsupportedConfigError(
+                f"topk_group={self.kept_groups} of n_group={self.num_groups} do not hold "
+                f"num_experts_per_tok={self.experts_per_token} experts"
+            )
+
+
+def _of_qwen(values: Mapping[str, Any]) -> ExpertsConfig:
+    step, only_dense = size(values, "decoder_sparse_step"), _layers(values, "mlp_only_layers")
+    dense = [i for i in range(size(values, "num_hidden_layers")) if i in only_dense or (i + 1) % step]
+    # The second name is that of newer versions of transformers.
+    name = "num_experts" if values.get("num_local_experts") is None else "num_local_experts"
+    return ExpertsConfig(
+        num_experts=size(values, name),
+        experts_per_token=size(values, "num_experts_per_tok"),
+        intermediate_size=size(values, "moe_intermediate_size"),
+        dense_layers=tuple(dense),
+        normalizes=flag(values, "norm_topk_prob"),
+    )
+
+
+def _of_bailing(values: Mapping[str, Any]) -> ExpertsConfig:
+    inner = size(values, "moe_intermediate_size")
+    score, has_bias = values["score_function"], flag(values, "moe_router_enable_expert_bias")
+    if has_bias != (score == "sigmoid"):
+        raise UnsupportedConfigError(
+            f"score_function={score!r} with moe_router_enable_expert_bias={has_bias} is not supported; "
+            "scores are softmax without a bias, or sigmoid with one"
+        )
+    num_groups = size(values, "n_group", 0)
+    return ExpertsConfig(
+        num_experts=size(values, "num_experts"),
+        experts_per_token=size(values, "num_experts_per_tok"),
+        intermediate_size=inner,
+        shared_size=inner * size(values, "num_shared_experts", 0),
+        dense_layers=tuple(range(min(size(values, "first_k_dense_replace", 0), size(values, "num_hidden_layers")))),
+        score=score,
+        has_bias=has_bias,
+        normalizes=flag(values, "norm_topk_prob"),
+        scaling=positive(values, "routed_scaling_factor"),
+        num_groups=0 if num_groups == 1 else num_groups,
+        kept_groups=0 if num_groups <= 1 else size(values, "topk_group"),
+    )
+
+
+def _layers(values: Mapping[str, Any], name: str) -> frozenset[int]:
+    found = values.get(name) or []
+    if not isinstance(found, list) or any(not isinstance(number, int) for number in found):
+        raise UnsupportedConfigError(f"config.json must set {name} to a list of layers, got {found!r}")
+    return frozenset(found)
+
+
+def _qwen_fields(config: ExpertsConfig) -> dict[str, Any]:
+    return _common_fields(config) | {"decoder_sparse_step": 1, "mlp_only_layers": list(config.dense_layers)}
+
+
+def _bailing_fields(config: ExpertsConfig) -> dict[str, Any]:
+    return _common_fields(config) | {
+        "num_shared_experts": config.shared_size // config.intermediate_size,
+        "first_k_dense_replace": len(config.dense_layers),
+        "score_function": config.score,
+        "moe_router_enable_expert_bias": config.has_bias,
+        "routed_scaling_factor": config.scaling,
+        "n_group": config.num_groups,
+        "topk_group": config.kept_groups,
+    }
+
+
+def _common_fields(config: ExpertsConfig) -> dict[str, Any]:
+    return {
+        "num_experts": config.num_experts,
+        "num_experts_per_tok": config.experts_per_token,
+        "moe_intermediate_size": config.intermediate_size,
+        "norm_topk_prob": config.normalizes,
+    }
+
+
+@dataclass(frozen=True)
+class ExpertsFields:
+    """How a family's `config.json` says what its experts are: a reader, its inverse and the fields' names.
+
+    Reading raises UnsupportedConfigError where a field is missing or wrong, or asks for a router that no model has.
+    """
+
+    read: Callable[[Mapping[str, Any]], ExpertsConfig]
+    write: Callable[[ExpertsConfig], dict[str, Any]]
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.write(ExpertsConfig(1, 1, 1))) | {"num_local_experts"}
+
+
+QWEN_EXPERTS = ExpertsFields(_of_qwen, _qwen_fields)
+BAILING_EXPERTS = ExpertsFields(_of_bailing, _bailing_fields)  # Ling, both versions, and LLaDA2

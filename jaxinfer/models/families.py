@@ -1,0 +1,184 @@
+"""The families of Hugging Face architectures that are computed here: what they say, and what of it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxinfer.models.config_fields import UnsupportedConfigError, flag, is_active
+from jaxinfer.models.experts_config import BAILING_EXPERTS, QWEN_EXPERTS, ExpertsFields
+
+
+@dataclass(frozen=True)
+class Family:
+    """What distinguishes one Hugging Face architecture from its siblings, with that library's defaults."""
+
+    architecture: str
+    model_type: str
+    other_model_types: frozenset[str] = frozenset()
+    qkv_bias: bool = False  # biases on q, k, v whatever the fields say
+    qkv_bias_fields: tuple[str, ...] = ()  # any of them gives q, k and v biases
+    o_bias_fields: tuple[str, ...] = ()
+    mlp_bias_field: bool = False
+    qk_norm: bool = False
+    qk_norm_field: str | None = None  # says whether there is such a norm
+    sliding_fields: bool = False
+    has_partial_rope: bool = False  # `partial_rotary_factor` or `rotary_dim` may say that not all of a head is rotated
+    has_norm_head: bool = False  # `norm_head` may say that the output head is to be normed
+    has_nextn_layers: bool = False  # `num_nextn_predict_layers` may follow, which draft and are not computed
+    experts: ExpertsFields | None = None
+    names: str = "llama"  # whose tensor names its checkpoints have
+    has_remote_code: bool = False  # Hugging Face runs what comes with its checkpoints, which is written anew here
+    is_diffusion: bool = False  # `block_size` and `mask_token_id` say how it generates
+    unused_fields: frozenset[str] = frozenset()  # of training, which change no forward pass
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def own_fields(self) -> frozenset[str]:
+        """Fields of its configurations that are read here and that not all families have."""
+        names = {*self.qkv_bias_fields, *self.o_bias_fields}
+        names |= {"mlp_bias"} if self.mlp_bias_field else set()
+        names |= {self.qk_norm_field} if self.qk_norm_field else set()
+        names |= {"rotary_dim"} if self.has_partial_rope else set()
+        names |= {"norm_head"} if self.has_norm_head else set()
+        names |= {"num_nextn_predict_layers"} if self.has_nextn_layers else set()
+        names |= {"block_size", "mask_token_id"} if self.is_diffusion else set()
+        return frozenset(names) | (self.experts.names if self.experts else frozenset())
+
+
+_COMMON = {
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "silu",
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+_QWEN = _COMMON | {
+    "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768,
+    "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+_LING = _COMMON | {
+    "rope_theta": 600000.0, "max_position_embeddings": 32768, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+    "first_k_dense_replace": 0, "num_shared_experts": 0, "n_group": 0, "topk_group": 0,
+    "num_nextn_predict_layers": 0,
+}  # fmt: skip
+_LING_2 = _LING | {
+    "vocab_size": 157184, "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 256, "num_experts_per_tok": 8,
+    "num_shared_experts": 1, "moe_intermediate_size": 512, "first_k_dense_replace": 1, "n_group": 8, "topk_group": 4,
+    "score_function": "sigmoid", "moe_router_enable_expert_bias": True, "use_qk_norm": True, "eos_token_id": 156892,
+}  # fmt: skip
+_ATTENTION_BIAS: dict[str, Any] = {"qkv_bias_fields": ("attention_bias",), "o_bias_fields": ("attention_bias",)}
+_QWEN_3: dict[str, Any] = _ATTENTION_BIAS | {"qk_norm": True, "sliding_fields": True}
+_LING_FIELDS: dict[str, Any] = {
+    "qkv_bias_fields": ("use_bias", "use_qkv_bias"), "o_bias_fields": ("use_bias",), "qk_norm_field": "use_qk_norm",
+    "has_partial_rope": True, "has_norm_head": True, "has_nextn_layers": True, "experts": BAILING_EXPERTS,
+    "names": "bailing", "has_remote_code": True,
+    "unused_fields": frozenset({
+        "embedding_dropout", "output_dropout", "router_dtype", "use_rmsnorm", "max_window_layers",
+        "output_router_logits", "router_aux_loss_coef", "mtp_loss_scaling_factor",
+        "moe_shared_expert_intermediate_size",
+    }),
+}  # fmt: skip
+
+FAMILIES = {
+    family.architecture: family
+    for family in (
+        Family(
+            "LlamaForCausalLM", "llama", **_ATTENTION_BIAS, mlp_bias_field=True,
+            defaults=_COMMON | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048,
+                                "bos_token_id": 1, "eos_token_id": 2},
+        ),
+        Family("Qwen2ForCausalLM", "qwen2", qkv_bias=True, sliding_fields=True, defaults=_QWEN),
+        Family("Qwen3ForCausalLM", "qwen3", **_QWEN_3, defaults=_QWEN | {"head_dim": 128}),
+        Family("SDARForCausalLM", "sdar", **_QWEN_3, has_remote_code=True, is_diffusion=True,
+               defaults=_QWEN | {"head_dim": 128, "block_size": 4, "mask_token_id": 151669,
+                                 "eos_token_id": [151645, 151643]}),
+        Family("Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN_3, experts=QWEN_EXPERTS,
+               unused_fields=frozenset({"output_router_logits", "router_aux_loss_coef"}),
+               defaults=_QWEN | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
+                                 "num_key_value_heads": 4, "decoder_sparse_step": 1, "moe_intermediate_size": 768,
+                                 "num_experts_per_tok": 8, "num_experts": 128, "norm_topk_prob": False}),
+        Family("BailingMoeForCausalLM", "bailing_moe", **_LING_FIELDS,
+               defaults=_LING | {"score_function": "softmax", "use_qk_norm": False}),
+        Family("BailingMoeV2ForCausalLM", "bailing_moe", **_LING_FIELDS, defaults=_LING_2),
+        Family("LLaDA2MoeModelLM", "llada2_moe", frozenset({"llada2_moe_veomni"}), **_LING_FIELDS, is_diffusion=True,
+               defaults=_LING_2 | {"block_size": 32, "mask_token_id": 156895, "partial_rotary_factor": 0.5}),
+    )
+}  # fmt: skip
+
+_READ = frozenset({
+    "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act",
+    "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings",
+    "partial_rotary_factor", "bos_token_id", "eos_token_id", "dtype", "torch_dtype", "sliding_window",
+    "use_sliding_window", "max_window_layers", "layer_types", "quantization_config", "auto_map",
+})  # fmt: skip
+# Fields that never change a forward pass at inference: training, bookkeeping, generation defaults that Hugging Face
+# used to write here (generation_config.json is read instead), and pretraining_tp, which slices sums but not results.
+_INERT = frozenset({
+    "attention_dropout", "hidden_dropout", "initializer_range", "use_cache", "pretraining_tp", "transformers_version",
+    "_name_or_path", "name_or_path", "_commit_hash", "pad_token_id", "sep_token_id", "decoder_start_token_id",
+    "tokenizer_class", "prefix", "task_specific_params", "problem_type", "finetuning_task", "id2label", "label2id",
+    "num_labels", "torchscript", "use_bfloat16", "tf_legacy_loss", "return_dict", "output_hidden_states",
+    "output_attentions", "output_scores", "return_dict_in_generate", "tie_last_hidden_states", "is_decoder",
+    "chunk_size_feed_forward", "max_length", "min_length", "do_sample", "early_stopping", "num_beams",
+    "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
+    "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
+    "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
+    "suppress_tokens", "begin_suppress_tokens", "model_max_length", "max_sequence_length", "_attn_implementation",
+    "attn_implementation", "_attn_implementation_autoset", "unsloth_version", "unsloth_fixed",
+})  # fmt: skip
+
+
+def family_of(hf: Mapping[str, Any]) -> Family:
+    names = hf.get("architectures") or []
+    for family in FAMILIES.values():
+        if family.architecture in names:
+            # Hugging Face chooses the class by model_type, so a foreign one means other computations.
+            if hf.get("model_type", family.model_type) not in {family.model_type, *family.other_model_types}:
+                raise UnsupportedConfigError(
+                    f"model_type={hf['model_type']!r} does not belong to {family.architecture}, whose is "
+                    f"{family.model_type!r}"
+                )
+            return family
+    if not names:
+        alike = [family for family in FAMILIES.values() if family.model_type == hf.get("model_type")]
+        if len(alike) == 1:
+            return alike[0]
+        if alike:
+            raise UnsupportedConfigError(
+                f"model_type={hf['model_type']!r} may be {' or '.join(family.architecture for family in alike)}; "
+                "config.json must say which, as architectures"
+            )
+    found = ", ".join(names) or f"model_type={hf.get('model_type')!r}"
+    raise UnsupportedConfigError(f"unknown architecture {found}; supported: {', '.join(FAMILIES)}")
+
+
+def refuse_unknown(hf: Mapping[str, Any], family: Family) -> None:
+    known = _READ | _INERT | family.own_fields | family.unused_fields
+    for name, value in hf.items():
+        if name not in known and is_active(value):
+            raise UnsupportedConfigError(
+                f"config.json sets {name}={value!r}, which {family.architecture} here does not know; "
+                "remove the field if it does not change the model's output"
+            )
+
+
+def refuse_active(values: Mapping[str, Any], family: Family) -> None:
+    if is_active(values.get("quantization_config")):
+        raise UnsupportedConfigError("quantization_config is set: quantized checkpoints are not supported")
+    if is_active(values.get("auto_map")) and not family.has_remote_code:
+        raise UnsupportedConfigError("auto_map is set: code that comes with a checkpoint is never run")
+    if values.get("use_rmsnorm") is False:
+        raise UnsupportedConfigError("use_rmsnorm=False is not supported")
+    window = values.get("sliding_window")
+    layer_types = values.get("layer_types")
+    if layer_types is not None:
+        other = sorted(set(layer_types) - {"full_attention"})
+        if other:
+            raise UnsupportedConfigError(f"layer_types contains {', '.join(other)}; only full_attention is supported")
+    elif family.sliding_fields:
+        used = flag(values, "use_sliding_window") and window is not None
+        if used and values["max_window_layers"] < values["num_hidden_layers"]:
+            raise UnsupportedConfigError(f"use_sliding_window with sliding_window={window} is not supported")
+    elif window is not None or values.get("use_sliding_window"):
+        raise UnsupportedConfigError(f"sliding_window={window} is not supported")
