@@ -66,7 +66,9 @@ def main() -> int:
             print("      " + "  ".join(f"{kind} {share:.0%}" for kind, share in watch(now).items()), flush=True)
             np.savez(options.work / "parameters.npz", **now)  # pyright: ignore[reportArgumentType]
 
-    packer = Packer(documents_of(tokenizer, stream(options.seed)), config.prompt_weight)
+    packer = Packer(
+        documents_of(tokenizer, stream(options.seed)), partial(pack_rows, prompt_weight=config.prompt_weight)
+    )
     losses = partial(row_losses, graph)
     params = train(losses, params, batches_of(packer, config), rows, config, history, report)
 

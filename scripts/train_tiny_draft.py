@@ -23,6 +23,7 @@ from training.distillation import (
     held_out_answers,
     kept_documents,
     make_teacher,
+    own_documents,
     repeated,
 )
 from training.draft_card import write_draft_card
@@ -72,13 +73,13 @@ def main() -> int:
     print("the target's answers", flush=True)
     tokenizer = load_tokenizer(options.target)
     llm = LLM(options.target, max_num_seqs=64)
-    file = options.work / "documents.json"
-    documents = kept_documents(llm, tokenizer, stream(SEED), options.documents, file)
+    answered = own_documents(llm, tokenizer, stream(SEED))
+    documents = kept_documents(answered, options.documents, options.work / "documents.json")
     held_out = held_out_answers(llm, HELD_OUT_CASES)
     del llm
     target, teacher = load_checkpoint(options.target, dtype="float32")
     teach = make_teacher(teacher)
-    packer = Packer(itertools.cycle(documents), config.prompt_weight)
+    packer = Packer(itertools.cycle(documents), partial(pack_rows, prompt_weight=config.prompt_weight))
     size, step_size = sum(len(each.ids) for each in documents), sum(rows * length for rows, length in config.groups)
     steps = itertools.islice(batches_of(packer, config), size // step_size)
     lessons: list[list[Rows]] = [list(map(teach, groups)) for groups in steps]

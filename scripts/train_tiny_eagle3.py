@@ -24,7 +24,7 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3_config import Eagle3Config, captured_layers
 from jaxinfer.models.rope import RopeConfig
 from training.corpus import stream
-from training.distillation import kept_documents, repeated
+from training.distillation import kept_documents, own_documents, repeated
 from training.head_acceptance import DRAFTED, Chains, make_right
 from training.head_answers import HeldOut, held_out_texts, prompted_documents, read_prompts
 from training.head_card import HeadFacts, write_head_card
@@ -142,11 +142,12 @@ def main() -> int:
 
 def texts(options: argparse.Namespace) -> tuple[list[Document], HeldOut]:
     """The texts to learn from, and held-out ones in which the target's greedy answers count."""
-    llm, file = LLM(options.target, max_num_seqs=64), options.work / "documents.json"
+    llm = LLM(options.target, max_num_seqs=64)
     if options.prompts is None:
         if options.target.resolve() != embedded_checkpoint().resolve():
             raise SystemExit("--prompts is needed: the corpus is that of the embedded target")
-        documents = kept_documents(llm, load_tokenizer(options.target), stream(SEED), options.documents, file)
+        answered = own_documents(llm, load_tokenizer(options.target), stream(SEED))
+        documents = kept_documents(answered, options.documents, options.work / "documents.json")
         return documents, held_out_texts(llm, options.cases, HELD_OUT_LENGTH)
     return prompted_documents(llm, read_prompts(options.prompts)[: options.documents], options.cases, HELD_OUT_LENGTH)
 
@@ -174,7 +175,7 @@ def configuration(target: ModelConfig, words: int) -> Eagle3Config:
 
 def lessons_of(documents: Sequence[Document], teach: Teach) -> list[list[HeadRows]]:
     """The groups of rows of each step that the texts give, once."""
-    packer = Packer(itertools.cycle(documents), SCHEDULE.prompt_weight)
+    packer = Packer(itertools.cycle(documents), partial(pack_rows, prompt_weight=SCHEDULE.prompt_weight))
     size, step_size = sum(len(each.ids) for each in documents), sum(rows * length for rows, length in SCHEDULE.groups)
     steps = itertools.islice(batches_of(packer, SCHEDULE), size // step_size)
     return [[teach(rows, rows.ids.shape[1] // 2) for rows in groups] for groups in steps]

@@ -27,11 +27,13 @@ COMPANIONS = (
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
-# The checkpoints that travel with the engine: a model to try it with, a model and an EAGLE-3 head that draft for it.
+# The checkpoints that travel with the engine: a model to try it with, a model and an EAGLE-3 head that draft for it,
+# and a diffusion model with experts.
 EMBEDDED_CHECKPOINT = "tiny"
 EMBEDDED_DRAFT = "tiny-draft"
 EMBEDDED_EAGLE3 = "tiny-eagle3"
-_EMBEDDED = (EMBEDDED_CHECKPOINT, EMBEDDED_DRAFT, EMBEDDED_EAGLE3)
+EMBEDDED_DIFFUSION = "tiny-diffusion"
+_EMBEDDED = (EMBEDDED_CHECKPOINT, EMBEDDED_DRAFT, EMBEDDED_EAGLE3, EMBEDDED_DIFFUSION)
 
 
 def embedded_checkpoint(name: str = EMBEDDED_CHECKPOINT) -> Path:

@@ -70,23 +70,31 @@ def with_own_answers(
     return documents
 
 
-def own_documents(llm: LLM, tokenizer: PreTrainedTokenizerFast, samples: Iterator[Sample]) -> Iterator[Document]:
+def by_turns(number: int, sample: Sample) -> float | None:
+    """The temperature of the answer to a sample, the `number`th of the stream."""
+    return TEMPERATURES[number % len(TEMPERATURES)]
+
+
+def own_documents(
+    llm: LLM,
+    tokenizer: PreTrainedTokenizerFast,
+    samples: Iterator[Sample],
+    temperature_of: Callable[[int, Sample], float | None] = by_turns,
+) -> Iterator[Document]:
     """The stream `with_own_answers`, as long as it is."""
     while chunk := list(itertools.islice(samples, AT_ONCE)):
-        temperatures = [TEMPERATURES[i % len(TEMPERATURES)] for i in range(len(chunk))]
+        temperatures = [temperature_of(number, sample) for number, sample in enumerate(chunk)]
         yield from with_own_answers(llm, tokenizer, chunk, temperatures)
 
 
-def kept_documents(
-    llm: LLM, tokenizer: PreTrainedTokenizerFast, samples: Iterator[Sample], count: int, file: Path
-) -> list[Document]:
-    """So many of `own_documents`, from `file` if there are as many, and else written there."""
+def kept_documents(stream: Iterator[Document], count: int, file: Path) -> list[Document]:
+    """So many of a stream, from `file` if there are as many, and else written there."""
     if file.exists():
         found = [Document(*fields) for fields in json.loads(file.read_text(encoding="utf-8"))]
         if len(found) >= count:
             return found[:count]
     documents = []
-    for document in own_documents(llm, tokenizer, itertools.islice(samples, count)):
+    for document in itertools.islice(stream, count):
         documents.append(document)
         if len(documents) % 1000 == 0:
             print(f"{len(documents):6d} of {count} texts", flush=True)

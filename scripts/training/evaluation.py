@@ -27,8 +27,16 @@ FEWER_CASES = {"world": 50}
 
 
 def evaluate(checkpoint: Path, cases: int) -> tuple[list[Score], dict[str, list[dict[str, Any]]]]:
-    """Scores of every kind, and per kind the first three cases with the answers that the model gave."""
-    llm = LLM(checkpoint, max_num_seqs=64)
+    """`scores_of` a checkpoint, printed."""
+    scores, shown = scores_of(LLM(checkpoint, max_num_seqs=64), cases)
+    for each in scores:
+        print(f"{each.kind:21s} {each.check:48s} {each.right:4d}/{each.cases} {each.share:7.1%}", flush=True)
+    return scores, shown
+
+
+def scores_of(llm: LLM, cases: int) -> tuple[list[Score], dict[str, list[dict[str, Any]]]]:
+    """Scores of greedy answers to at most `cases` prompts of every kind, and per kind the first three cases with the
+    answers that the model gave."""
     greedy = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     scores: list[Score] = []
     shown: dict[str, list[dict[str, Any]]] = {}
@@ -36,10 +44,7 @@ def evaluate(checkpoint: Path, cases: int) -> tuple[list[Score], dict[str, list[
         samples = held_out_cases(kind, min(cases, FEWER_CASES.get(kind, cases)))
         outputs = llm.chat([sample.prompt for sample in samples], greedy, use_tqdm=False)
         answers = [output.outputs[0].text for output in outputs]
-        found = score(kind, samples, answers)
-        for each in found:
-            print(f"{each.kind:21s} {each.check:48s} {each.right:4d}/{each.cases} {each.share:7.1%}", flush=True)
-        scores += found
+        scores += score(kind, samples, answers)
         shown[kind] = [_shown(sample, answer) for sample, answer in list(zip(samples, answers, strict=True))[:3]]
     return scores, shown
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,15 +81,16 @@ def module_of(graph: nnx.GraphDef, params: Params) -> nnx.Module:
 
 
 def _matrix_axes(name: str) -> MuonDimensionNumbers | None:
-    """Which axes of a kernel Muon sees as a matrix; gate and up are two matrices. None: not a hidden matrix."""
+    """Which axes of a kernel Muon sees as a matrix; gate and up are two matrices, and each expert has its own. None:
+    not a hidden matrix."""
     if name.endswith("qkv.kernel"):
         return MuonDimensionNumbers((3,), (0, 1, 2))
     if name.endswith("attention.o.kernel"):
         return MuonDimensionNumbers((1, 2, 3), (0,))
     if name.endswith("gate_up.kernel"):
-        return MuonDimensionNumbers((2,), (0,))
+        return MuonDimensionNumbers((-1,), (-3,))
     if name.endswith("down.kernel"):
-        return MuonDimensionNumbers((1,), (0,))
+        return MuonDimensionNumbers((-1,), (-2,))
     return None
 
 
@@ -178,11 +179,11 @@ def make_step(row_losses: RowLosses, optimizer: optax.GradientTransformation) ->
     return jax.jit(step, donate_argnums=(0, 1))
 
 
-def make_evaluation(row_losses: RowLosses) -> Callable[[Params, list[Rows]], float]:
+def make_evaluation(row_losses: RowLosses) -> Callable[[Params, Sequence[Rows]], float]:
     """A function that gives the mean loss in nats over rows, counting only weighted tokens."""
     sums = jax.jit(row_losses)
 
-    def evaluate(params: Params, batches: list[Rows]) -> float:
+    def evaluate(params: Params, batches: Sequence[Rows]) -> float:
         found = [sums(params, rows.arrays()) for rows in batches]
         return float(sum(total for total, _ in found) / sum(weight for _, weight in found))  # pyright: ignore
 
@@ -193,7 +194,7 @@ def train(
     row_losses: RowLosses,
     params: Params,
     batches: Iterator[list[Rows]],
-    held_out: list[Rows],
+    held_out: Sequence[Rows],
     config: TrainingConfig,
     history: History,
     report: Callable[[float, Params], None],
@@ -228,7 +229,7 @@ def train(
     return params
 
 
-def batches_of(packer: Packer, config: TrainingConfig) -> Iterator[list[Rows]]:
+def batches_of[R: Rows](packer: Packer[R], config: TrainingConfig) -> Iterator[list[R]]:
     """Endless steps' groups of rows, in the sizes of `config`."""
     number = 0
     while True:

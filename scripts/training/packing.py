@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -64,20 +64,21 @@ def pack_rows(chosen: list[list[Document]], length: int, prompt_weight: float) -
     return Rows(ids, positions, documents, weights)
 
 
-class Packer:
+class Packer[R: Rows]:
     """Turns a stream of documents into steps of several groups of rows, for instance 16 rows of 128 and 8 of 256.
 
     Rows of each group are filled from a pool: the oldest document that needs this length, then the longest that fit.
-    Documents longer than the longest row are left out; `left_out` counts them.
+    Documents longer than the longest row are left out; `left_out` counts them. `pack` lays those of each row into rows
+    of a length.
     """
 
-    def __init__(self, documents: Iterator[Document], prompt_weight: float) -> None:
+    def __init__(self, documents: Iterator[Document], pack: Callable[[list[list[Document]], int], R]) -> None:
         self.documents = documents
-        self.prompt_weight = prompt_weight
+        self.pack = pack
         self.pool: list[Document] = []
         self.left_out = 0
 
-    def step(self, groups: tuple[tuple[int, int], ...]) -> list[Rows]:
+    def step(self, groups: tuple[tuple[int, int], ...]) -> list[R]:
         """One step; a group is (rows, length), shortest length first."""
         longest = groups[-1][1]
         while len(self.pool) < POOL:
@@ -89,7 +90,7 @@ class Packer:
         lengths = [length for _, length in groups]
         packed = []
         for shorter, (rows, length) in reversed(list(zip([0, *lengths[:-1]], groups, strict=True))):
-            packed.append(pack_rows([self._fill(shorter, length) for _ in range(rows)], length, self.prompt_weight))
+            packed.append(self.pack([self._fill(shorter, length) for _ in range(rows)], length))
         return packed[::-1]
 
     def _fill(self, shorter: int, length: int) -> list[Document]:

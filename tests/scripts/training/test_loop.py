@@ -42,7 +42,7 @@ def test_the_packer_uses_every_document_at_most_once_and_nearly_fills_its_rows()
     source = [
         Document([number] * (10 + 7 * (number % 13)), [True] * (10 + 7 * (number % 13))) for number in range(3000)
     ]
-    packer = Packer(iter(source), 1.0)
+    packer = Packer(iter(source), partial(pack_rows, prompt_weight=1.0))
     seen: list[int] = []
     filled = []
     for _ in range(10):
@@ -55,13 +55,15 @@ def test_the_packer_uses_every_document_at_most_once_and_nearly_fills_its_rows()
 
 
 def test_the_packer_reads_on_when_no_document_in_sight_is_short_enough():
-    packer = Packer(itertools.chain([document(100)] * 700, itertools.cycle([document(20)])), 1.0)
+    packer = Packer(
+        itertools.chain([document(100)] * 700, itertools.cycle([document(20)])), partial(pack_rows, prompt_weight=1.0)
+    )
     short, _ = packer.step(((2, 32), (2, 128)))
     assert (short.documents.max(axis=1) >= 1).all()
 
 
 def test_documents_longer_than_the_longest_row_are_counted():
-    packer = Packer(itertools.cycle([document(200), document(20)]), 1.0)
+    packer = Packer(itertools.cycle([document(200), document(20)]), partial(pack_rows, prompt_weight=1.0))
     packer.step(((2, 64),))
     assert packer.left_out > 0
 

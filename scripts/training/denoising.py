@@ -1,0 +1,154 @@
+"""Training of block diffusion (Arriola et al. 2025): a model learns the words behind masks in each block of an answer,
+given the clean blocks before it.
+
+A lesson holds its text once clean, but for the last block, and then the blocks of the answer several times over, each
+copy with other words masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from jaxinfer.attention.attend import LayerKV
+from jaxinfer.attention.dense import masked_attention
+from jaxinfer.attention.heads import ProjectedHeads
+from jaxinfer.models.decoder import DecoderLM
+from kernels_pallas.rotate_and_write.reference import rotate
+from training.dense_experts import DENSE_EXPERTS
+from training.initialization import Params
+from training.loop import module_of
+from training.packing import Document, Rows
+
+WHOLLY_MASKED = 0.25
+"""Share of blocks whose words are all masked, as every block begins; of others a share is, drawn between 0 and 1."""
+
+
+@dataclass(frozen=True)
+class Lesson(Document):
+    """A text with copies of its answer, one after the other; `written` is what is learned, in the copies alone."""
+
+    positions: list[int]
+    copies: list[int]  # 0: the clean text
+
+
+@dataclass(frozen=True)
+class LessonRows(Rows):
+    """Packed lessons, int32 [rows, length]; `weights` are 1 where a token is masked."""
+
+    copies: np.ndarray
+    noisy: np.ndarray  # `ids` with masks
+
+
+def lesson_of(document: Document, block_size: int, filler: int, copies: int) -> Lesson:
+    """The lesson of a text's last answer, filled to whole blocks with what stands behind an answer's end."""
+    last = max(place for place, written in enumerate(document.written) if written)
+    first = last
+    while first and document.written[first - 1]:
+        first -= 1
+    ids = [*document.ids[: last + 1], *[filler] * (-(last + 1) % block_size)]
+    start, end = first - first % block_size, len(ids) - block_size
+    answer = [False] * (first - start) + [True] * (len(ids) - first)
+    return Lesson(
+        ids=ids[:end] + ids[start:] * copies,
+        written=[False] * end + answer * copies,
+        positions=[*range(end), *[*range(start, len(ids))] * copies],
+        copies=[0] * end + [copy for copy in range(1, copies + 1) for _ in answer],
+    )
+
+
+def pack_lessons(chosen: Sequence[Sequence[Document]], length: int) -> LessonRows:
+    """Lay lessons into rows of `length` tokens; nothing is masked yet, and all that may be has weight."""
+    shape = (len(chosen), length)
+    ids, positions, documents, copies = (np.zeros(shape, np.int32) for _ in range(4))
+    weights = np.zeros(shape, np.float32)
+    for row, members in enumerate(chosen):
+        start = 0
+        for number, lesson in enumerate(members, start=1):
+            assert isinstance(lesson, Lesson)
+            inside = slice(start, start + len(lesson.ids))
+            ids[row, inside], positions[row, inside] = lesson.ids, lesson.positions
+            documents[row, inside], copies[row, inside] = number, lesson.copies
+            weights[row, inside] = lesson.written
+            start = inside.stop
+    return LessonRows(ids, positions, documents, weights, copies, ids)
+
+
+def masked(rows: LessonRows, shares: np.ndarray, rng: np.random.Generator, mask_token_id: int) -> LessonRows:
+    """Rows in which words are masked, each with the probability in `shares` [rows, length]."""
+    chosen = (rows.weights > 0) & (rng.random(rows.ids.shape) < shares)
+    noisy = np.where(chosen, mask_token_id, rows.ids)
+    return LessonRows(rows.ids, rows.positions, rows.documents, chosen.astype(np.float32), rows.copies, noisy)
+
+
+def with_noise(rows: LessonRows, rng: np.random.Generator, mask_token_id: int, block_size: int) -> LessonRows:
+    """Rows with a share of masks that is drawn for every block of every copy."""
+    begins = rows.positions % block_size == 0
+    shares = rng.random(rows.ids.shape)
+    shares[rng.random(rows.ids.shape) < WHOLLY_MASKED] = 1.0
+    # Every token has the share that was drawn where its block begins.
+    first = np.maximum.accumulate(np.where(begins, np.arange(rows.ids.shape[1]), 0), axis=1)
+    return masked(rows, np.take_along_axis(shares, first, axis=1), rng, mask_token_id)
+
+
+def noisy_steps(
+    steps: Iterator[list[LessonRows]], seed: int, mask_token_id: int, block_size: int
+) -> Iterator[list[Rows]]:
+    """Steps' groups of rows with noise, new in each."""
+    rng = np.random.default_rng(seed)
+    for groups in steps:
+        yield [with_noise(rows, rng, mask_token_id, block_size) for rows in groups]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LessonAttend:
+    """An `Attend` of packed lessons, whose tokens come flattened: each sees the clean blocks before its own, and its
+    own block of its own copy."""
+
+    documents: jax.Array  # int32 [rows, length]
+    copies: jax.Array
+    blocks: jax.Array  # of its text
+
+    def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
+        q, k, v = (x.reshape(*self.documents.shape, *x.shape[1:]) for x in rotate(heads))
+        same_text, same_copy, same_block = (
+            x[:, :, None] == x[:, None, :] for x in (self.documents, self.copies, self.blocks)
+        )
+        is_before = self.blocks[:, None, :] < self.blocks[:, :, None]
+        is_clean = (self.copies == 0)[:, None, :]
+        out = masked_attention(q, k, v, same_text & ((is_clean & is_before) | (same_copy & same_block)))
+        return out.reshape(-1, *out.shape[2:]), (k, v)
+
+
+def masked_losses(
+    graph: nnx.GraphDef, block_size: int, params: Params, rows: dict[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Weighted sum of the masked tokens' losses in nats, and the sum of the weights."""
+    logits, words, weights = _said(graph, block_size, params, rows)
+    return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(logits, words) * weights), jnp.sum(weights)
+
+
+def masked_agreements(
+    graph: nnx.GraphDef, block_size: int, params: Params, rows: dict[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Like `masked_losses`, but the weights of tokens that are found most likely."""
+    logits, words, weights = _said(graph, block_size, params, rows)
+    return jnp.sum((jnp.argmax(logits, axis=-1) == words) * weights), jnp.sum(weights)
+
+
+def _said(
+    graph: nnx.GraphDef, block_size: int, params: Params, rows: dict[str, jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Logits [rows * length, vocab], the words that are right and the weights."""
+    model = module_of(graph, params)
+    assert isinstance(model, DecoderLM)
+    attend = LessonAttend(rows["documents"], rows["copies"], rows["positions"] // block_size)
+    hidden = model(rows["noisy"].reshape(-1), rows["positions"].reshape(-1), attend, residual=DENSE_EXPERTS)
+    return model.logits(hidden), rows["ids"].reshape(-1), rows["weights"].reshape(-1)

@@ -1,0 +1,197 @@
+"""Training of block diffusion: lessons with copies, noise by block, what a copy sees, a step that learns."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxinfer.attention.attend import LayerKV
+from jaxinfer.attention.dense import masked_attention
+from jaxinfer.attention.heads import ProjectedHeads
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.experts_config import ExpertsConfig
+from jaxinfer.models.registry import build_model
+from kernels_pallas.rotate_and_write.reference import rotate
+from training.denoising import (
+    Lesson,
+    lesson_of,
+    masked,
+    masked_agreements,
+    masked_losses,
+    noisy_steps,
+    pack_lessons,
+    with_noise,
+)
+from training.dense_experts import BALANCE, DENSE_EXPERTS, with_experts
+from training.loop import TrainingConfig, make_optimizer, make_step, module_of
+from training.packing import Document, Packer
+
+BLOCK, MASK, FILLER = 4, 63, 62
+DENSE = ModelConfig(
+    architecture="Qwen3ForCausalLM", vocab_size=64, hidden_size=32, intermediate_size=16, num_layers=3, num_heads=4,
+    num_kv_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=True, qk_norm=True,
+)  # fmt: skip
+EXPERTS = ExpertsConfig(
+    num_experts=8, experts_per_token=3, intermediate_size=8, shared_size=16, dense_layers=(0,), score="sigmoid",
+    has_bias=True, num_groups=4, kept_groups=2,
+)  # fmt: skip
+BASE = build_model(DENSE, rngs=nnx.Rngs(0))
+MIXTURE = with_experts(
+    DENSE, BASE, EXPERTS, 1, architecture="LLaDA2MoeModelLM", block_size=BLOCK, mask_token_id=MASK
+)  # fmt: skip
+
+
+def document(prompt: int, answer: int, start: int = 0) -> Document:
+    """A text whose words count up, and the last ones of which are the answer."""
+    return Document(
+        [1 + (start + i) % 60 for i in range(prompt + answer)], [i >= prompt for i in range(prompt + answer)]
+    )
+
+
+def lesson(prompt: int, answer: int, start: int = 0, copies: int = 2) -> Lesson:
+    return lesson_of(document(prompt, answer, start), BLOCK, FILLER, copies)
+
+
+def randomized(params: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """With experts that say something."""
+    keys = jax.random.split(jax.random.key(3), len(params))
+    return {
+        name: jax.random.normal(key, value.shape) * 0.3 if ".mlp.down." in name else value
+        for key, (name, value) in zip(keys, params.items(), strict=True)
+    }
+
+
+def test_a_lesson_is_its_text_but_for_the_last_block_and_copies_of_its_answers_blocks():
+    found = lesson(prompt=6, answer=5)
+    clean, answer = [1, 2, 3, 4, 5, 6, 7, 8], [5, 6, 7, 8, 9, 10, 11, FILLER]
+    assert found.ids == clean + answer + answer
+    assert found.positions == [*range(8), *range(4, 12), *range(4, 12)]
+    assert found.copies == [0] * 8 + [1] * 8 + [2] * 8
+    assert found.written == [False] * 8 + ([False] * 2 + [True] * 6) * 2
+
+
+def test_only_the_last_answer_of_a_conversation_is_learned():
+    ids = list(range(1, 13))
+    turns = Document(ids, [3 <= i < 5 or 9 <= i < 11 for i in range(12)])
+    found = lesson_of(turns, BLOCK, FILLER, 1)
+    assert found.ids == [*ids[:8], 9, 10, 11, FILLER]
+    assert found.written == [False] * 9 + [True] * 3
+
+
+def test_noise_hides_written_tokens_alone_with_a_share_for_every_block():
+    rows = pack_lessons([[lesson(5, 27, copies=40)]], 1400)
+    noisy = with_noise(rows, np.random.default_rng(0), MASK, BLOCK)
+    hidden = noisy.noisy == MASK
+    np.testing.assert_array_equal(hidden, noisy.weights > 0)
+    np.testing.assert_array_equal(noisy.noisy[~hidden], rows.ids[~hidden])
+    assert not hidden[rows.weights == 0].any()
+    whole = rows.weights[0].reshape(-1, BLOCK).all(axis=1)
+    counts = hidden[0].reshape(-1, BLOCK)[whole].sum(axis=1)
+    # A quarter is hidden whole, and of a share drawn evenly between 0 and 1 every count is equally likely.
+    shares = np.bincount(counts, minlength=BLOCK + 1) / len(counts)
+    np.testing.assert_allclose(shares, [0.15, 0.15, 0.15, 0.15, 0.40], atol=0.07)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class BlockCausal:
+    """An `Attend` of one text, of which tokens see their block and those before."""
+
+    def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
+        q, k, v = rotate(heads)
+        block = jnp.arange(len(q)) // BLOCK
+        return masked_attention(q, k, v, block[None, :] <= block[:, None]), kv
+
+
+def test_a_copy_says_what_the_model_says_behind_the_clean_blocks():
+    _, graph, params = MIXTURE
+    params = randomized(params)
+    model = module_of(graph, params)
+    assert isinstance(model, DecoderLM)
+    first, second = lesson(6, 9), lesson(3, 7, start=20)
+    rows = with_noise(pack_lessons([[first, second]], 80), np.random.default_rng(4), MASK, BLOCK)
+    expected, right, count = 0.0, 0, 0
+    start = 0
+    for each in (first, second):
+        length = each.copies.count(0)
+        clean = each.ids[:length]
+        for block in range(start + length, start + len(each.ids), BLOCK):
+            position = int(rows.positions[0, block])
+            ids = jnp.array([*clean[:position], *rows.noisy[0, block : block + BLOCK]])
+            logits = model.logits(model(ids, jnp.arange(len(ids)), BlockCausal()))[position:]
+            for place in range(BLOCK):
+                if rows.weights[0, block + place]:
+                    word = rows.ids[0, block + place]
+                    expected -= jax.nn.log_softmax(logits[place])[word]
+                    right += int(jnp.argmax(logits[place]) == word)
+                    count += 1
+        start += len(each.ids)
+    assert count > 10
+    losses, weight = masked_losses(graph, BLOCK, params, rows.arrays())
+    agreed, _ = masked_agreements(graph, BLOCK, params, rows.arrays())
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert (weight, agreed) == (count, right)
+
+
+def test_a_mixture_begins_as_its_dense_model():
+    _, graph, params = MIXTURE
+    model = module_of(graph, params)
+    assert isinstance(model, DecoderLM)
+    ids = jnp.arange(9)
+    found, expected = (each(ids, ids, BlockCausal()) for each in (model, BASE))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_all_experts_at_once_are_the_chosen_ones_in_value_and_gradient():
+    _, graph, params = MIXTURE
+    params = randomized(params)
+
+    def total(params: dict[str, jax.Array], **how: object) -> jax.Array:
+        model = module_of(graph, params)
+        ids = jnp.arange(24)
+        return jnp.sum(model(ids, ids, BlockCausal(), **how) ** 3)  # pyright: ignore[reportCallIssue]
+
+    usual, usual_gradient = jax.value_and_grad(total)(params)
+    dense, gradient = jax.value_and_grad(partial(total, residual=DENSE_EXPERTS))(params)
+    np.testing.assert_allclose(dense, usual, rtol=1e-5)
+    for name in ("layers.2.mlp.gate_up.kernel", "layers.1.mlp.down.kernel", "layers.0.attention.o.kernel"):
+        np.testing.assert_allclose(gradient[name], usual_gradient[name], rtol=0.05, atol=0.02, err_msg=name)
+
+
+def test_training_takes_weight_from_busy_experts():
+    """The gradient alone that keeps experts equally busy, where the result has none: that of a loss of zero."""
+    _, graph, params = MIXTURE
+    ids = jnp.arange(24)
+
+    def nothing(router: jax.Array) -> jax.Array:
+        model = module_of(graph, params | {"layers.1.mlp.router.kernel": router})
+        return 0.0 * jnp.sum(model(ids, ids, BlockCausal(), residual=DENSE_EXPERTS))  # pyright: ignore[reportCallIssue]
+
+    gradient = jax.grad(nothing)(params["layers.1.mlp.router.kernel"])
+    assert 0 < float(jnp.max(jnp.abs(gradient))) < 100 * BALANCE
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_step_learns(optimizer):
+    _, graph, params = MIXTURE
+    config = TrainingConfig(steps=60, warmup=5, other_rate=1e-2, optimizer=optimizer)
+    packer = Packer(iter([lesson(4 + i % 5, 6, start=i % 3) for i in range(3000)]), pack_lessons)
+    steps = noisy_steps(iter(lambda: packer.step(((4, 64),)), None), 0, MASK, BLOCK)
+    chosen = make_optimizer(config)
+    step, state = make_step(partial(masked_losses, graph, BLOCK), chosen), chosen.init(params)
+    params, losses = jax.tree.map(jnp.copy, params), []
+    for _ in range(30):
+        params, state, loss = step(params, state, [rows.arrays() for rows in next(steps)])
+        losses.append(float(loss))
+    assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+
+
+def test_the_first_round_has_all_words_hidden():
+    rows = masked(pack_lessons([[lesson(5, 6)]], 40), np.ones((1, 40)), np.random.default_rng(0), MASK)
+    np.testing.assert_array_equal(rows.noisy == MASK, rows.weights > 0)
+    assert int(rows.weights.sum()) == 2 * 7
