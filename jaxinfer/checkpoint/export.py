@@ -128,6 +128,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         values["mlp_bias"] = config.mlp_bias
     if family.qk_norm_field:
         values[family.qk_norm_field] = config.qk_norm
+    if family.has_partial_rope:  # its default may be other than 1
+        values["partial_rotary_factor"] = config.rope.partial_rotary_factor
     if family.has_norm_head:
         values["norm_head"] = config.normalizes_head
     if family.experts and config.experts:
@@ -168,8 +170,6 @@ def _rope_parameters(rope: RopeConfig) -> dict[str, Any]:
     values |= {name: getattr(rope, name) for name in names if getattr(rope, name) is not None}
     if rope.rope_type in ("llama3", "yarn"):
         values["original_max_position_embeddings"] = rope.original_max_position_embeddings
-    if rope.partial_rotary_factor != 1:
-        values["partial_rotary_factor"] = rope.partial_rotary_factor
     if not rope.truncate:
         values["truncate"] = False
     return values

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from jaxinfer.checkpoint import export_hf, load_checkpoint, read_config
 from jaxinfer.checkpoint.export import hf_config
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.experts_config import ExpertsConfig
 from jaxinfer.models.rope import RopeConfig
 from tests.checkpoint.builders import (
     FAMILY_CONFIGS,
@@ -95,6 +96,16 @@ def test_the_configuration_is_written_so_that_it_reads_the_same(rope):
     config = tiny_config(
         "Qwen3ForCausalLM", rope=rope, rms_norm_eps=1e-3, hidden_act="gelu_new", eos_token_ids=(3, 4), bos_token_id=1
     )
+    assert ModelConfig.from_hf(json.loads(json.dumps(hf_config(config)))) == config
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0])
+def test_a_family_that_rotates_half_a_head_by_default_may_rotate_all_of_it(factor):
+    experts = ExpertsConfig(8, 2, 16, shared_size=16, dense_layers=(0,), score="sigmoid", has_bias=True)
+    config = tiny_config(
+        "LLaDA2MoeModelLM", head_dim=8, qk_norm=True, block_size=8, mask_token_id=1, experts=experts,
+        rope=RopeConfig("default", 5e5, 64, 64, partial_rotary_factor=factor),
+    )  # fmt: skip
     assert ModelConfig.from_hf(json.loads(json.dumps(hf_config(config)))) == config
 
 
