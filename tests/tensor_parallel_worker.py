@@ -10,7 +10,7 @@ import jax
 
 def main() -> None:
     checkpoint, size, processes, process, port = sys.argv[1], *map(int, sys.argv[2:6])
-    speculation = json.loads(sys.argv[6])
+    options = json.loads(sys.argv[6])
     jax.config.update("jax_platforms", "cpu")
     if processes > 1:
         jax.distributed.initialize(f"localhost:{port}", num_processes=processes, process_id=process)
@@ -18,7 +18,7 @@ def main() -> None:
 
     llm = LLM(
         checkpoint, skip_tokenizer_init=True, tensor_parallel_size=size, max_num_seqs=4, max_num_batched_tokens=64,
-        speculative_config=speculation,
+        **options,
     )  # fmt: skip
     prompts = [[(7 * i + j) % 90 + 3 for j in range(length)] for i, length in enumerate((3, 30, 70))]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -33,7 +33,7 @@ def main() -> None:
     drafted = [metrics.spec_decode_num_draft_tokens, metrics.spec_decode_num_accepted_tokens]
     # Both ways to read a trunk; the branches end at different times.
     branches = {}
-    if processes == 1:
+    if processes == 1 and "diffusion_config" not in options:
         each = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (12, 5, 9)]
         for mode in ("in_one_sequence", "batching"):
             found = llm.generate_branches(prompts[1], [[3], [4, 5], [6]], each, mode, use_tqdm=False)
@@ -44,6 +44,7 @@ def main() -> None:
         "exchanges": Counter(map(" ".join, exchanges)),
         "drafted": drafted,
         "branches": branches,
+        "forwards": metrics.diffusion_forwards_total,
     }
     print(json.dumps(result))
 
