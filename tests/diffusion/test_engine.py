@@ -118,7 +118,10 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+LONG = ("factor", "one token a round")
+
+
+@pytest.mark.parametrize("name", ["hierarchy", *(pytest.param(each, marks=pytest.mark.slow) for each in LONG)])
 def test_rules(name, model):
     config, rule = CONFIGS[name]
     got = run_requests(diffusion_engine(model, config), requests()[:4])

@@ -17,7 +17,6 @@ from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.engine.rounds import RowKind
-from jaxinfer.limits import BRANCH_MODES
 from jaxinfer.sampling.noise import gumbel
 from jaxinfer.speculative.gamma import Choice, FixedGamma
 from jaxinfer.speculative.tree import Tree
@@ -185,7 +184,7 @@ def test_a_preempted_request_gets_the_same_trees(checkpoints, engine):
     assert core.get_metrics().num_preemptions_total > before
 
 
-@pytest.mark.parametrize("mode", BRANCH_MODES)
+@pytest.mark.parametrize("mode", ["in_one_sequence", pytest.param("batching", marks=pytest.mark.slow)])
 def test_branches_get_the_trees_of_each_alone(mode, checkpoints, engine, launches_of_rounds):
     """With a plain request beside them, and members that come late. And no tree changes a token."""
     core = engine(max_num_seqs=8, max_num_batched_tokens=160)

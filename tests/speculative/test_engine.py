@@ -75,7 +75,7 @@ def requests_of_all_kinds() -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("controller", [FixedGamma, AnyGamma])
+@pytest.mark.parametrize("controller", [pytest.param(FixedGamma, marks=pytest.mark.slow), AnyGamma])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_requests_get_the_tokens_of_plain_decoding(drafter, controller, engines, plain):
     """In a pool too small for all of them, with chunks of prompts between rounds."""
