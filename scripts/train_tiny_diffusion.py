@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shutil
 import sys
 import time
 from dataclasses import replace
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxinfer import LLM
-from jaxinfer.checkpoint.directory import EMBEDDED_DIFFUSION, embedded_checkpoint, read_config
+from jaxinfer.checkpoint.directory import EMBEDDED_DIFFUSION, read_config
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.models.experts_config import ExpertsConfig
 from training.corpus import Sample, stream
@@ -37,22 +36,24 @@ from training.huge_pages import begin_with_huge_pages
 from training.initialization import CONTEXT, Params
 from training.loop import History, TrainingConfig, batches_of, make_evaluation, module_of, train
 from training.model_card import RunFacts, draw_curve
+from training.options import empty_source, parser_of
 from training.packing import Document, Packer
 from training.tokenizer import END_OF_TURN, MASK, load_tokenizer, token_ids
 from training.writing import write_checkpoint
 
-ROOT = Path(__file__).resolve().parent.parent
 ARCHITECTURE = "LLaDA2MoeModelLM"
-BLOCK_SIZE = 16
+BLOCK_SIZE = 32
 COPIES = 3
 USUAL_LENGTH = 512
 EXPERTS = ExpertsConfig(
     num_experts=12, experts_per_token=4, intermediate_size=32, shared_size=256, dense_layers=(0,), score="sigmoid",
     has_bias=True, num_groups=4, kept_groups=2,
 )  # fmt: skip
-DOCUMENTS, STEPS = 12000, 1100
+DOCUMENTS = 12000
+CERTAINTY, UNCERTAIN = 0.5, 0.5
+"""Weight of certainty in the end, and the share of the steps before it begins to grow."""
 SCHEDULE = TrainingConfig(
-    steps=STEPS,
+    steps=1500,
     decay=0.7,
     other_rate=2e-3,
     groups=((6, 128), (4, 256), (2, USUAL_LENGTH)),
@@ -60,23 +61,15 @@ SCHEDULE = TrainingConfig(
     long_every=10,
 )
 SEED = 2  # not that of other checkpoints
-HELD_OUT_CASES, HELD_OUT_LENGTH = 150, 512
+HELD_OUT_CASES, HELD_OUT_LENGTH = 48, 512
 # Kinds with many right answers: of those the model learns the one that the autoregressive one gives, so that words can
 # be found at once. Of others there is one, and it is the corpus's.
 FREE = {"plan", "expansion", "expansion_after_plan", "guide", "direct", "small_talk", "dialogue", "long_dialogue"}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base", type=Path, default=embedded_checkpoint(), help="the autoregressive model")
-    parser.add_argument("--output", type=Path, default=ROOT / "checkpoints" / EMBEDDED_DIFFUSION)
-    parser.add_argument(
-        "--work", type=Path, default=ROOT / "build" / EMBEDDED_DIFFUSION,
-        help="where intermediate files go; the autoregressive model's answers are used again, if they are there",
-    )  # fmt: skip
-    parser.add_argument("--documents", type=int, default=DOCUMENTS, help="texts to learn from")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--cases", type=int, default=100, help="held-out cases of a kind in the measurement")
+    parser = parser_of(__doc__, "base", EMBEDDED_DIFFUSION, DOCUMENTS, SCHEDULE.steps)
+    parser.add_argument("--cases", type=int, default=50, help="held-out cases of a kind in the measurement")
     parser.add_argument("--card-only", action="store_true", help="measure what is there, and write its card")
     options = parser.parse_args()
     if not options.card_only:
@@ -89,10 +82,7 @@ def make(options: argparse.Namespace) -> None:
     """Train and convert."""
     started = time.perf_counter()
     config = replace(SCHEDULE, steps=options.steps)
-    source = options.work / "huggingface"
-    if source.exists():
-        shutil.rmtree(source)
-    options.work.mkdir(parents=True, exist_ok=True)
+    source = empty_source(options.work)
 
     print("the autoregressive model's answers", flush=True)
     tokenizer = load_tokenizer(options.base)
@@ -120,13 +110,16 @@ def make(options: argparse.Namespace) -> None:
 
     def report(speed: float, now: Params) -> None:
         print(history.latest(), f"{speed:6.0f} tokens/s  {agreement(now, first_round):.1%} right at once", flush=True)
-        if history.steps % 100 == 0:
+        if history.steps % 100 == 0:  # a training that was cut off can be looked at
             np.savez(options.work / "parameters.npz", **now)  # pyright: ignore[reportArgumentType]
 
     packer = Packer(itertools.cycle([as_lesson(document) for document in documents]), pack_lessons)
-    steps = noisy_steps(batches_of(packer, config), SEED, ids[MASK], BLOCK_SIZE)
+    steps = noisy_steps(
+        batches_of(packer, config), SEED, ids[MASK], BLOCK_SIZE,
+        lambda step: CERTAINTY * max(0.0, step / config.steps - UNCERTAIN) / (1 - UNCERTAIN),
+    )  # fmt: skip
     losses = partial(masked_losses, graph, BLOCK_SIZE)
-    params = train(losses, params, steps, rows, config, history, report)
+    params = train(losses, params, steps, rows, config, history, report, every=100)
 
     print("checkpoint", flush=True)
     write_checkpoint(module_of(graph, params), model, tokenizer, source, options.output)

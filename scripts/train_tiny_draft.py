@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import shutil
 import sys
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from jaxinfer import LLM
-from jaxinfer.checkpoint.directory import EMBEDDED_DRAFT, embedded_checkpoint
+from jaxinfer.checkpoint.directory import EMBEDDED_DRAFT
 from jaxinfer.checkpoint.load import load_checkpoint
 from training.acceptance import CASES, measure
 from training.corpus import stream
@@ -31,11 +28,11 @@ from training.huge_pages import begin_with_huge_pages
 from training.initialization import CONTEXT, Params
 from training.loop import History, TrainingConfig, batches_of, make_evaluation, module_of, train
 from training.model_card import RunFacts, draw_curve
+from training.options import empty_source, parser_of
 from training.packing import Packer, Rows, pack_rows
 from training.tokenizer import load_tokenizer
 from training.writing import write_checkpoint
 
-ROOT = Path(__file__).resolve().parent.parent
 LAYERS = 2
 DOCUMENTS = 8000
 STEPS = 720
@@ -52,23 +49,12 @@ HELD_OUT_CASES, HELD_OUT_LENGTH = 100, 512
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", type=Path, default=embedded_checkpoint())
-    parser.add_argument("--output", type=Path, default=ROOT / "checkpoints" / EMBEDDED_DRAFT)
-    parser.add_argument(
-        "--work", type=Path, default=ROOT / "build" / EMBEDDED_DRAFT,
-        help="where intermediate files go; the target's answers are used again, if they are there",
-    )  # fmt: skip
-    parser.add_argument("--documents", type=int, default=DOCUMENTS, help="texts to learn from")
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser = parser_of(__doc__, "target", EMBEDDED_DRAFT, DOCUMENTS, STEPS)
     parser.add_argument("--cases", type=int, default=CASES, help="held-out prompts in the measurement")
     options = parser.parse_args()
     started = time.perf_counter()
     config = replace(SCHEDULE, steps=options.steps)
-    source = options.work / "huggingface"
-    if source.exists():
-        shutil.rmtree(source)
-    options.work.mkdir(parents=True, exist_ok=True)
+    source = empty_source(options.work)
 
     print("the target's answers", flush=True)
     tokenizer = load_tokenizer(options.target)

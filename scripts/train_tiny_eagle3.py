@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -34,11 +33,11 @@ from training.huge_pages import begin_with_huge_pages
 from training.initialization import CONTEXT, Params
 from training.loop import History, TrainingConfig, batches_of, train
 from training.model_card import RunFacts, draw_curve
+from training.options import empty_source, parser_of
 from training.packing import Document, Packer, Rows, pack_rows
 from training.tokenizer import load_tokenizer
 from training.unrolled import HeadRows, head_of, split_head, unrolled_losses
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = 8000
 SCHEDULE = TrainingConfig(
     steps=1500,
@@ -65,27 +64,16 @@ FITTED = 40
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", type=Path, default=embedded_checkpoint())
-    parser.add_argument("--output", type=Path, default=ROOT / "checkpoints" / EMBEDDED_EAGLE3)
-    parser.add_argument(
-        "--work", type=Path, default=ROOT / "build" / EMBEDDED_EAGLE3,
-        help="where intermediate files go; the target's answers are used again, if they are there",
-    )  # fmt: skip
+    parser = parser_of(__doc__, "target", EMBEDDED_EAGLE3, DOCUMENTS, SCHEDULE.steps)
     parser.add_argument(
         "--prompts", type=Path,
         help="what the target answers: JSON lines, each a list of messages; needed for any target but the embedded one",
     )  # fmt: skip
-    parser.add_argument("--documents", type=int, default=DOCUMENTS, help="texts to learn from")
-    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
     parser.add_argument("--words", type=int, nargs="+", default=WORDS, help="sizes of the draft vocabulary")
     parser.add_argument("--cases", type=int, default=CASES, help="held-out prompts in the measurement")
     options = parser.parse_args()
     started = time.perf_counter()
-    source = options.work / "huggingface"
-    if source.exists():
-        shutil.rmtree(source)
-    options.work.mkdir(parents=True, exist_ok=True)
+    source = empty_source(options.work)
 
     print("the target's answers", flush=True)
     documents, held_out = texts(options)

@@ -7,8 +7,8 @@ copy with other words masked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ class LessonRows(Rows):
 
     copies: np.ndarray
     noisy: np.ndarray  # `ids` with masks
+    certainty: np.ndarray  # float32 [], weight of the entropy of what is said where that is right
 
 
 def lesson_of(document: Document, block_size: int, filler: int, copies: int) -> Lesson:
@@ -77,14 +78,14 @@ def pack_lessons(chosen: Sequence[Sequence[Document]], length: int) -> LessonRow
             documents[row, inside], copies[row, inside] = number, lesson.copies
             weights[row, inside] = lesson.written
             start = inside.stop
-    return LessonRows(ids, positions, documents, weights, copies, ids)
+    return LessonRows(ids, positions, documents, weights, copies, ids, np.float32(0.0))
 
 
 def masked(rows: LessonRows, shares: np.ndarray, rng: np.random.Generator, mask_token_id: int) -> LessonRows:
     """Rows in which words are masked, each with the probability in `shares` [rows, length]."""
     chosen = (rows.weights > 0) & (rng.random(rows.ids.shape) < shares)
     noisy = np.where(chosen, mask_token_id, rows.ids)
-    return LessonRows(rows.ids, rows.positions, rows.documents, chosen.astype(np.float32), rows.copies, noisy)
+    return replace(rows, weights=chosen.astype(np.float32), noisy=noisy)
 
 
 def with_noise(rows: LessonRows, rng: np.random.Generator, mask_token_id: int, block_size: int) -> LessonRows:
@@ -98,12 +99,17 @@ def with_noise(rows: LessonRows, rng: np.random.Generator, mask_token_id: int, b
 
 
 def noisy_steps(
-    steps: Iterator[list[LessonRows]], seed: int, mask_token_id: int, block_size: int
+    steps: Iterator[list[LessonRows]],
+    seed: int,
+    mask_token_id: int,
+    block_size: int,
+    certainty: Callable[[int], float] = lambda step: 0.0,
 ) -> Iterator[list[Rows]]:
-    """Steps' groups of rows with noise, new in each."""
+    """Steps' groups of rows with noise, new in each, and the weight of certainty in each step, counted from 0."""
     rng = np.random.default_rng(seed)
-    for groups in steps:
-        yield [with_noise(rows, rng, mask_token_id, block_size) for rows in groups]
+    for number, groups in enumerate(steps):
+        noisy = (with_noise(rows, rng, mask_token_id, block_size) for rows in groups)
+        yield [replace(rows, certainty=np.float32(certainty(number))) for rows in noisy]
 
 
 @jax.tree_util.register_dataclass
@@ -130,9 +136,16 @@ class LessonAttend:
 def masked_losses(
     graph: nnx.GraphDef, block_size: int, params: Params, rows: dict[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Weighted sum of the masked tokens' losses in nats, and the sum of the weights."""
+    """Weighted sum of the masked tokens' losses in nats, and the sum of the weights.
+
+    With `certainty`, the entropy of what is said joins the loss where the likeliest token is the right one: it becomes
+    sure of what it knows, so that more is committed at once (Chen et al. 2025, dParallel).
+    """
     logits, words, weights = _said(graph, block_size, params, rows)
-    return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(logits, words) * weights), jnp.sum(weights)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, words)
+    is_right = jnp.argmax(logits, axis=-1) == words
+    entropy = -jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=-1)
+    return jnp.sum((losses + rows["certainty"] * is_right * entropy) * weights), jnp.sum(weights)
 
 
 def masked_agreements(

@@ -1,6 +1,6 @@
 """Training of block diffusion: lessons with copies, noise by block, what a copy sees, a step that learns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -19,6 +19,7 @@ from jaxinfer.models.registry import build_model
 from kernels_pallas.rotate_and_write.reference import rotate
 from training.denoising import (
     Lesson,
+    LessonRows,
     lesson_of,
     masked,
     masked_agreements,
@@ -136,6 +137,29 @@ def test_a_copy_says_what_the_model_says_behind_the_clean_blocks():
     agreed, _ = masked_agreements(graph, BLOCK, params, rows.arrays())
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert (weight, agreed) == (count, right)
+
+
+def test_certainty_adds_the_entropy_of_what_is_said_where_it_is_right():
+    _, graph, params = MIXTURE
+    params = randomized(params)
+    words = lesson(6, 30, copies=3)
+    hidden = with_noise(pack_lessons([[words]], 160), np.random.default_rng(4), MASK, BLOCK)
+    agreed, _ = masked_agreements(graph, BLOCK, params, hidden.arrays())
+    assert 0 < int(agreed) < int(hidden.weights.sum())
+
+    def loss_of(rows: LessonRows) -> float:
+        return float(masked_losses(graph, BLOCK, params, rows.arrays())[0])
+
+    plain, half, whole = (loss_of(replace(hidden, certainty=np.float32(share))) for share in (0.0, 0.5, 1.0))
+    # Entropies are positive and at most that of evenly likely words.
+    assert 0 < whole - plain < int(agreed) * np.log(DENSE.vocab_size)
+    np.testing.assert_allclose(half - plain, (whole - plain) / 2, rtol=1e-3)
+
+
+def test_certainty_grows_with_the_steps():
+    packed = pack_lessons([[lesson(5, 6)]], 40)
+    steps = noisy_steps(iter([[packed]] * 3), 0, MASK, BLOCK, certainty=lambda step: step / 4)
+    assert [float(rows.arrays()["certainty"]) for (rows,) in steps] == [0.0, 0.25, 0.5]
 
 
 def test_a_mixture_begins_as_its_dense_model():
