@@ -44,7 +44,7 @@ class LessonRows(Rows):
 
     copies: np.ndarray
     noisy: np.ndarray  # `ids` with masks
-    certainty: np.ndarray  # float32 [], weight of the entropy of what is said where that is right
+    certainty: np.float32  # weight of the entropy of what is said where that is right
 
 
 def lesson_of(document: Document, block_size: int, filler: int, copies: int) -> Lesson:
