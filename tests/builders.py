@@ -59,13 +59,18 @@ SPARSE_FAMILIES: dict[str, dict[str, Any]] = {
     "BailingMoeV2ForCausalLM": _LING_2,
 }
 _DIFFUSION_FAMILIES: dict[str, dict[str, Any]] = {"SDARForCausalLM": {"qk_norm": True}, "LLaDA2MoeModelLM": _LING_2}
+BIDIRECTIONAL_FAMILIES: dict[str, dict[str, Any]] = {
+    "LLaDAModelLM": {},
+    "LLaDAMoEModelLM": {"qk_norm": True, "experts": ExpertsConfig(8, 2, 40, normalizes=False)},
+}
+
+
+_ALL = {**_FAMILIES, **SPARSE_FAMILIES, **_DIFFUSION_FAMILIES, **BIDIRECTIONAL_FAMILIES}
 
 
 def model_config(family: str = "Qwen3ForCausalLM", **overrides: Any) -> ModelConfig:
     """A small configuration of `family` with its own features switched on."""
-    return ModelConfig(
-        family, **{**_SHAPE, **{**_FAMILIES, **SPARSE_FAMILIES, **_DIFFUSION_FAMILIES}[family], **overrides}
-    )
+    return ModelConfig(family, **{**_SHAPE, **_ALL[family], **overrides})
 
 
 def random_model(config: ModelConfig, *, seed: int = 3, dtype: jnp.dtype = jnp.float32) -> DecoderLM:

@@ -20,7 +20,7 @@ from jaxinfer.checkpoint.weight_map import Placement, placements
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3 import Eagle3Head
 from jaxinfer.models.eagle3_config import HEAD_ARCHITECTURES, LAYER_IDS, Eagle3Config
-from jaxinfer.models.families import FAMILIES
+from jaxinfer.models.families import FAMILIES, Family
 from jaxinfer.models.rope import RopeConfig
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -117,7 +117,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_position_embeddings,
         "rms_norm_eps": config.rms_norm_eps,
         "tie_word_embeddings": config.tie_word_embeddings,
-        "rope_parameters": _rope_parameters(config.rope),
+        **_rope_fields(config.rope, family),
         "bos_token_id": config.bos_token_id,
         "eos_token_id": eos[0] if len(eos) == 1 else list(eos) or None,
     }
@@ -133,9 +133,15 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     if family.has_norm_head:
         values["norm_head"] = config.normalizes_head
     if family.experts and config.experts:
-        values |= family.experts.write(config.experts)
+        values |= family.experts.write(config.experts, config.num_layers)
     if family.is_diffusion:
-        values |= {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
+        values["mask_token_id"] = config.mask_token_id
+    if family.has_blocks:
+        values["block_size"] = config.block_size
+    if family.has_padded_vocab:
+        values["embedding_size"] = config.vocab_size
+    values = {family.name_of(name): value for name, value in values.items() if name not in family.absent}
+    values = dict(family.fixed) | values
     back = ModelConfig.from_hf(values)
     for name in ModelConfig.__dataclass_fields__:
         if name not in ("dtype", "num_nextn_layers") and getattr(back, name) != getattr(config, name):
@@ -161,6 +167,15 @@ def head_hf_config(config: Eagle3Config) -> dict[str, Any]:
     if config.capture[0]:  # as output of the layer before, which the first has not
         values["eagle_config"] = {LAYER_IDS: [number - 1 for number in config.capture], "use_aux_hidden_state": True}
     return values
+
+
+def _rope_fields(rope: RopeConfig, family: Family) -> dict[str, Any]:
+    parameters = _rope_parameters(rope)
+    if "rope_parameters" not in family.absent:
+        return {"rope_parameters": parameters}
+    # As transformers wrote them before version 5, which the published code of these families reads.
+    theta = parameters.pop("rope_theta")
+    return {"rope_theta": theta, "rope_scaling": None if rope.rope_type == "default" else parameters}
 
 
 def _rope_parameters(rope: RopeConfig) -> dict[str, Any]:

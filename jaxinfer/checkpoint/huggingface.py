@@ -127,6 +127,6 @@ def _check_equal(copy: StoredTensor, original: StoredTensor) -> None:
     # Bytes, because a NaN differs from itself.
     if not same or any((a.view(np.uint8) != b.view(np.uint8)).any() for a, b in pieces):
         raise CheckpointError(
-            f"tie_word_embeddings is set, but {copy.name} in {copy.file} differs from {original.name}: "
+            f"embeddings and output head are tied, but {copy.name} in {copy.file} differs from {original.name}: "
             "one of the two would be ignored"
         )

@@ -39,20 +39,39 @@ class Row:
 
 @dataclass(frozen=True)
 class Names:
-    """What publishers call the tensors of a layer."""
+    """What publishers call the tensors of a model, and within the beginning of a layer's names, those of a layer."""
 
-    embeddings: str = "embed_tokens"
+    embeddings: str = "model.embed_tokens"
+    layer: str = "model.layers.{i}."
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+    input_norm: str = "input_layernorm"
     attention: str = "self_attn."
     qkv: str | None = None  # q, k and v in one tensor
     o: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
+    post_attention_norm: str = "post_attention_layernorm"
+    mlp: str = "mlp."
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "mlp.shared_experts."
 
 
 NAMES = {
     "llama": Names(),
-    "bailing": Names("word_embeddings", "attention.", "query_key_value", "dense", "query_layernorm", "key_layernorm"),
-}
+    "bailing": Names(
+        embeddings="model.word_embeddings", attention="attention.", qkv="query_key_value", o="dense",
+        q_norm="query_layernorm", k_norm="key_layernorm",
+    ),
+    "llada": Names(
+        embeddings="model.transformer.wte", layer="model.transformer.blocks.{i}.", final_norm="model.transformer.ln_f",
+        head="model.transformer.ff_out", input_norm="attn_norm", attention="", o="attn_out",
+        post_attention_norm="ff_norm", mlp="", gate="ff_proj", up="up_proj", down="ff_out",
+    ),
+    "llada_moe": Names(shared="shared_expert."),
+}  # fmt: skip
 
 
 def _layer(hf: str, ours: str, inputs: str = "h", names: Names = NAMES["llama"]) -> tuple[Row, ...]:
@@ -74,26 +93,27 @@ def _layer(hf: str, ours: str, inputs: str = "h", names: Names = NAMES["llama"])
         *norms,
         Row(f"{attention}{names.o}.weight", ours + "attention.o.kernel", "h (kv g d) -> h kv g d"),
         Row(f"{attention}{names.o}.bias", ours + "attention.o.bias", "h -> h", when="o_bias"),
-        Row(hf + "post_attention_layernorm.weight", ours + "post_attention_norm.scale", "h -> h"),
-        *_mlp(hf + "mlp.", mlp, "f", layers="dense"),
+        Row(f"{hf}{names.post_attention_norm}.weight", ours + "post_attention_norm.scale", "h -> h"),
+        *_mlp(hf + names.mlp, mlp, "f", names, layers="dense"),
         Row(hf + "mlp.gate.weight", mlp + "router.kernel", "e h -> e h", layers="sparse"),
         Row(
             hf + "mlp.gate.expert_bias", mlp + "router.bias", "e -> e", when="has_bias", layers="sparse",
             dtype="float32",
         ),
-        *_mlp(hf + "mlp.shared_experts.", mlp + "shared.", "s", when="has_shared", layers="sparse"),
+        *_mlp(hf + names.shared, mlp + "shared.", "s", names, when="has_shared", layers="sparse"),
     )  # fmt: skip
 
 
-def _mlp(hf: str, ours: str, inner: str, **options: Any) -> tuple[Row, ...]:
+def _mlp(hf: str, ours: str, inner: str, names: Names, **options: Any) -> tuple[Row, ...]:
     """A gated MLP with `inner` intermediate features."""
+    halves = (("gate", names.gate), ("up", names.up))
     kernel, bias = f"(slot {inner}) h -> {inner} slot h", f"(slot {inner}) -> {inner} slot"
     biased: dict[str, Any] = {**options, "when": "mlp_bias"}
     return (
-        *(Row(f"{hf}{x}_proj.weight", ours + "gate_up.kernel", kernel, x, **options) for x in ("gate", "up")),
-        *(Row(f"{hf}{x}_proj.bias", ours + "gate_up.bias", bias, x, **biased) for x in ("gate", "up")),
-        Row(hf + "down_proj.weight", ours + "down.kernel", f"h {inner} -> h {inner}", **options),
-        Row(hf + "down_proj.bias", ours + "down.bias", "h -> h", **biased),
+        *(Row(f"{hf}{name}.weight", ours + "gate_up.kernel", kernel, x, **options) for x, name in halves),
+        *(Row(f"{hf}{name}.bias", ours + "gate_up.bias", bias, x, **biased) for x, name in halves),
+        Row(f"{hf}{names.down}.weight", ours + "down.kernel", f"h {inner} -> h {inner}", **options),
+        Row(f"{hf}{names.down}.bias", ours + "down.bias", "h -> h", **biased),
     )
 
 
@@ -129,11 +149,11 @@ EXPERT_ROWS = (
 
 def _decoder(names: Names) -> tuple[Row, ...]:
     return (
-        Row(f"model.{names.embeddings}.weight", "embed.embedding", "v h -> v h"),
-        Row("model.layers.{i}.input_layernorm.weight", "layers.{i}.input_norm.scale", "h -> h"),
-        *_layer("model.layers.{i}.", "layers.{i}.", names=names),
-        Row("model.norm.weight", "final_norm.scale", "h -> h"),
-        Row("lm_head.weight", "lm_head.kernel", "v h -> v h", unless="tie_word_embeddings", is_normed=True),
+        Row(f"{names.embeddings}.weight", "embed.embedding", "v h -> v h"),
+        Row(f"{names.layer}{names.input_norm}.weight", "layers.{i}.input_norm.scale", "h -> h"),
+        *_layer(names.layer, "layers.{i}.", names=names),
+        Row(f"{names.final_norm}.weight", "final_norm.scale", "h -> h"),
+        Row(f"{names.head}.weight", "lm_head.kernel", "v h -> v h", unless="tie_word_embeddings", is_normed=True),
     )
 
 
@@ -156,8 +176,6 @@ HEAD_ALIASES = (("model.", ""), ("layers.0.", "midlayer."))
 # heads, which of the target's tokens have a word.
 IGNORED = ("*.rotary_emb.inv_freq",)
 HEAD_IGNORED = (*IGNORED, "*.t2d")
-# With tied embeddings some writers store the table twice; the copy must equal the original.
-TIED_COPIES = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 @dataclass(frozen=True)
@@ -211,7 +229,10 @@ def layout_of(config: ModelConfig | Layout) -> Layout:
     """The layout of a decoder; one that is given comes back."""
     if isinstance(config, Layout):
         return config
-    rows, layers = DECODER_ROWS[FAMILIES[config.architecture].names], range(config.num_layers)
+    publisher, layers = FAMILIES[config.architecture].names, range(config.num_layers)
+    rows, names = DECODER_ROWS[publisher], NAMES[publisher]
+    # With tied embeddings some writers store the table twice; the copy must equal the original.
+    copies = {f"{names.head}.weight": f"{names.embeddings}.weight"}
     extra = range(config.num_layers, config.num_layers + config.num_nextn_layers)
     return Layout(
         name=config.architecture,
@@ -224,7 +245,7 @@ def layout_of(config: ModelConfig | Layout) -> Layout:
         rotary_dim=config.rotary_dim,
         alternatives=EXPERT_ROWS[1:],
         left_out=tuple(f"*layers.{number}.*" for number in extra),
-        tied_copies=TIED_COPIES if config.tie_word_embeddings else None,
+        tied_copies=copies if config.tie_word_embeddings else None,
     )
 
 

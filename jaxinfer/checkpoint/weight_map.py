@@ -174,9 +174,10 @@ def match_sources(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | L
 def tied_copies(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | Layout) -> dict[str, str]:
     """Tensors of a checkpoint that repeat another one because embeddings are tied: name of the copy -> original."""
     found = {}
-    for copy, original in (layout_of(config).tied_copies or {}).items():
+    for pair in (layout_of(config).tied_copies or {}).items():
+        copy, original = (name if name in shapes else name.removeprefix(BASE_PREFIX) for name in pair)
         if copy in shapes:
-            found[copy] = original if original in shapes else original.removeprefix(BASE_PREFIX)
+            found[copy] = original
     return found
 
 

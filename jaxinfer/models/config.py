@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxinfer.models.config_fields import UnsupportedConfigError, flag, positive, size, token, token_ids
 from jaxinfer.models.experts_config import ExpertsConfig
-from jaxinfer.models.families import Family, family_of, refuse_active, refuse_unknown
+from jaxinfer.models.families import FAMILIES, Family, family_of, refuse_active, refuse_unknown
 from jaxinfer.models.rope import RopeConfig
 
 
@@ -40,7 +40,7 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     num_nextn_layers: int = 0  # that a checkpoint has beside them, which draft further tokens and are not computed
     block_size: int | None = None  # of a block-diffusion model: tokens that see each other
-    mask_token_id: int | None = None  # that stands where such a model has no token yet
+    mask_token_id: int | None = None  # that stands where a diffusion model has no token yet
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
@@ -79,6 +79,11 @@ class ModelConfig:
         """How many of a head's dimensions are rotated."""
         return self.rope.rotary_dim(self.head_dim)
 
+    @property
+    def is_bidirectional(self) -> bool:
+        """Whether every token sees all others, those behind it too."""
+        return FAMILIES[self.architecture].is_bidirectional
+
     def is_sparse(self, layer: int) -> bool:
         """Whether that layer has experts."""
         return self.experts is not None and layer not in self.experts.dense_layers
@@ -94,32 +99,34 @@ class ModelConfig:
         values = {**family.defaults, **hf}
         refuse_unknown(hf, family)
         refuse_active(values, family)
-        num_heads, hidden_size = size(values, "num_attention_heads"), size(values, "hidden_size")
-        max_positions, head_dim = size(values, "max_position_embeddings"), _head_dim(values, hidden_size, num_heads)
+        name_of = family.name_of
+        num_heads, kv_heads = size(values, name_of("num_attention_heads")), values.get(name_of("num_key_value_heads"))
+        max_positions, head_dim = size(values, name_of("max_position_embeddings")), _head_dim(values, family)
+        experts, vocab_size = None if family.experts is None else family.experts.read(values), _rows(values, family)
         biased = {name for name in (*family.qkv_bias_fields, *family.o_bias_fields) if flag(values, name)}
         return cls(
             architecture=family.architecture,
-            vocab_size=size(values, "vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=size(values, "intermediate_size"),
-            num_layers=size(values, "num_hidden_layers"),
+            vocab_size=vocab_size,
+            hidden_size=size(values, name_of("hidden_size")),
+            intermediate_size=_intermediate_size(values, family, experts),
+            num_layers=size(values, name_of("num_hidden_layers")),
             num_heads=num_heads,
-            num_kv_heads=num_heads if values.get("num_key_value_heads") is None else values["num_key_value_heads"],
+            num_kv_heads=num_heads if kv_heads is None else kv_heads,
             head_dim=head_dim,
             max_position_embeddings=max_positions,
             rms_norm_eps=positive(values, "rms_norm_eps"),
             rope=_rope_of(values, max_positions, head_dim, family),
-            hidden_act=values["hidden_act"],
-            tie_word_embeddings=flag(values, "tie_word_embeddings"),
+            hidden_act=values[name_of("hidden_act")],
+            tie_word_embeddings=flag(values, name_of("tie_word_embeddings")),
             qkv_bias=family.qkv_bias or not biased.isdisjoint(family.qkv_bias_fields),
             o_bias=not biased.isdisjoint(family.o_bias_fields),
             mlp_bias=family.mlp_bias_field and flag(values, "mlp_bias"),
             qk_norm=family.qk_norm if family.qk_norm_field is None else flag(values, family.qk_norm_field),
             normalizes_head=family.has_norm_head and flag(values, "norm_head"),
             num_nextn_layers=size(values, "num_nextn_predict_layers", 0) if family.has_nextn_layers else 0,
-            experts=None if family.experts is None else family.experts.read(values),
-            block_size=size(values, "block_size") if family.is_diffusion else None,
-            mask_token_id=token(values, "mask_token_id") if family.is_diffusion else None,
+            experts=experts,
+            block_size=size(values, "block_size") if family.has_blocks else None,
+            mask_token_id=token(values, "mask_token_id", vocab_size) if family.is_diffusion else None,
             bos_token_id=values.get("bos_token_id"),
             eos_token_ids=token_ids(values.get("eos_token_id")),
             dtype=values.get("dtype") or values.get("torch_dtype"),
@@ -138,12 +145,33 @@ _ROPE_KEYS = {
 }  # fmt: skip
 
 
-def _head_dim(values: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:
+def _rows(values: Mapping[str, Any], family: Family) -> int:
+    """How many embeddings there are, and with that, logits."""
+    words = size(values, "vocab_size")
+    if not family.has_padded_vocab or values.get("embedding_size") is None:
+        return words
+    rows = size(values, "embedding_size")
+    if rows < words:
+        raise UnsupportedConfigError(f"embedding_size={rows} must be at least vocab_size={words}")
+    return rows
+
+
+def _intermediate_size(values: Mapping[str, Any], family: Family, experts: ExpertsConfig | None) -> int:
+    name = family.name_of("intermediate_size")
+    # Where all layers have experts, nothing has this size, and published configurations leave it out or say -1.
+    if experts is not None and not experts.dense_layers and values.get(name) in (None, -1):
+        return experts.intermediate_size
+    return size(values, name)
+
+
+def _head_dim(values: Mapping[str, Any], family: Family) -> int:
     if values.get("head_dim") is not None:
         return size(values, "head_dim")
+    heads, hidden = family.name_of("num_attention_heads"), family.name_of("hidden_size")
+    num_heads, hidden_size = size(values, heads), size(values, hidden)
     if hidden_size % num_heads:
         raise UnsupportedConfigError(
-            f"config.json lacks head_dim, and num_attention_heads={num_heads} does not divide hidden_size={hidden_size}"
+            f"config.json lacks head_dim, and {heads}={num_heads} does not divide {hidden}={hidden_size}"
         )
     return hidden_size // num_heads
 

@@ -19,9 +19,9 @@ def size(values: Mapping[str, Any], name: str, least: int = 1) -> int:
     return value
 
 
-def token(values: Mapping[str, Any], name: str) -> int:
+def token(values: Mapping[str, Any], name: str, vocab_size: int) -> int:
     value = values.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size(values, "vocab_size"):
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < vocab_size:
         raise UnsupportedConfigError(f"config.json must set {name} to a token of the vocabulary, got {value!r}")
     return value
 

@@ -63,6 +63,7 @@ class DecoderLM(nnx.Module):
         lengths: jax.Array | None = None,
         residual: Residual = PLAIN,
         capture: Sequence[int] = (),
+        added: jax.Array | None = None,
     ) -> Computed:
         """Hidden states after the final norm, the keys and values of every layer, and features for a drafter.
 
@@ -75,10 +76,12 @@ class DecoderLM(nnx.Module):
             residual: how activations lie and how the results of layers join the residual stream; with
                 `features_first`, tokens are [T].
             capture: numbers of the layers, ascending, whose inputs are the features.
+            added: [..., T, hidden], to the embeddings of the tokens.
         """
         # Behind a barrier: XLA would compute them in every layer again, for every head.
         cos, sin = lax.optimization_barrier(rope_cos_sin(self.config.rope, self.config.head_dim, positions, lengths))
-        x, y = residual.from_tokens(self.embed(token_ids)), None
+        embeddings = self.embed(token_ids)
+        x, y = residual.from_tokens(embeddings if added is None else embeddings + added), None
         after, captured = [], []
         for number, (layer, before) in enumerate(zip(self.layers, kv, strict=True)):
             x, normed = layer.enter(x, y, residual)

@@ -100,6 +100,34 @@ def _of_bailing(values: Mapping[str, Any]) -> ExpertsConfig:
     )
 
 
+def _of_llada(values: Mapping[str, Any]) -> ExpertsConfig:
+    # The published code reads more fields of a router than it honours.
+    for name, only in (
+        ("moe_router_score_function", "softmax"),
+        ("moe_router_enable_expert_bias", False),
+        ("routed_scaling_factor", 1),
+    ):
+        if values.get(name) not in (None, only):
+            raise UnsupportedConfigError(f"{name}={values[name]!r} is not supported; {only!r} is")
+    groups = values.get("router_num_group")
+    if groups is not None and (not isinstance(groups, int) or groups > 1):
+        raise UnsupportedConfigError(f"router_num_group={groups!r} is not supported")
+    shared = values.get("shared_expert_intermediate_size")
+    counts, num_layers = values.get("moe_layer_freq"), size(values, "num_hidden_layers")
+    if not isinstance(counts, list) or len(counts) != num_layers or any(count not in (0, 1) for count in counts):
+        raise UnsupportedConfigError(
+            f"config.json must set moe_layer_freq to 0 or 1 for each of {num_layers} layers, got {counts!r}"
+        )
+    return ExpertsConfig(
+        num_experts=size(values, "num_experts"),
+        experts_per_token=size(values, "num_experts_per_tok"),
+        intermediate_size=size(values, "expert_intermediate_size"),
+        shared_size=0 if shared is None else size(values, "shared_expert_intermediate_size", 0),
+        dense_layers=tuple(number for number, count in enumerate(counts) if not count),
+        normalizes=flag(values, "norm_topk_prob"),
+    )
+
+
 def _layers(values: Mapping[str, Any], name: str) -> frozenset[int]:
     found = values.get(name) or []
     if not isinstance(found, list) or any(not isinstance(number, int) for number in found):
@@ -107,11 +135,11 @@ def _layers(values: Mapping[str, Any], name: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def _qwen_fields(config: ExpertsConfig) -> dict[str, Any]:
+def _qwen_fields(config: ExpertsConfig, num_layers: int) -> dict[str, Any]:
     return _common_fields(config) | {"decoder_sparse_step": 1, "mlp_only_layers": list(config.dense_layers)}
 
 
-def _bailing_fields(config: ExpertsConfig) -> dict[str, Any]:
+def _bailing_fields(config: ExpertsConfig, num_layers: int) -> dict[str, Any]:
     return _common_fields(config) | {
         "num_shared_experts": config.shared_size // config.intermediate_size,
         "first_k_dense_replace": len(config.dense_layers),
@@ -123,11 +151,23 @@ def _bailing_fields(config: ExpertsConfig) -> dict[str, Any]:
     }
 
 
-def _common_fields(config: ExpertsConfig) -> dict[str, Any]:
+def _llada_fields(config: ExpertsConfig, num_layers: int) -> dict[str, Any]:
+    return _common_fields(config, "expert_intermediate_size") | {
+        "shared_expert_intermediate_size": config.shared_size or None,
+        "moe_layer_freq": [int(number not in config.dense_layers) for number in range(num_layers)],
+        "moe_router_score_function": config.score,
+        "moe_router_enable_expert_bias": config.has_bias,
+        "routed_scaling_factor": config.scaling,
+        "router_num_group": config.num_groups or None,
+        "router_topk_group": config.kept_groups or None,
+    }
+
+
+def _common_fields(config: ExpertsConfig, inner: str = "moe_intermediate_size") -> dict[str, Any]:
     return {
         "num_experts": config.num_experts,
         "num_experts_per_tok": config.experts_per_token,
-        "moe_intermediate_size": config.intermediate_size,
+        inner: config.intermediate_size,
         "norm_topk_prob": config.normalizes,
     }
 
@@ -137,15 +177,18 @@ class ExpertsFields:
     """How a family's `config.json` says what its experts are: a reader, its inverse and the fields' names.
 
     Reading raises UnsupportedConfigError where a field is missing or wrong, or asks for a router that no model has.
+    Writing takes the number of the model's layers besides.
     """
 
     read: Callable[[Mapping[str, Any]], ExpertsConfig]
-    write: Callable[[ExpertsConfig], dict[str, Any]]
+    write: Callable[[ExpertsConfig, int], dict[str, Any]]
+    other_names: frozenset[str] = frozenset()  # that are read and not written
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self.write(ExpertsConfig(1, 1, 1))) | {"num_local_experts"}
+        return frozenset(self.write(ExpertsConfig(1, 1, 1), 1)) | self.other_names
 
 
-QWEN_EXPERTS = ExpertsFields(_of_qwen, _qwen_fields)
+QWEN_EXPERTS = ExpertsFields(_of_qwen, _qwen_fields, frozenset({"num_local_experts"}))
 BAILING_EXPERTS = ExpertsFields(_of_bailing, _bailing_fields)  # Ling, both versions, and LLaDA2
+LLADA_EXPERTS = ExpertsFields(_of_llada, _llada_fields)  # LLaDA-MoE

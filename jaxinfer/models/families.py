@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxinfer.models.config_fields import UnsupportedConfigError, flag, is_active
-from jaxinfer.models.experts_config import BAILING_EXPERTS, QWEN_EXPERTS, ExpertsFields
+from jaxinfer.models.experts_config import BAILING_EXPERTS, LLADA_EXPERTS, QWEN_EXPERTS, ExpertsFields
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,23 @@ class Family:
     experts: ExpertsFields | None = None
     names: str = "llama"  # whose tensor names its checkpoints have
     has_remote_code: bool = False  # Hugging Face runs what comes with its checkpoints, which is written anew here
-    is_diffusion: bool = False  # `block_size` and `mask_token_id` say how it generates
+    is_diffusion: bool = False  # `mask_token_id` says what stands where there is no token yet
+    is_bidirectional: bool = False  # all tokens see each other; of a diffusion model, there are no blocks
+    has_padded_vocab: bool = False  # `embedding_size` may say that there are more embeddings than words
+    renamed: Mapping[str, str] = field(default_factory=dict)  # what fields of the others are called here
+    absent: frozenset[str] = frozenset()  # fields of the others that nothing reads here
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields of which one value alone is computed
     unused_fields: frozenset[str] = frozenset()  # of training, which change no forward pass
     defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether it denoises blocks of a size that it was trained for, which `block_size` says."""
+        return self.is_diffusion and not self.is_bidirectional
+
+    def name_of(self, name: str) -> str:
+        """What its configurations call a field of the others."""
+        return self.renamed.get(name, name)
 
     @property
     def own_fields(self) -> frozenset[str]:
@@ -43,7 +57,10 @@ class Family:
         names |= {"rotary_dim"} if self.has_partial_rope else set()
         names |= {"norm_head"} if self.has_norm_head else set()
         names |= {"num_nextn_predict_layers"} if self.has_nextn_layers else set()
-        names |= {"block_size", "mask_token_id"} if self.is_diffusion else set()
+        names |= {"mask_token_id"} if self.is_diffusion else set()
+        names |= {"block_size"} if self.has_blocks else set()
+        names |= {"embedding_size"} if self.has_padded_vocab else set()
+        names |= {*self.renamed.values(), *self.fixed}
         return frozenset(names) | (self.experts.names if self.experts else frozenset())
 
 
@@ -78,6 +95,39 @@ _LING_FIELDS: dict[str, Any] = {
         "moe_shared_expert_intermediate_size",
     }),
 }  # fmt: skip
+# What an absent field means is taken from the published code. Of what it may say besides, `fixed` is computed here.
+_LLADA: dict[str, Any] = {
+    "has_remote_code": True, "is_diffusion": True, "is_bidirectional": True, "has_padded_vocab": True, "names": "llada",
+    "renamed": {
+        "hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+        "num_key_value_heads": "n_kv_heads", "intermediate_size": "mlp_hidden_size", "hidden_act": "activation_type",
+        "max_position_embeddings": "max_sequence_length", "tie_word_embeddings": "weight_tying",
+    },
+    "absent": frozenset({"head_dim", "rope_scaling", "rope_parameters", "original_max_position_embeddings"}),
+    "fixed": {
+        "block_type": "llama", "activation_type": "silu", "layer_norm_type": "rms", "layer_norm_with_affine": True,
+        "rope": True, "rope_full_precision": True, "block_group_size": 1,
+    },
+    "unused_fields": frozenset({
+        "alibi_bias_max", "attention_layer_norm_with_affine", "embedding_dropout", "residual_dropout",
+        "flash_attention", "init_cutoff_factor", "init_device", "init_fn", "init_std", "precision", "mlp_ratio",
+    }),
+    "defaults": {
+        "block_type": "sequential", "activation_type": "swiglu", "layer_norm_type": "default", "rope": False,
+        "rms_norm_eps": 1e-5, "weight_tying": True, "mask_token_id": 126336, "eos_token_id": 126081,
+    },
+}  # fmt: skip
+_LLADA_MOE: dict[str, Any] = _ATTENTION_BIAS | {
+    "qk_norm_field": "qk_layernorm", "experts": LLADA_EXPERTS, "has_remote_code": True, "is_diffusion": True,
+    "is_bidirectional": True, "names": "llada_moe", "renamed": {"intermediate_size": "dense_intermediate_size"},
+    "absent": frozenset({"head_dim", "rope_parameters"}),
+    "fixed": {"partial_rotary_factor": 1},  # the published code takes an absent one for -1
+    "unused_fields": frozenset({"intermediate_size", "output_router_logits", "router_aux_loss_coef"}),
+    "defaults": {
+        "hidden_act": "silu", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 50000.0,
+        "mask_token_id": 156895, "eos_token_id": 156892,
+    },
+}  # fmt: skip
 
 FAMILIES = {
     family.architecture: family
@@ -102,6 +152,8 @@ FAMILIES = {
         Family("BailingMoeV2ForCausalLM", "bailing_moe", **_LING_FIELDS, defaults=_LING_2),
         Family("LLaDA2MoeModelLM", "llada2_moe", frozenset({"llada2_moe_veomni"}), **_LING_FIELDS, is_diffusion=True,
                defaults=_LING_2 | {"block_size": 32, "mask_token_id": 156895, "partial_rotary_factor": 0.5}),
+        Family("LLaDAModelLM", "llada", **_LLADA),
+        Family("LLaDAMoEModelLM", "llada", frozenset({"lladamoe"}), **_LLADA_MOE),
     )
 }  # fmt: skip
 
@@ -154,7 +206,7 @@ def family_of(hf: Mapping[str, Any]) -> Family:
 
 
 def refuse_unknown(hf: Mapping[str, Any], family: Family) -> None:
-    known = _READ | _INERT | family.own_fields | family.unused_fields
+    known = (_READ - family.absent - family.renamed.keys()) | _INERT | family.own_fields | family.unused_fields
     for name, value in hf.items():
         if name not in known and is_active(value):
             raise UnsupportedConfigError(
@@ -170,6 +222,9 @@ def refuse_active(values: Mapping[str, Any], family: Family) -> None:
         raise UnsupportedConfigError("auto_map is set: code that comes with a checkpoint is never run")
     if values.get("use_rmsnorm") is False:
         raise UnsupportedConfigError("use_rmsnorm=False is not supported")
+    for name, only in family.fixed.items():
+        if values.get(name, only) != only:
+            raise UnsupportedConfigError(f"{name}={values[name]!r} is not supported; {only!r} is")
     window = values.get("sliding_window")
     layer_types = values.get("layer_types")
     if layer_types is not None:

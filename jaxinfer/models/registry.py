@@ -8,6 +8,7 @@ from flax import nnx
 from jaxinfer.models.bailing import BailingMoeForCausalLM, BailingMoeV2ForCausalLM
 from jaxinfer.models.config import ModelConfig, UnsupportedConfigError
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.llada import LLaDAModelLM, LLaDAMoEModelLM
 from jaxinfer.models.llada2 import LLaDA2MoeModelLM
 from jaxinfer.models.llama import LlamaForCausalLM
 from jaxinfer.models.qwen2 import Qwen2ForCausalLM
@@ -19,7 +20,8 @@ MODELS: dict[str, type[DecoderLM]] = {
     cls.__name__: cls
     for cls in (
         LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SDARForCausalLM, Qwen3MoeForCausalLM,
-        BailingMoeForCausalLM, BailingMoeV2ForCausalLM, LLaDA2MoeModelLM,
+        BailingMoeForCausalLM, BailingMoeV2ForCausalLM, LLaDA2MoeModelLM, LLaDAModelLM,
+        LLaDAMoEModelLM,
     )
 }  # fmt: skip
 

@@ -52,7 +52,14 @@ FAMILY_CONFIGS = {
     "qwen3_moe": tiny_config("Qwen3MoeForCausalLM", qk_norm=True, experts=ExpertsConfig(4, 2, 14, dense_layers=(0,))),
     "ling": tiny_config("BailingMoeForCausalLM", qkv_bias=True, experts=ExpertsConfig(4, 2, 14, shared_size=28)),
     "ling_2": tiny_config("BailingMoeV2ForCausalLM", qk_norm=True, rope=PARTIAL_ROPE, experts=GROUPED_EXPERTS),
-}
+    # Their hidden sizes are those of all heads.
+    "llada": tiny_config("LLaDAModelLM", hidden_size=60, mask_token_id=39),
+    "llada_tied": tiny_config("LLaDAModelLM", hidden_size=60, mask_token_id=39, tie_word_embeddings=True),
+    "llada_moe": tiny_config(
+        "LLaDAMoEModelLM", hidden_size=60, mask_token_id=39, qk_norm=True,
+        experts=ExpertsConfig(4, 2, 14, shared_size=18, dense_layers=(0,), normalizes=False),
+    ),
+}  # fmt: skip
 
 
 def random_model(config: ModelConfig, dtype: Any = jnp.float32, seed: int = 0) -> DecoderLM:

@@ -13,6 +13,8 @@ from jaxinfer.checkpoint.weight_map import Placement, match_sources, parameters,
 from jaxinfer.models.registry import build_model
 from tests.checkpoint.builders import FAMILY_CONFIGS, tiny_config
 
+LAYER_NORM = "layers.1.input_norm.scale"
+
 
 @pytest.fixture(params=FAMILY_CONFIGS)
 def config(request):
@@ -140,13 +142,47 @@ def test_a_checkpoint_with_exactly_the_mapped_tensors_matches(config):
 
 def test_missing_and_superfluous_tensors_are_listed(config):
     found = sources(config)
-    del found["model.norm.weight"], found["model.layers.1.input_layernorm.weight"]
+    missing = sorted(p.source for p in placements(config) if p.target.path in ("final_norm.scale", LAYER_NORM))
+    assert len(missing) == 2
+    for name in missing:
+        del found[name]
     found["model.layers.1.mlp.extra.weight"] = (3,)
     with pytest.raises(CheckpointError) as error:
         match_sources(found, config)
     message = str(error.value)
-    assert "missing: model.layers.1.input_layernorm.weight, model.norm.weight" in message
+    assert message.startswith(f"the tensors do not match {config.architecture}: missing: ")
+    assert all(name in message.partition("; left over: ")[0] for name in missing)
     assert "left over: model.layers.1.mlp.extra.weight" in message
+
+
+def test_names_of_llada():
+    config = FAMILY_CONFIGS["llada"]
+    attention, mlp = "layers.1.attention.", "layers.1.mlp."
+    assert {name.removeprefix("model.transformer."): placed(config, name).target.path for name in sources(config)
+            if "blocks.0" not in name} == {
+        "wte.weight": "embed.embedding", "ln_f.weight": "final_norm.scale", "ff_out.weight": "lm_head.kernel",
+        "blocks.1.attn_norm.weight": LAYER_NORM, "blocks.1.ff_norm.weight": "layers.1.post_attention_norm.scale",
+        **{f"blocks.1.{x}_proj.weight": attention + "qkv.kernel" for x in "qkv"},
+        "blocks.1.attn_out.weight": attention + "o.kernel", "blocks.1.ff_proj.weight": mlp + "gate_up.kernel",
+        "blocks.1.up_proj.weight": mlp + "gate_up.kernel", "blocks.1.ff_out.weight": mlp + "down.kernel",
+    }  # fmt: skip
+    # The gate is what the activation is applied to.
+    assert placed(config, "model.transformer.blocks.1.ff_proj.weight").part[1] == slice(0, 1)
+    assert placed(config, "model.transformer.blocks.1.up_proj.weight").part[1] == slice(1, 2)
+
+
+def test_names_of_llada_moe():
+    found = sources(FAMILY_CONFIGS["llada_moe"])
+    layer = {name.removeprefix("model.layers.1."): shape for name, shape in found.items() if ".layers.1." in name}
+    assert {name for name in layer if "experts" not in name} == {
+        f"{name}.weight" for name in (
+            "input_layernorm", "post_attention_layernorm", "mlp.gate", "self_attn.q_proj", "self_attn.k_proj",
+            "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "shared_expert.gate_proj",
+            "shared_expert.up_proj", "shared_expert.down_proj",
+        )
+    }  # fmt: skip
+    assert layer["mlp.experts.3.down_proj.weight"] == (60, 14) and layer["shared_expert.down_proj.weight"] == (60, 18)
+    assert found["model.layers.0.mlp.gate_proj.weight"] == (26, 60)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +230,16 @@ def test_a_copy_of_a_tied_table_is_accepted_and_named():
     assert match_sources(found, config).keys() == sources(config).keys()
     assert tied_copies(found, config) == {"lm_head.weight": "model.embed_tokens.weight"}
     assert tied_copies(found, tiny_config()) == {}
+
+
+def test_a_copy_of_a_tied_table_has_the_names_of_its_family():
+    config = FAMILY_CONFIGS["llada_tied"]
+    copy, table = "model.transformer.ff_out.weight", "model.transformer.wte.weight"
+    found = sources(config) | {copy: (40, 60)}
+    assert match_sources(found, config).keys() == sources(config).keys()
+    assert tied_copies(found, config) == {copy: table}
+    bare = {name.removeprefix("model."): shape for name, shape in found.items()}
+    assert tied_copies(bare, config) == {copy.removeprefix("model."): table.removeprefix("model.")}
 
 
 def test_a_bare_decoder_lacks_the_prefix():

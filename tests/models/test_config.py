@@ -17,6 +17,8 @@ from jaxinfer.models.rope import RopeConfig
 
 MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 DIFFUSION_TYPES = {"SDARForCausalLM": "sdar", "LLaDA2MoeModelLM": "llada2_moe"}
+# See `test_llada_config.py`.
+BIDIRECTIONAL_TYPES = {"LLaDAModelLM": "llada", "LLaDAMoEModelLM": "llada"}
 # Of mixtures of experts, see `test_sparse_config.py`. Two versions of Ling share a model type.
 SPARSE_TYPES = {
     "Qwen3MoeForCausalLM": "qwen3_moe", "BailingMoeForCausalLM": "bailing_moe",
@@ -363,7 +365,7 @@ def test_values_that_cannot_be_are_refused_by_name(fields, named):
 
 def test_every_family_names_its_model_type():
     types = {family.architecture: family.model_type for family in FAMILIES.values()}
-    assert types == MODEL_TYPES | DIFFUSION_TYPES | SPARSE_TYPES
+    assert types == MODEL_TYPES | DIFFUSION_TYPES | BIDIRECTIONAL_TYPES | SPARSE_TYPES
 
 
 def test_a_block_diffusion_model_has_blocks_and_a_mask():
