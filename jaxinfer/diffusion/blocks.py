@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,29 @@ from jaxinfer.limits import MAX_LOGPROBS
 from jaxinfer.sampling.logprobs import TokenLogprobs
 
 BLOCKS = "blocks"  # the part of the device's state
+
+
+type Make = Callable[..., Any]
+
+
+def maker_of(num_seats: int, sharding: jax.sharding.Sharding | None, *, abstract: bool) -> Make:
+    """A function of sizes and a dtype, int32 by default, that makes an array of zeros for every seat; or its shape."""
+
+    def make(*shape: int, dtype: Any = jnp.int32) -> Any:
+        if abstract:
+            return jax.ShapeDtypeStruct((num_seats, *shape), dtype, sharding=sharding)
+        return jnp.zeros((num_seats, *shape), dtype, device=sharding)
+
+    return make
+
+
+def notes_of(make: Make, block_size: int, vocab_size: int) -> TokenLogprobs:
+    """Room for how probable the tokens of each seat's block were."""
+    most = min(MAX_LOGPROBS, vocab_size)
+    return TokenLogprobs(
+        make(block_size, dtype=jnp.float32), make(block_size), make(block_size, most),
+        make(block_size, most, dtype=jnp.float32),
+    )  # fmt: skip
 
 
 @jax.tree_util.register_dataclass
@@ -26,6 +50,7 @@ class Blocks:
     num_edits: Any  # int32 [S], of these, how many found no mask and changed a token
     ended: Any  # bool [S], nothing is generated any more
     noted: Any  # TokenLogprobs [S, B], of the tokens in the round that committed them
+    credits: Any  # float32 [S, B, vocab], see `Credit`; [S, B, 0] for other rules
 
     @classmethod
     def allocate(
@@ -35,21 +60,16 @@ class Blocks:
         vocab_size: int,
         sharding: jax.sharding.Sharding | None = None,
         *,
+        with_credits: bool = False,
         abstract: bool = False,
     ) -> Blocks:
         """Of seats that nobody has; or their shapes alone."""
-
-        def make(*shape: int, dtype: Any = jnp.int32) -> Any:
-            if abstract:
-                return jax.ShapeDtypeStruct((num_seats, *shape), dtype, sharding=sharding)
-            return jnp.zeros((num_seats, *shape), dtype, device=sharding)
-
-        most = min(MAX_LOGPROBS, vocab_size)
-        noted = TokenLogprobs(
-            make(block_size, dtype=jnp.float32), make(block_size), make(block_size, most),
-            make(block_size, most, dtype=jnp.float32),
+        make = maker_of(num_seats, sharding, abstract=abstract)
+        return cls(
+            make(block_size), make(), make(), make(), make(), make(dtype=jnp.bool_),
+            notes_of(make, block_size, vocab_size),
+            make(block_size, vocab_size if with_credits else 0, dtype=jnp.float32),
         )  # fmt: skip
-        return cls(make(block_size), make(), make(), make(), make(), make(dtype=jnp.bool_), noted)
 
     def at(self, seat: jax.Array) -> Blocks:
         """Those of seats int32 [R]; out of range: anybody's."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.config import check_positive_integer, fields_of
 
-UNMASK_RULES = ("threshold", "hierarchy", "factor")
-CACHES = ("auto", "prefix")
+UNMASK_RULES = ("threshold", "hierarchy", "factor", "credit")
+CACHES = ("auto", "none", "prefix", "dual")
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,26 @@ class DiffusionConfig:
     """How blocks of masks become tokens. Probabilities are those of the tokens that a round draws.
 
     Attributes:
-        block_size: tokens that are denoised together; None: the model's.
+        block_size: tokens that are denoised together; None: the model's, 32 for a bidirectional one.
         unmask: what a round commits: "threshold" (whatever is at least `threshold` sure, or else the surest),
             "hierarchy" (whatever is more than `threshold` sure, and the surest of each run of masks if it is more than
-            `low_threshold` sure) or "factor" (the surest, while the nth is at least 1 - `factor` / (n + 1) sure).
+            `low_threshold` sure), "factor" (the surest, while the nth is at least 1 - `factor` / (n + 1) sure) or
+            "credit" (as "threshold", but a token that was the likeliest of its place in rounds before is likelier).
         threshold, low_threshold, factor: see `unmask`.
-        cache: "auto" or "prefix": keys and values of whole blocks are computed once.
+        credit_alpha, boost_gamma, decay_beta: of "credit". A round multiplies credits by `decay_beta`, adds the
+            probability of each place's likeliest token to the power of `boost_gamma` to that token's, and draws from
+            logits + `credit_alpha` * log(1 + credit).
+        cache: what is computed once. "auto": "prefix" for block-causal models, "dual" for bidirectional ones. Of the
+            former, "prefix" computes keys and values of whole blocks once, exactly. Of the latter, they are those that
+            the sequence had when its block began; "prefix" computes all from the block on in every round, "dual" the
+            block alone, "none" everything.
+        prefix_look, after_look: tokens before and behind the block that every round computes with it (vicinity).
+        cont_weight: of bidirectional models: the embedding of a mask is its own plus that of the tokens that the round
+            before expected there, with a weight that grows up to this one (IterSmooth); 0: it is not, and none of the
+            following counts.
+        cont_weight_init, cont_weight_growth: the weight in the first round of a sequence, and what each round adds.
+        threshold_decay: round i asks for a probability of 1 - i * this, until that is `threshold`.
+        warmup_steps: the first rounds of a sequence, which compute everything.
         edit_threshold: committed tokens are replaced by others that are drawn in their places with more than this
             probability (LLaDA2.1's token editing); None: never.
         max_post_edit_steps: rounds of a block that do so where no mask is left, at most.
@@ -40,7 +55,17 @@ class DiffusionConfig:
     unmask: str = "threshold"
     low_threshold: float = 0.4
     factor: float = 1.0
+    credit_alpha: float = 0.7
+    boost_gamma: float = 0.2
+    decay_beta: float = 0.8
     cache: str = "auto"
+    prefix_look: int = 0
+    after_look: int = 0
+    cont_weight: float = 0.0
+    cont_weight_init: float = 0.15
+    cont_weight_growth: float = 0.02
+    threshold_decay: float = 0.02
+    warmup_steps: int = 0
     edit_threshold: float | None = None
     max_post_edit_steps: int = 16
     maximum_unroll: int = 4
@@ -51,14 +76,23 @@ class DiffusionConfig:
         for name in ("block_size", "max_post_edit_steps", "maximum_unroll", "expected_tpf"):
             if name != "block_size" or self.block_size is not None:
                 check_positive_integer(name, getattr(self, name))
-        for name in ("threshold", "low_threshold", "edit_threshold"):
+        for name in ("prefix_look", "after_look", "warmup_steps"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"{name} must be an integer of 0 or more, got {value!r}")
+        for name in ("threshold", "low_threshold", "edit_threshold", "decay_beta"):
             value = getattr(self, name)
             if (name, value) == ("edit_threshold", None):
                 continue
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
+            if not _is_number(value) or not 0 <= value <= 1:
                 raise ValueError(f"{name} must be a probability, from 0 to 1, got {value!r}")
-        if not isinstance(self.factor, (int, float)) or isinstance(self.factor, bool) or not self.factor >= 0:
-            raise ValueError(f"factor must be 0 or more, got {self.factor!r}")
+        for name in (
+            "factor", "credit_alpha", "boost_gamma", "cont_weight", "cont_weight_init", "cont_weight_growth",
+            "threshold_decay",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be 0 or more, got {value!r}")
         if self.low_threshold > self.threshold and self.unmask == "hierarchy":
             raise ValueError(f"low_threshold ({self.low_threshold}) must be at most threshold ({self.threshold})")
         for name, allowed in (("unmask", UNMASK_RULES), ("cache", CACHES)):
@@ -66,6 +100,11 @@ class DiffusionConfig:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if not isinstance(self.early_stop, bool):
             raise ValueError(f"early_stop must be True or False, got {self.early_stop!r}")
+
+    @property
+    def smooths(self) -> bool:
+        """Whether masks' embeddings say what rounds before expected."""
+        return self.cont_weight > 0
 
     @classmethod
     def of(cls, value: DiffusionConfig | Mapping[str, Any]) -> DiffusionConfig:
@@ -75,3 +114,7 @@ class DiffusionConfig:
             ValueError: as for the class, or a key is no field of it.
         """
         return value if isinstance(value, cls) else cls(**fields_of(cls, "diffusion_config", value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

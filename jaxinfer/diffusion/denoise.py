@@ -2,7 +2,8 @@
 
 A round is one forward over whole blocks, whose tokens see each other and everything before. It draws a token for every
 place and commits those that a rule chooses among the masked ones. The keys and values of a block are right once they
-were computed from its final tokens: the round that finds no mask has done that, and lands the block.
+were computed from its final tokens: the round that finds no mask has done that, and lands the block. Nobody reads those
+of a block in which its sequence ends: it lands as soon as all tokens up to the end are there.
 """
 
 from __future__ import annotations
@@ -17,18 +18,14 @@ from jax import lax
 
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.diffusion.blocks import BLOCKS, Blocks
+from jaxinfer.diffusion.drawing import Found, Places, draw, logits_without, noted_where
 from jaxinfer.diffusion.unmask import UnmaskRule
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, unpack
 from jaxinfer.programs.forward import forward
 from jaxinfer.programs.program import KV, TARGET, Device, Place
 from jaxinfer.programs.wide_rows import wide_rows
-from jaxinfer.sampling.logprobs import TokenLogprobs, token_logprobs
-from jaxinfer.sampling.next_tokens import logits_and_greedy
-from jaxinfer.sampling.sampler import SamplingBatch, sample
-
-# Of a key's second word: rounds of one block draw with keys that have nothing to do with each other.
-_ROUND_STEP = 0x9E3779B9
+from jaxinfer.sampling.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -60,17 +57,19 @@ class DenoiseOutput:
 
     tokens: jax.Array  # int32 [N * B, Q], what landed, in order for each row; -1: nothing
     ran: jax.Array  # bool [N, Q]
-    blocks: jax.Array  # int32 [N, Q, B], each row's block behind each round, masks included
+    blocks: jax.Array  # int32 [N, Q, B], each row's block behind each round, masks included; -1 behind a sequence's end
     start: jax.Array  # int32 [N, Q], where it stands
     noted: TokenLogprobs  # [Q * B], of the block that each row landed last
 
 
-class Found(NamedTuple):
-    """What a round of R rows has drawn, for each place of their blocks."""
+class AfterRound(NamedTuple):
+    """What a round of R rows leaves."""
 
-    tokens: jax.Array  # int32 [R, B]
-    confidence: jax.Array  # float32 [R, B], their probabilities
-    noted: TokenLogprobs  # [R, B]
+    blocks: Blocks  # for the next round: of rows whose block has landed, the next block
+    tokens: jax.Array  # int32 [R, B], of the round's own blocks, masks included
+    noted: TokenLogprobs  # [R, B], of these
+    landed: jax.Array  # int32 [R, B], what landed, -1 behind it
+    lands: jax.Array  # bool [R]
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,36 +141,36 @@ def denoise_loop(
         runs = (seat >= 0) & ~own.ended & (own.start + size <= batch.capacity[:rows]) & (index < batch.num_steps)
         wide = _block_rows(batch, own, runs, page_size=kv.page_size, num_slots=num_slots)
 
-        def run(kv: KVCache, own: Blocks) -> tuple[KVCache, Blocks, jax.Array, jax.Array]:
+        def run(kv: KVCache, own: Blocks) -> tuple[KVCache, AfterRound]:
             kv, hidden = forward(kv, wide)
-            return kv, *_after_round(model, own, runs, hidden[: rows * size], batch, denoising)
+            return kv, _after_round(model, own, runs, hidden[: rows * size], batch, denoising)
 
-        def rest(kv: KVCache, own: Blocks) -> tuple[KVCache, Blocks, jax.Array, jax.Array]:
-            return kv, own, jnp.full((rows, size), -1, jnp.int32), jnp.zeros(rows, bool)
+        def rest(kv: KVCache, own: Blocks) -> tuple[KVCache, AfterRound]:
+            nothing = jnp.full((rows, size), -1, jnp.int32)
+            return kv, AfterRound(own, own.tokens, own.noted, nothing, jnp.zeros(rows, bool))
 
         # Prompts want to be computed whoever else there is.
         anyone = jnp.any(runs) | (batch.token_ids.shape[0] > rows)
-        kv, after, landed, lands = lax.cond(anyone, run, rest, kv, own)
+        kv, after = lax.cond(anyone, run, rest, kv, own)
 
         def noted(all_rounds: jax.Array, of_this: jax.Array, axis: int = 0) -> jax.Array:
             of_this = jnp.pad(of_this, ((0, queries - rows), *((0, 0),) * (of_this.ndim - 1)))
             return lax.dynamic_update_index_in_dim(all_rounds, of_this, index, axis=axis)
 
-        of_rows = (lands.reshape(-1, *(1,) * extra) for extra in (1, 1, 2, 2))
-        rolled = jax.tree.map(lambda x: _behind_given(x, own.num_given), own.noted)
+        of_rows = (after.lands.reshape(-1, *(1,) * extra) for extra in (1, 1, 2, 2))
+        rolled = jax.tree.map(lambda x: _behind_given(x, own.num_given), after.noted)
         kept = [
             jnp.where(mask, new, old)
             for mask, new, old in zip(of_rows, jax.tree.leaves(rolled), jax.tree.leaves(output.noted), strict=True)
         ]
-        tokens = jnp.pad(landed, ((0, queries - rows), (0, 0)), constant_values=-1)
+        tokens = jnp.pad(after.landed, ((0, queries - rows), (0, 0)), constant_values=-1)
         return (
             kv,
-            after,
+            after.blocks,
             DenoiseOutput(
                 tokens=lax.dynamic_update_slice_in_dim(output.tokens, tokens.T, index * size, axis=0),
                 ran=noted(output.ran, runs),
-                # Of a block that landed, what it was: it found no mask, and changed nothing.
-                blocks=noted(output.blocks, jnp.where(lands[:, None], own.tokens, after.tokens)),
+                blocks=noted(output.blocks, after.tokens),
                 start=noted(output.start, own.start),
                 noted=jax.tree.unflatten(jax.tree.structure(output.noted), kept),
             ),
@@ -194,16 +193,18 @@ def denoise_loop(
 def _entered(seated: Blocks, batch: StepBatch, denoising: Denoising) -> Blocks:
     """What rows have in their seats, or bring with them where they enter these."""
     given = batch.block_tokens
-    enters = batch.block_start >= 0
+    start = batch.block_start[: batch.decode_rows]
+    enters = start >= 0
     zero = jnp.zeros_like(seated.start)
     new = replace(
         seated,
         tokens=given,
-        start=batch.block_start,
+        start=start,
         num_given=jnp.sum(given != denoising.mask_token_id, axis=1, dtype=jnp.int32),
         round=zero,
         num_edits=zero,
         ended=jnp.zeros_like(seated.ended),
+        credits=jnp.zeros_like(seated.credits),
     )
     return jax.tree.map(lambda own, old: jnp.where(enters.reshape(-1, *(1,) * (own.ndim - 1)), own, old), new, seated)
 
@@ -218,9 +219,8 @@ def _block_rows(batch: StepBatch, own: Blocks, runs: jax.Array, *, page_size: in
 
 def _after_round(
     model: DecoderLM, own: Blocks, runs: jax.Array, hidden: jax.Array, batch: StepBatch, denoising: Denoising
-) -> tuple[Blocks, jax.Array, jax.Array]:
-    """The blocks after a round whose hidden states are [R * B, hidden]; int32 [R, B], the tokens that landed, -1 behind
-    them; and bool [R], whose block has landed."""
+) -> AfterRound:
+    """What comes of a round whose hidden states are [R * B, hidden]."""
     size, place = own.tokens.shape[1], jnp.arange(own.tokens.shape[1])
     masked = own.tokens == denoising.mask_token_id
     had_masks = jnp.any(masked, axis=1)
@@ -228,68 +228,64 @@ def _after_round(
     if denoising.edit_threshold is not None:
         may_edit = runs & (had_masks | (own.num_edits < denoising.max_post_edit_steps))
     draws = runs & (had_masks | may_edit)
+    before = Found(own.tokens, jnp.zeros(own.tokens.shape, jnp.float32), own.noted, own.credits)
     found = lax.cond(
         jnp.any(draws),
-        lambda: _drawn(model, own, hidden, batch, denoising.mask_token_id),
-        lambda: Found(own.tokens, jnp.zeros(own.tokens.shape, jnp.float32), own.noted),
-    )
+        lambda: draw(
+            Places(own.start, own.round, masked), logits_without(model, hidden, denoising.mask_token_id),
+            jax.tree.map(lambda x: x[: len(masked)], batch.samples.sampling), denoising.rule, before,
+            batch.wants_logprobs,
+        ),
+        lambda: before,
+    )  # fmt: skip
     changes = denoising.rule(found.confidence, masked) & (runs & had_masks)[:, None]
     edits = jnp.zeros_like(changes)
     if denoising.edit_threshold is not None:
         edits = may_edit[:, None] & ~masked & (place >= own.num_given[:, None])
         edits &= (found.tokens != own.tokens) & (found.confidence > denoising.edit_threshold)
     changes |= edits
-    lands = runs & ~had_masks & ~jnp.any(edits, axis=1)
     tokens = jnp.where(changes, found.tokens, own.tokens)
+    lands = runs & ~had_masks & ~jnp.any(edits, axis=1)
+    last, ends = _end_of(tokens, own, batch, denoising)
+    if denoising.edit_threshold is None:
+        # Nothing changes any more, and nobody comes to read the block's keys and values but with all of its tokens.
+        is_whole = jnp.all((tokens != denoising.mask_token_id) | (place > last[:, None]), axis=1)
+        lands |= runs & (last < size - 1) & is_whole
+    there = place + own.num_given[:, None] <= last[:, None]
+    landed = jnp.where(lands[:, None] & there, _behind_given(tokens, own.num_given), -1)
 
-    there = place + own.num_given[:, None] < size
-    landed = jnp.where(lands[:, None] & there, _behind_given(own.tokens, own.num_given), -1)
-    samples = batch.samples
-    rows = own.start.shape[0]
-    ends = own.start + size >= samples.max_len[:rows]
-    if denoising.early_stop:
-        ending = jnp.any(landed[:, :, None] == samples.ending_token_ids[:rows, None], axis=2) & (landed >= 0)
-        ends |= jnp.any(ending, axis=1)
-
-    def unless_landed(now: jax.Array, of_next_block: jax.Array | int) -> jax.Array:
+    def unless_landed(now: jax.Array, of_next_block: jax.Array | float) -> jax.Array:
         return jnp.where(lands.reshape(-1, *(1,) * (now.ndim - 1)), of_next_block, now)
 
-    def noted(new: jax.Array, old: jax.Array) -> jax.Array:
-        return jnp.where(changes.reshape(*changes.shape, *(1,) * (new.ndim - 2)), new, old)
-
-    after = Blocks(
+    noted = noted_where(changes, found.noted, own.noted)
+    blocks = Blocks(
         tokens=unless_landed(tokens, denoising.mask_token_id),
         start=unless_landed(own.start, own.start + size),
         num_given=unless_landed(own.num_given, 0),
         round=unless_landed(own.round + runs, 0),
         num_edits=unless_landed(own.num_edits + (runs & ~had_masks), 0),
         ended=own.ended | (lands & ends),
-        noted=jax.tree.map(noted, found.noted, own.noted),
+        noted=noted,
+        credits=unless_landed(jnp.where(runs[:, None, None], found.credits, own.credits), 0.0),
     )
-    return after, landed, lands
+    return AfterRound(blocks, tokens, noted, landed, lands)
 
 
-def _drawn(model: DecoderLM, own: Blocks, hidden: jax.Array, batch: StepBatch, mask_token_id: int) -> Found:
-    """A token for each place of the blocks, drawn with the noise of its position and the round."""
-    rows, size = own.tokens.shape
-    logits = logits_and_greedy(model, hidden)[0]
-    logits = jnp.where(jnp.arange(logits.shape[1]) == mask_token_id, -jnp.inf, logits)
-    sampling: SamplingBatch = jax.tree.map(lambda x: jnp.repeat(x[:rows], size, axis=0), batch.samples.sampling)
-    mixed = jnp.repeat(own.round, size).astype(jnp.uint32) * jnp.uint32(_ROUND_STEP)
-    sampling = replace(
-        sampling,
-        request_key=sampling.request_key.at[:, 1].add(mixed),
-        sample_position=(own.start[:, None] + jnp.arange(size)).reshape(-1),
-    )
-    tokens = sample(logits, sampling)
-    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
-    confidence = jnp.exp(chosen - jax.nn.logsumexp(logits, axis=1))
-    noted = lax.cond(
-        batch.wants_logprobs > 0,
-        lambda: jax.tree.map(lambda x: x.reshape(rows, size, *x.shape[1:]), token_logprobs(logits, tokens)),
-        lambda: own.noted,
-    )
-    return Found(tokens.reshape(rows, size), confidence.reshape(rows, size), noted)
+def _end_of(tokens: jax.Array, own: Blocks, batch: StepBatch, denoising: Denoising) -> tuple[jax.Array, jax.Array]:
+    """Of blocks [R, B], as far as their tokens say: int32 [R], the last place that belongs to its sequence, and bool
+    [R], whether the sequence ends with it. Masks before it may yet become an earlier end."""
+    rows, size = tokens.shape
+    place = jnp.arange(size)
+    last = batch.samples.max_len[:rows] - 1 - own.start
+    ends = last < size
+    last = jnp.minimum(last, size - 1)
+    if denoising.early_stop:
+        is_ending = jnp.any(tokens[:, :, None] == batch.samples.ending_token_ids[:rows, None], axis=2)
+        is_end = is_ending & (place >= own.num_given[:, None]) & (place <= last[:, None])
+        found = jnp.any(is_end, axis=1)
+        last = jnp.where(found, jnp.argmax(is_end, axis=1), last)
+        ends |= found
+    return last, ends
 
 
 def _behind_given(of_places: jax.Array, num_given: jax.Array) -> jax.Array:

@@ -16,13 +16,16 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion.blocks import BLOCKS, Blocks
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.denoise import Denoise, DenoiseOutput, Denoising
-from jaxinfer.diffusion.unmask import Factor, Hierarchy, Threshold, UnmaskRule
+from jaxinfer.diffusion.drawing import keeps_credits
+from jaxinfer.diffusion.unmask import rule_of
 from jaxinfer.engine.adjusting import wants_logprobs
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.rounds import BlockRounds, Rounds, RowKind
-from jaxinfer.engine.scheduler_output import SchedulerOutput
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
 from jaxinfer.engine.strategy import RoundsResult
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
@@ -34,46 +37,21 @@ from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import Follower
 
 
-def rule_of(config: DiffusionConfig) -> UnmaskRule:
-    """Which tokens a round commits."""
-    match config.unmask:
-        case "threshold":
-            return Threshold(config.threshold)
-        case "hierarchy":
-            return Hierarchy(config.threshold, config.low_threshold)
-        case _:
-            return Factor(config.factor)
-
-
-def diffusion_of(
-    model: ModelConfig, given: DiffusionConfig | Mapping[str, Any] | None, speculative: Any
-) -> DiffusionConfig | None:
-    """How a model generates, if it is one that denoises blocks, as far as the user says.
-
-    Args:
-        speculative: a speculative configuration, or None.
-
-    Raises:
-        ValueError: a configuration is given that the model cannot have, or says what is not possible.
-    """
-    if model.block_size is None:
-        if given is not None:
-            raise ValueError(f"diffusion_config is given, but {model.architecture} is no diffusion model")
-        return None
-    if speculative is not None:
-        raise ValueError(f"speculative_config is given, but {model.architecture} denoises blocks: nothing is drafted")
-    config = DiffusionConfig() if given is None else DiffusionConfig.of(given)
-    denoising_of(config, model)
-    return config
-
-
 def denoising_of(config: DiffusionConfig, model: ModelConfig) -> Denoising:
     """How a diffusion model's blocks are denoised.
 
     Raises:
-        ValueError: it has blocks of another size.
+        ValueError: it has blocks of another size, or the configuration is for bidirectional models.
     """
     assert model.block_size is not None and model.mask_token_id is not None
+    if config.cache not in ("auto", "prefix"):
+        raise ValueError(
+            f"cache={config.cache!r}: tokens of {model.architecture} see no later block, so that keys and values of "
+            "earlier ones are exact; allowed are 'auto', 'prefix'"
+        )
+    for name in ("prefix_look", "after_look", "cont_weight"):
+        if getattr(config, name):
+            raise ValueError(f"{name}={getattr(config, name)} is for bidirectional models, not {model.architecture}")
     if config.block_size not in (None, model.block_size):
         raise ValueError(f"block_size={config.block_size}: the model was trained with blocks of {model.block_size}")
     return Denoising(
@@ -133,7 +111,13 @@ class BlockDiffusion:
     def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
         assert not lanes, "blocks of one answer do not share lanes"
         shape = self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
+        return self.widened(shape, rows)
+
+    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
         return replace(shape, block_size=self.block_size)
+
+    def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
+        return Scheduler(limits, kv)
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
         packed, size, mask = built.packed, self.block_size, self.denoising.mask_token_id
@@ -197,6 +181,11 @@ class Denoiser:
     def tail_tokens(self, engine: EngineConfig) -> int:
         return 0
 
+    def state_bytes(self, engine: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
+        if self.config.unmask != "credit":
+            return 0
+        return engine.max_num_seqs * (model.block_size or 0) * model.vocab_size * 4
+
     def strategy(
         self,
         engine: EngineConfig,
@@ -219,7 +208,7 @@ class Denoiser:
         def make(programs: EnginePrograms, buckets: Buckets) -> BlockDiffusion:
             blocks = Blocks.allocate(
                 engine.max_num_seqs, denoising.block_size, target.config.vocab_size, whole or everywhere_on(mesh),
-                abstract=abstract,
+                with_credits=keeps_credits(denoising.rule), abstract=abstract,
             )  # fmt: skip
             return BlockDiffusion(denoising, self.config, buckets, {BLOCKS: blocks})
 

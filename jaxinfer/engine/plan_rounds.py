@@ -52,7 +52,7 @@ def plan_rounds(
         ):
             return 0
         if request.needs_host:
-            limit = min(limit, rounds.until_landing)
+            limit = 1
         if left > longest:
             longest = left
         if left < shortest:

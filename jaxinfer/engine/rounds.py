@@ -32,11 +32,6 @@ class Rounds:
         """Whether one round may run beside chunks of prompts; else these go by a plain step, with everybody."""
         return False
 
-    @property
-    def until_landing(self) -> int:
-        """The most rounds after which not more than `most_tokens` have landed: then the host can look at them."""
-        return 1
-
     def most_in(self, rounds: int) -> int:
         """The most tokens that so many rounds land for a row."""
         return rounds * self.most_tokens
@@ -53,7 +48,11 @@ class Rounds:
 
 @dataclass(frozen=True)
 class BlockRounds(Rounds):
-    """Rounds that land a block of `most_tokens` where the one before has found its last tokens."""
+    """Rounds that land a block of `most_tokens` where the one before has found its last tokens.
+
+    The block in which a sequence ends may land in the round that finds them: nothing comes after it that would have to
+    be counted with.
+    """
 
     kind: RowKind = RowKind.BLOCK
     least_tokens: int = 0
@@ -61,10 +60,6 @@ class BlockRounds(Rounds):
     @property
     def takes_prompts(self) -> bool:
         return True
-
-    @property
-    def until_landing(self) -> int:
-        return 2
 
     def most_in(self, rounds: int) -> int:
         return -(-rounds // 2) * self.most_tokens

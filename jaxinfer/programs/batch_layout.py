@@ -34,7 +34,7 @@ class BatchShape:
     tail_words: int = 0
     num_logits: int = 0  # 0: as many as rows, and that number is what the attribute then holds
     lane_pages: int = 0  # pages that a launch may write of each sequence of a lane
-    block_size: int = 0  # tokens of a decode row's block, which the device knows, where blocks are denoised
+    block_size: int = 0  # tokens of a decode row, where blocks are denoised: of its block, or of a window around that
 
     def __post_init__(self) -> None:
         if self.num_logits == 0:
@@ -83,7 +83,8 @@ class BatchShape:
             "max_drafts": ((r,), i), "drafter_start": ((r,), i), "logits_index": ((q,), i),
             "constraint_state": ((q,), i),
             "block_tokens": ((self.decode_rows if self.block_size else 0, self.block_size), i),
-            "block_start": ((self.decode_rows if self.block_size else 0,), i), "wants_logprobs": ((), i),
+            "block_start": ((r if self.block_size else 0,), i), "block_round": ((r if self.block_size else 0,), i),
+            "wants_logprobs": ((), i),
             "temperature": ((q,), f), "top_k": ((q,), i), "top_p": ((q,), f), "min_p": ((q,), f),
             "request_key": ((q, 2), u), "sample_position": ((q,), i),
             "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "max_len": ((q,), i),
@@ -120,9 +121,11 @@ class StepBatch(AttentionMetadata):
     drafter_start: jax.Array  # int32 [R], of rows in any launch: the first token that a drafter sees of each
     constraint_state: jax.Array  # int32 [Q], in launches of rounds: what the sequence of a row may go on with
     # Of a launch that denoises blocks of B tokens, for decode rows that enter their seats: their first block, masks
-    # included, and the position where it begins; -1 for rows that go on.
+    # included, and the position where it begins; -1 for rows that go on. Where the host knows the blocks of all rows:
+    # of decode rows the tokens of a window; and the rounds that each row's sequence has had.
     block_tokens: jax.Array  # int32 [D, B]
-    block_start: jax.Array  # int32 [D]
+    block_start: jax.Array  # int32 [R]
+    block_round: jax.Array  # int32 [R]
     wants_logprobs: jax.Array  # int32 [], 1: somebody wants to know how probable drawn tokens are
     # Of a launch of lanes (else L is 0): where in its lane each sequence's pages stand, from its `first_page`th on.
     first_page: jax.Array  # int32 [Q]

@@ -116,8 +116,13 @@ def generate(
     request_key: tuple[int, int] = (0, 0),
     edit_threshold: float | None = None,
     max_post_edit_steps: int = 16,
+    credit: tuple[float, float, float] | None = None,
 ) -> Generated:
-    """What comes after a prompt, up to and with the first ending token."""
+    """What comes after a prompt, up to and with the first ending token.
+
+    Args:
+        credit: alpha, gamma and beta of credits for tokens that were likeliest in rounds before.
+    """
     size, mask = model.config.block_size, model.config.mask_token_id
     assert size is not None and mask is not None
     filters = filters or Filters(temperature=0.0)
@@ -127,13 +132,22 @@ def generate(
         start = len(ids) // size * size
         given = len(ids) - start
         block = np.asarray(ids[start:] + [mask] * (size - given))
-        noted = np.zeros(size)
+        noted, credits = np.zeros(size), np.zeros((size, model.config.vocab_size))
         number = edits = 0
         while True:
             logits = block_logits(model, [*ids[:start], *block.tolist()], start).copy()
             masked = block == mask
             logits[:, mask] = -np.inf
-            drawn, confidence = _draw(logits, start, number, filters, request_key)
+            credited = logits
+            if credit is not None:
+                alpha, gamma, beta = credit
+                credits *= beta
+                for place in np.flatnonzero(masked):
+                    top = logits[place].argmax()
+                    share = 1 / np.exp(logits[place].astype(np.float64) - logits[place, top]).sum()
+                    credits[place, top] += share**gamma
+                credited = (logits + alpha * np.log1p(credits)).astype(np.float32)
+            drawn, confidence = draw(credited, start, number, filters, request_key)
             logprobs = logits[np.arange(size), drawn] - np.log(np.exp(logits.astype(np.float64)).sum(axis=1))
             changed = {} if not masked.any() else {place: drawn[place] for place in rule(confidence, masked)}
             if edit_threshold is not None and (masked.any() or edits < max_post_edit_steps):
@@ -148,6 +162,9 @@ def generate(
             for place, token in changed.items():
                 block[place], noted[place] = token, logprobs[place]
             out.rounds.append((start, tuple(block.tolist())))
+            end = _end_inside(block.tolist(), mask, given, first + num_tokens - 1 - start, eos)
+            if edit_threshold is None and end is not None:
+                break
         ids = ids[:start] + block.tolist()
         for place in range(given, size):
             out.tokens.append(int(block[place]))
@@ -157,7 +174,17 @@ def generate(
         assert len(ids) - first < num_tokens
 
 
-def _draw(
+def _end_inside(block: list[int], mask: int, given: int, last: int, eos: Sequence[int]) -> int | None:
+    """Where the sequence ends, if that is before the block's last place and everything up to there is known."""
+    for place, token in enumerate(block[:-1]):
+        if token == mask:
+            return None
+        if place == last or (place >= given and token in eos):
+            return place
+    return None
+
+
+def draw(
     logits: np.ndarray, start: int, number: int, filters: Filters, request_key: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """A token for each place and its probability."""

@@ -128,6 +128,16 @@ def test_rules(name, model):
     assert got == [generated(model, request, rule).tokens for request in requests()[:4]]
 
 
+def test_credits_of_rounds_before_count(model):
+    config = DiffusionConfig(threshold=0.2, unmask="credit", credit_alpha=0.9, boost_gamma=0.3, decay_beta=0.7)
+    rule = oracle.by_threshold(0.2)
+    # Seats are used again: credits end with their block.
+    core = diffusion_engine(model, config, max_num_seqs=2)
+    found = [generated(model, request, rule, credit=(0.9, 0.3, 0.7)).tokens for request in requests()[:5]]
+    assert run_requests(core, requests()[:5]) == found
+    assert found != [generated(model, request, rule).tokens for request in requests()[:5]]
+
+
 def test_committed_tokens_are_edited(model):
     config = DiffusionConfig(threshold=0.1, edit_threshold=0.12, max_post_edit_steps=2)
     got = run_requests(diffusion_engine(model, config), requests()[:5])
@@ -177,6 +187,20 @@ def replace_ending(request: Request, token: int) -> Request:
         request.request_id, request.prompt_token_ids, max_tokens=params.max_tokens or 0, seed=params.seed,
         temperature=params.temperature, eos_token_ids=[token],
     )  # fmt: skip
+
+
+def test_a_block_in_which_the_sequence_ends_lands_without_a_commit_round(core, model):
+    """And without what would stand behind the end."""
+    (prompt,) = random_prompts((9,), vocab_size=MASK)  # its first block has three places
+    metrics = core.get_metrics()
+    for max_tokens in (1, 2, 3, 5):
+        request = make_request("a", prompt, max_tokens=max_tokens)
+        found = generated(model, request)
+        before = metrics.diffusion_forwards_total, metrics.diffusion_tokens_total
+        assert run_requests(core, [request])[0] == found.tokens
+        after = core.get_metrics()
+        assert after.diffusion_tokens_total - before[1] == max_tokens
+        assert after.diffusion_forwards_total - before[0] == len(found.rounds)
 
 
 def test_streams_get_a_block_at_a_time(core, wanted):
@@ -238,8 +262,8 @@ def counter_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     after = denoise._after_round
 
     def bug(model, own, runs, hidden, batch, how):
-        blocks, landed, lands = after(model, own, runs, hidden, batch, how)
-        return replace(blocks, round=own.round + runs), landed, lands
+        found = after(model, own, runs, hidden, batch, how)
+        return found._replace(blocks=replace(found.blocks, round=own.round + runs))
 
     monkeypatch.setattr(denoise, "_after_round", bug)
 
@@ -248,21 +272,36 @@ def commit_round_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     after = denoise._after_round
 
     def bug(model, own, runs, hidden, batch, how):
-        blocks, landed, lands = after(model, own, runs, hidden, batch, how)
-        full = runs & ~lands & ~jnp.any(blocks.tokens == how.mask_token_id, axis=1)
+        found = after(model, own, runs, hidden, batch, how)
+        full = runs & ~found.lands & ~jnp.any(found.tokens == how.mask_token_id, axis=1)
         # What has just become whole lands at once, with the keys and values of its masks.
-        early = after(model, replace(own, tokens=blocks.tokens), full, hidden, batch, how)
+        early = after(model, replace(own, tokens=found.tokens), full, hidden, batch, how)
 
         def pick(new, old):
             return jnp.where(full.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
-        tokens = {
-            name: pick(getattr(early[0], name), getattr(blocks, name))
+        of_blocks = {
+            name: pick(getattr(early.blocks, name), getattr(found.blocks, name))
             for name in ("tokens", "start", "num_given", "round", "num_edits", "ended")
         }
-        return replace(blocks, **tokens), pick(early[1], landed), lands | full
+        return found._replace(
+            blocks=replace(found.blocks, **of_blocks),
+            landed=pick(early.landed, found.landed),
+            lands=found.lands | full,
+        )
 
     monkeypatch.setattr(denoise, "_after_round", bug)
+
+
+def blocks_land_up_to_their_first_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    end_of = denoise._end_of
+
+    def bug(tokens, own, batch, how):
+        last, ends = end_of(tokens, own, batch, how)
+        is_mask = tokens == how.mask_token_id
+        return jnp.where(ends & jnp.any(is_mask, axis=1), jnp.maximum(jnp.argmax(is_mask, axis=1) - 1, 0), last), ends
+
+    monkeypatch.setattr(denoise, "_end_of", bug)
 
 
 def prompts_are_causal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +324,26 @@ def test_planted_bugs_are_found(bug, model, wanted, monkeypatch):
     assert run_requests(diffusion_engine(model), requests()) != wanted
 
 
+def test_an_end_counts_once_everything_before_it_is_known(model, wanted, monkeypatch):
+    """Planted bug: masks before the end are not waited for."""
+
+    def ending() -> list[Request]:
+        pairs = zip(requests(), wanted, strict=True)
+        return [replace_ending(request, token) for request, tokens in pairs for token in tokens[5:9]]
+
+    def run() -> list[list[int]]:
+        several = ending()
+        for number, request in enumerate(several):
+            request.request_id = str(number)
+        return run_requests(diffusion_engine(model, max_num_seqs=8, kv_cache_tokens=1024), several)
+
+    right = run()
+    assert right == [generated(model, request).tokens for request in ending()]
+    blocks_land_up_to_their_first_mask(monkeypatch)
+    with pytest.raises(AssertionError, match="unfinished after"):  # the device is done, and the host misses the end
+        run()
+
+
 @pytest.fixture
 def sure_of_masks():
     """A model that thinks masks likelier than nearly everything."""
@@ -304,8 +363,8 @@ def test_the_mask_is_never_drawn(sure_of_masks):
 
 def test_drawing_masks_would_go_on_forever(sure_of_masks, monkeypatch):
     """Planted bug: a round commits masks."""
-    drawn = denoise._drawn
-    monkeypatch.setattr(denoise, "_drawn", lambda model, own, hidden, batch, mask: drawn(model, own, hidden, batch, -1))
+    logits = denoise.logits_without
+    monkeypatch.setattr(denoise, "logits_without", lambda model, hidden, mask: logits(model, hidden, -1))
     core = diffusion_engine(sure_of_masks)
     core.add_request(requests()[0])
     with pytest.raises(AssertionError, match="unfinished after 200 steps"):

@@ -145,6 +145,11 @@ def test_beam_search_is_refused(llm):
 def test_configurations_that_do_not_fit_are_refused(directory):
     with pytest.raises(ValueError, match="block_size=8: the model was trained with blocks of 4"):
         LLM(directory, diffusion_config={"block_size": 8})
+    with pytest.raises(ValueError, match="cache='dual': tokens of SDARForCausalLM see no later block"):
+        LLM(directory, diffusion_config={"cache": "dual"})
+    for name in ("prefix_look", "after_look", "cont_weight"):
+        with pytest.raises(ValueError, match=f"{name}=1 is for bidirectional models, not SDARForCausalLM"):
+            LLM(directory, diffusion_config={name: 1})
     with pytest.raises(ValueError, match="SDARForCausalLM denoises blocks: nothing is drafted"):
         LLM(directory, speculative_config={"method": "ngram"})
     with pytest.raises(ValueError, match="Qwen3ForCausalLM is no diffusion model"):
@@ -160,9 +165,16 @@ def test_configurations_that_do_not_fit_are_refused(directory):
         ({"threshold": True}, "threshold must be a probability"),
         ({"edit_threshold": -0.1}, "edit_threshold must be a probability"),
         ({"factor": -1.0}, "factor must be 0 or more"),
-        ({"unmask": "anything"}, "unmask must be one of threshold, hierarchy, factor"),
+        ({"unmask": "anything"}, "unmask must be one of threshold, hierarchy, factor, credit"),
         ({"unmask": "hierarchy", "low_threshold": 0.95}, "low_threshold .* must be at most threshold"),
-        ({"cache": "dual"}, "cache must be one of auto, prefix"),
+        ({"cache": "all"}, "cache must be one of auto, none, prefix, dual"),
+        ({"prefix_look": -1}, "prefix_look must be an integer of 0 or more"),
+        ({"after_look": 1.5}, "after_look must be an integer of 0 or more"),
+        ({"warmup_steps": True}, "warmup_steps must be an integer of 0 or more"),
+        ({"cont_weight": -0.3}, "cont_weight must be 0 or more"),
+        ({"threshold_decay": float("inf")}, "threshold_decay must be 0 or more"),
+        ({"decay_beta": 1.1}, "decay_beta must be a probability"),
+        ({"credit_alpha": "0.7"}, "credit_alpha must be 0 or more"),
         ({"maximum_unroll": 0}, "maximum_unroll must be"),
         ({"expected_tpf": 1.5}, "expected_tpf must be"),
         ({"early_stop": 1}, "early_stop must be True or False"),
