@@ -134,7 +134,7 @@ class BranchMethods(ABC):
         """
         if not isinstance(params, BeamSearchParams):
             raise ValueError(f"params must be BeamSearchParams, got {params!r}")
-        if self._inputs.model_config.block_size is not None:
+        if self._inputs.model_config.mask_token_id is not None:
             raise ValueError("beam search goes from token to token, and a diffusion model makes blocks of them at once")
         limits = self._inputs.config
         runs: list[tuple[TokenizedPrompt, BeamRun]] = []

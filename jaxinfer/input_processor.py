@@ -167,7 +167,7 @@ class InputProcessor:
             raise ValueError(f"sampling_params of prompt {index}: bad_words={params.bad_words!r} needs a tokenizer")
         if params.stop_strings and self.tokenizer is None:
             raise ValueError(f"sampling_params of prompt {index}: stop={params.stop!r} needs a tokenizer")
-        if self.model_config.block_size is not None:
+        if self.model_config.mask_token_id is not None:
             _check_of_blocks(params, index)
         vocab = self.model_config.vocab_size
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):

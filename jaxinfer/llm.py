@@ -35,7 +35,7 @@ from jaxinfer.config import (
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.drafters import check_drafter, load_speculator, with_drafter
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.denoising import Denoiser, diffusion_of
+from jaxinfer.engine.denoisers import denoiser_of, diffusion_of, round_width
 from jaxinfer.engine.memory import plan_memory
 from jaxinfer.engine.memory_share import set_jax_share
 from jaxinfer.engine.metrics import EngineMetrics
@@ -76,7 +76,7 @@ class LLM(BranchMethods):
         enable_prefix_caching: keep what was computed, and start requests behind the longest beginning that is kept.
         speculative_config: how tokens are drafted, a `SpeculativeConfig` or a dict of its fields; None: one token is
             decoded after the other. It changes no token.
-        diffusion_config: of a block-diffusion model, how its blocks are denoised, a `DiffusionConfig` or a dict of its
+        diffusion_config: of a diffusion model, how its blocks are denoised, a `DiffusionConfig` or a dict of its
             fields; None: the defaults. Its steps compute a block for every request that runs, so `max_num_seqs` is at
             most `max_num_batched_tokens` over the block's size.
         branch_mode: how launches read what sequences of one request (samples, branches) begin with: "in_one_sequence"
@@ -126,8 +126,8 @@ class LLM(BranchMethods):
         _, config = read_config(directory)
         diffusion = diffusion_of(config, diffusion_config, speculative)
         if diffusion is not None:
-            assert config.block_size is not None
-            max_num_seqs = min(max_num_seqs, max(1, max_num_batched_tokens // config.block_size))
+            max_num_seqs = min(max_num_seqs, max(1, max_num_batched_tokens // round_width(diffusion, config)))
+            enable_prefix_caching &= not config.is_bidirectional  # what a token is depends on those behind it
             page_size = page_size_for(config, None if page_size == EngineConfig.page_size else page_size)
             branch_mode = "batching"  # blocks of several branches do not share a row
         if max_model_len is None:
@@ -154,7 +154,7 @@ class LLM(BranchMethods):
             speculative = with_drafter(speculative, directory)
             check_drafter(speculative, directory, max_model_len)
         config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh)
-        maker = None if diffusion is None else Denoiser(diffusion)
+        maker = None if diffusion is None else denoiser_of(diffusion, config)
         if speculative is not None:
             maker = load_speculator(speculative, config, dtype=resolved, mesh=mesh)
         self.memory_budget = plan_memory(

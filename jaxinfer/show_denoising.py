@@ -41,7 +41,7 @@ class BlockHistory:
             np.asarray(x)[:, row] for x in (landed.output.ran, landed.output.start, landed.output.blocks)
         )
         for number in np.flatnonzero(ran).tolist():
-            start, tokens = int(starts[number]), tuple(blocks[number].tolist())
+            start, tokens = int(starts[number]), tuple(token for token in blocks[number].tolist() if token >= 0)
             before = self._latest if self._latest is not None and self._latest.start == start else None
             if before is None:
                 # What a prompt ends with is not new, and nobody says how much that is: the first round finds it there.

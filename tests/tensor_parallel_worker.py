@@ -17,8 +17,8 @@ def main() -> None:
     from jaxinfer import LLM, SamplingParams
 
     llm = LLM(
-        checkpoint, skip_tokenizer_init=True, tensor_parallel_size=size, max_num_seqs=4, max_num_batched_tokens=64,
-        **options,
+        checkpoint, skip_tokenizer_init=True, tensor_parallel_size=size, max_num_seqs=4,
+        **{"max_num_batched_tokens": 64, **options},
     )  # fmt: skip
     prompts = [[(7 * i + j) % 90 + 3 for j in range(length)] for i, length in enumerate((3, 30, 70))]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

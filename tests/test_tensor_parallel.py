@@ -13,7 +13,8 @@ import pytest
 
 from jaxinfer.checkpoint.export import export_head, export_hf
 from jaxinfer.models.config import ModelConfig
-from tests.builders import random_model
+from jaxinfer.models.rope import RopeConfig
+from tests.builders import model_config, random_model
 from tests.speculative.builders import random_head
 
 WORKER = Path(__file__).with_name("tensor_parallel_worker.py")
@@ -142,6 +143,23 @@ def test_four_devices_that_share_every_expert_denoise_the_same_tokens_in_as_many
     assert sum(sums) == 3 + 1
     sizes = [math.prod(map(int, exchange.split()[0].split(","))) for exchange in four["exchanges"]]
     assert max(sizes) <= rows * CONFIG["vocab_size"]
+
+
+def test_four_devices_denoise_whole_sequences_with_smoothed_embeddings_as_one_does(tmp_path):
+    rope = RopeConfig(max_position_embeddings=256, original_max_position_embeddings=256)
+    config = model_config("LLaDAMoEModelLM", num_heads=8, hidden_size=128, vocab_size=128, mask_token_id=127, rope=rope)
+    export_hf(random_model(config), config, tmp_path / "model")
+    options: dict[str, Any] = {
+        "max_num_batched_tokens": 128,
+        "diffusion_config": {
+            "block_size": 8, "threshold": 0.05, "threshold_decay": 0.5, "prefix_look": 2, "after_look": 3,
+            "cont_weight": 0.3, "warmup_steps": 2,
+        },
+    }  # fmt: skip
+    workers = [start(tmp_path / "model", size, devices=size, **options) for size in (1, 4)]
+    one, four = map(finish, workers)
+    assert (four["tokens"], four["forwards"]) == (one["tokens"], one["forwards"]) and four["devices"] == 4
+    assert 6 < four["forwards"] < 36 and len(set(sum(four["tokens"], []))) > 6
 
 
 def test_more_devices_than_there_are_is_an_error_that_says_how_many(checkpoint):

@@ -31,7 +31,7 @@ from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.request_group import RequestGroup
-from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
+from jaxinfer.engine.scheduler import Landing, SchedulerLimits, SchedulerOutput
 from jaxinfer.engine.strategy import PlainDecoding, RoundsResult, Strategy
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.adjusted_sampling import SamplingShape
@@ -119,7 +119,7 @@ class EngineCore:
             self.prefix_cache = PrefixCache(
                 PrefixCacheConfig(config.page_size, eviction_policy=config.prefix_cache_policy), allocator
             )
-        self.scheduler = Scheduler(
+        self.scheduler = self.strategy.make_scheduler(
             SchedulerLimits(
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_num_seqs=config.max_num_seqs,

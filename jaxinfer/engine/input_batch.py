@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -34,8 +34,7 @@ class ShapesOfRounds(Protocol):
     @property
     def most_in_lane(self) -> int | None: ...
 
-    @property
-    def block_size(self) -> int: ...
+    def widened(self, shape: BatchShape, seated: int) -> BatchShape: ...
 
     def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape: ...
 
@@ -91,7 +90,7 @@ class InputBatch:
                 pages_per_row=pages,
             )
             if output.num_rounds:
-                shape = replace(shape, block_size=self.rounds.block_size)
+                shape = self.rounds.widened(shape, len(seated))
         rows = np.zeros(len(requests), np.int32)
         rows[seated] = np.arange(len(seated))
         rows[chunks] = shape.decode_rows + np.arange(len(chunks))
@@ -188,7 +187,7 @@ class InputBatch:
         seat = np.repeat(seats, counts)
         packed["token_ids"][where] = np.concatenate(
             [
-                request.token_ids[start : start + count]
+                (request.canvas or request.token_ids)[start : start + count]
                 for request, start, count in zip(requests, computed.tolist(), counts.tolist(), strict=True)
             ]
         )

@@ -107,8 +107,8 @@ def plan_memory(
     else:
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         workspace = reserve = 0
-    if maker is not None:  # trees stand in slots that no request has
-        workspace += maker.tail_tokens(engine) * per_token
+    if maker is not None:  # trees stand in slots that no request has; seats may keep more than a token
+        workspace += maker.tail_tokens(engine) * per_token + maker.state_bytes(engine, config, dtype)
     room = MemoryBudget(limit, weights, workspace, per_token, 0, reserve).largest_kv_tokens
     if kv_cache_tokens is None:
         wanted = room if on_gpu else DEFAULT_CPU_KV_BYTES // per_token

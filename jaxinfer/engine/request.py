@@ -92,6 +92,7 @@ class Request:
     is_constrained_on_device: bool = False  # to that: rounds need no host for it
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+    canvas: list[int] | None = None  # of a bidirectional model: all that it may come to be, masks included
     error: str | None = None
     stop_reason: int | str | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(time.perf_counter()))

@@ -12,11 +12,13 @@ import numpy as np
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.engine.drafter_lanes import DrafterLanes
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.launch_timing import LaunchTiming
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.rounds import Rounds, RowKind
-from jaxinfer.engine.scheduler_output import SchedulerOutput
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
 from jaxinfer.engine.strategy import PlainDecoding, RoundsResult
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
 from jaxinfer.programs.program import Program
@@ -148,6 +150,12 @@ class Speculation:
         if self._shape is None:
             raise ValueError(f"{rows} rows with {self._num_drafts} drafts each exceed the limits")
         return self._shape.batch
+
+    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
+        return self._plain.widened(shape, seated)
+
+    def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
+        return self._plain.make_scheduler(limits, kv)
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
         self._page_table = batch.page_table

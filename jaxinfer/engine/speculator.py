@@ -95,6 +95,10 @@ class Speculator:
             self.drafter.config.layer if isinstance(self.drafter, Eagle3Head) else self.drafter and self.drafter.config
         )
 
+    def state_bytes(self, engine: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
+        """What seats take on each device: nothing worth counting."""
+        return 0
+
     def kv_bytes_per_token(self, dtype: jnp.dtype) -> int:
         """Bytes that one slot takes in all of the drafter's layers, over all devices."""
         return 0 if self.layers is None else kv_bytes_per_token(self.layers, dtype)

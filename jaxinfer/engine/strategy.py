@@ -13,10 +13,12 @@ from jax.sharding import Mesh
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.rounds import Rounds, RowKind
-from jaxinfer.engine.scheduler_output import SchedulerOutput
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape
@@ -106,6 +108,18 @@ class Strategy(Protocol):
         """
         ...
 
+    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
+        """The shape of one round beside chunks of prompts, given that of a step.
+
+        Args:
+            seated: rows that are in their seats.
+        """
+        ...
+
+    def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
+        """What decides which requests take part."""
+        ...
+
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
         """Take part in a launch, of rounds or of a plain step, before it runs."""
         ...
@@ -160,6 +174,10 @@ class StrategyMaker(Protocol):
 
     def tail_tokens(self, engine: EngineConfig) -> int:
         """Slots of the pools besides those that requests share."""
+        ...
+
+    def state_bytes(self, engine: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
+        """What seats take on each device, where that is worth counting."""
         ...
 
     def strategy(
@@ -220,6 +238,12 @@ class PlainDecoding:
         if lanes:
             return smallest_of_lanes(self._lanes, rows, pages_per_row)
         return self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
+
+    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
+        return shape
+
+    def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
+        return Scheduler(limits, kv)
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
         pass

@@ -21,7 +21,7 @@ from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion.config import DiffusionConfig
-from jaxinfer.engine.denoising import Denoiser
+from jaxinfer.engine.denoisers import denoiser_of
 from jaxinfer.engine.memory import workspace_of
 from jaxinfer.engine.speculator import Speculator
 from jaxinfer.engine.strategy import StrategyMaker
@@ -70,10 +70,13 @@ class AbstractEngine:
         *,
         dtype: jnp.dtype,
         speculation: PlannedSpeculation | None = None,
+        diffusion: DiffusionConfig | None = None,
     ) -> None:
         devices = target.mesh.size
         self.target = target
-        maker: StrategyMaker | None = None if config.block_size is None else Denoiser(DiffusionConfig())
+        maker: StrategyMaker | None = None
+        if config.mask_token_id is not None:
+            maker = denoiser_of(diffusion or DiffusionConfig(), config)
         if speculation is not None:
             maker = abstract_speculator(speculation, target, dtype=dtype)
         tail_pages = 0 if maker is None else maker.tail_tokens(engine) // engine.page_size

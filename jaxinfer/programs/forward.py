@@ -37,13 +37,28 @@ class PagedAttend:
         return jnp.pad(found, ((0, q.shape[0] - self.tokens), (0, 0), (0, 0))), (k_pages, v_pages)
 
 
-def forward(model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend) -> tuple[KVCache, jax.Array]:
-    """Write the batch's K and V into the cache; hidden states [T, hidden] of its tokens."""
-    return forward_with_features(model, cache, batch, backend, ())[:2]
+def forward(
+    model: DecoderLM,
+    cache: KVCache,
+    batch: StepBatch,
+    backend: AttentionBackend,
+    added: jax.Array | None = None,
+) -> tuple[KVCache, jax.Array]:
+    """Write the batch's K and V into the cache; hidden states [T, hidden] of its tokens.
+
+    Args:
+        added: [T, hidden], to the embeddings of the tokens.
+    """
+    return forward_with_features(model, cache, batch, backend, (), added)[:2]
 
 
 def forward_with_features(
-    model: DecoderLM, cache: KVCache, batch: StepBatch, backend: AttentionBackend, capture: Sequence[int]
+    model: DecoderLM,
+    cache: KVCache,
+    batch: StepBatch,
+    backend: AttentionBackend,
+    capture: Sequence[int],
+    added: jax.Array | None = None,
 ) -> tuple[KVCache, jax.Array, jax.Array | None]:
     """The same, and the inputs [T, F * hidden] of the F layers that `capture` names, for a drafter."""
     tokens = batch.token_ids.shape[0]
@@ -51,7 +66,8 @@ def forward_with_features(
     token_ids, positions, lengths = (padded(x, backend) for x in (batch.token_ids, batch.positions, batch.lengths))
     residual = backend.residual(token_ids.shape[0])
     kv = list(zip(cache.k, cache.v, strict=True))
-    found = model.with_kv(kv, token_ids, positions, attend, lengths, residual, capture)
+    more = None if added is None else padded(added, backend)
+    found = model.with_kv(kv, token_ids, positions, attend, lengths, residual, capture, more)
     k, v = zip(*found.kv, strict=True)
     features = None if found.features is None else found.features[:tokens]
     return KVCache(k, v), found.hidden[:tokens], features

@@ -1,0 +1,57 @@
+"""What the device keeps of each running sequence of a bidirectional model between its rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.diffusion.blocks import maker_of, notes_of
+
+CANVAS = "canvas"  # the part of the device's state
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Canvas:
+    """One entry for each of S seats, of sequences of up to L tokens with blocks of B. Programs take it donated."""
+
+    # Added to the embedding of each token: 0 but for masks. [S, L, hidden], or [S, 0, hidden] without smoothing.
+    expected: Any
+    noted: Any  # TokenLogprobs [S, B], of the block's tokens in the round that committed them
+    credits: Any  # float32 [S, B, vocab], see `Credit`; [S, B, 0] for other rules
+
+    @classmethod
+    def allocate(
+        cls,
+        num_seats: int,
+        length: int,
+        block_size: int,
+        hidden_size: int,
+        vocab_size: int,
+        dtype: jnp.dtype,
+        sharding: jax.sharding.Sharding | None = None,
+        *,
+        with_credits: bool = False,
+        abstract: bool = False,
+    ) -> Canvas:
+        """Of seats that nobody has; or their shapes alone."""
+        make = maker_of(num_seats, sharding, abstract=abstract)
+        return cls(
+            make(length, hidden_size, dtype=dtype),
+            notes_of(make, block_size, vocab_size),
+            make(block_size, vocab_size if with_credits else 0, dtype=jnp.float32),
+        )
+
+
+def canvas_bytes(
+    num_seats: int, length: int, block_size: int, hidden_size: int, vocab_size: int, dtype: jnp.dtype, *,
+    with_credits: bool,
+) -> int:  # fmt: skip
+    """Bytes that a canvas takes."""
+    shapes = Canvas.allocate(
+        num_seats, length, block_size, hidden_size, vocab_size, dtype, with_credits=with_credits, abstract=True
+    )
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))

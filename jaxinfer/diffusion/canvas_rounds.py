@@ -1,0 +1,264 @@
+"""Rounds of denoising of bidirectional models: whole sequences as chunks, and windows around blocks in loops.
+
+A round is one forward, whose tokens see all of their sequence: of what is computed, the keys and values of this round,
+of everything else those that it had when it was computed last. It draws a token for every masked place of a block and
+commits those that a rule chooses. A row whose block is whole rests until the host comes with its next block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.diffusion.canvas import CANVAS, Canvas
+from jaxinfer.diffusion.denoise import DenoiseOutput
+from jaxinfer.diffusion.drawing import Found, Places, draw, logits_without, noted_where
+from jaxinfer.diffusion.vicinity import Vicinity, expected_embeddings
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, unpack
+from jaxinfer.programs.forward import forward
+from jaxinfer.programs.program import KV, TARGET, Device, Place
+from jaxinfer.programs.wide_rows import wide_rows
+
+type Forward = Callable[[KVCache, StepBatch, jax.Array | None], tuple[KVCache, jax.Array]]
+
+
+@dataclass(frozen=True, eq=False)
+class DenoiseCanvas:
+    """The program of up to `max_rounds` rounds of windows, or of one round of them and of chunks. Its input is a packed
+    batch, whose `num_steps` says how many rounds run. Chunks see the whole sequence: their `limit` says so."""
+
+    vicinity: Vicinity
+    max_rounds: int
+    shapes: Sequence[BatchShape] = ()
+    reads = (TARGET,)
+    writes = (KV, CANVAS)
+
+    @property
+    def planned(self) -> dict[str, BatchShape]:
+        windows = [shape for shape in self.shapes if not shape.prefill_tokens]
+        chunks = [shape for shape in self.shapes if shape.prefill_tokens]
+        return {
+            name: max(shapes, key=lambda s: (s.num_rows, s.prefill_tokens, s.block_size, s.pages_per_row))
+            for name, shapes in (("prefill", chunks), ("denoise_loop", windows))
+            if shapes
+        }
+
+    def describe(self, shape: BatchShape) -> str:
+        return f"rounds of denoising for {shape.describe()}"
+
+    def idle(self, shape: BatchShape, place: Place) -> tuple[Any, ...]:
+        return (idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
+
+    def run(self, device: Device, shape: BatchShape, buffer: jax.Array) -> tuple[dict[str, Any], DenoiseOutput]:
+        model = device.models[TARGET]
+        kv, canvas, found = canvas_rounds(
+            model, device.state[KV], device.state[CANVAS], unpack(buffer, shape), self.vicinity,
+            lambda kv, wide, added: forward(model, kv, wide, device.backend, added),
+            max_rounds=1 if shape.prefill_tokens else self.max_rounds,
+        )  # fmt: skip
+        return {KV: kv, CANVAS: canvas}, device.readable(found)
+
+
+class Rows(NamedTuple):
+    """What Q sequences of a launch carry from round to round; R of them at most are windows of W tokens."""
+
+    windows: jax.Array  # int32 [R, W]
+    round: jax.Array  # int32 [Q], of the sequence
+    done: jax.Array  # bool [Q], its block has no masks any more
+    noted: Any  # TokenLogprobs [Q, B]
+    credits: jax.Array  # float32 [Q, B, vocab or 0]
+
+
+class Where(NamedTuple):
+    """Where the Q sequences of a launch stand; does not change in it."""
+
+    row: jax.Array  # int32 [Q], of the batch
+    is_window: jax.Array  # bool [Q]
+    start: jax.Array  # int32 [Q], of the block; -1: the sequence is idle
+    first: jax.Array  # int32 [Q], of a window's tokens
+    total: jax.Array  # int32 [Q], tokens of the sequence
+    there: jax.Array  # bool [Q, B], the block's places that the sequence has
+
+
+def canvas_rounds(
+    model: DecoderLM,
+    kv: KVCache,
+    canvas: Canvas,
+    batch: StepBatch,
+    vicinity: Vicinity,
+    forward: Forward,
+    *,
+    max_rounds: int,
+) -> tuple[KVCache, Canvas, DenoiseOutput]:
+    """`batch.num_steps` rounds, in which rows without masks rest.
+
+    Args:
+        batch: decode rows, one for each window, and chunks. `logits_index` of a chunk is where its block begins.
+        forward: the model over a batch and the pool, with what is added to the embeddings of its tokens.
+        max_rounds: the most that the compiled program can run.
+    """
+    size, queries = vicinity.block_size, batch.samples.seat.shape[0]
+    where = _places_of(batch, vicinity, num_seats=canvas.credits.shape[0])
+    seat = batch.samples.seat
+    first = Rows(
+        batch.block_tokens,
+        batch.block_round[where.row],
+        where.start < 0,
+        *jax.tree.map(lambda x: x.at[seat].get(mode="clip"), (canvas.noted, canvas.credits)),
+    )
+
+    def turn(index: jax.Array, carried: tuple[KVCache, jax.Array, Rows, DenoiseOutput]) -> Any:
+        kv, expected, own, output = carried
+        runs = ~own.done & (index < batch.num_steps)
+
+        def run(kv: KVCache, expected: jax.Array, own: Rows) -> Any:
+            return _round(model, kv, expected, own, runs, batch, where, vicinity, forward)
+
+        def rest(kv: KVCache, expected: jax.Array, own: Rows) -> Any:
+            nothing = jnp.full((queries, size), -1, jnp.int32)
+            return kv, expected, own, nothing, nothing
+
+        kv, expected, own, tokens, landed = lax.cond(jnp.any(runs), run, rest, kv, expected, own)
+
+        def noted(all_rounds: jax.Array, of_this: jax.Array) -> jax.Array:
+            return lax.dynamic_update_index_in_dim(all_rounds, of_this, index, axis=0)
+
+        output = replace(
+            output,
+            tokens=lax.dynamic_update_slice_in_dim(output.tokens, landed.T, index * size, axis=0),
+            ran=noted(output.ran, runs),
+            blocks=noted(output.blocks, jnp.where(where.there, tokens, -1)),
+            start=noted(output.start, where.start),
+        )
+        return kv, expected, own, output
+
+    output = DenoiseOutput(
+        tokens=jnp.full((max_rounds * size, queries), -1, jnp.int32),
+        ran=jnp.zeros((max_rounds, queries), bool),
+        blocks=jnp.zeros((max_rounds, queries, size), jnp.int32),
+        start=jnp.zeros((max_rounds, queries), jnp.int32),
+        noted=first.noted,
+    )
+    kv, expected, own, output = lax.fori_loop(0, max_rounds, turn, (kv, canvas.expected, first, output))
+    noted, credits = jax.tree.map(
+        lambda old, new: old.at[seat].set(new, mode="drop"), (canvas.noted, canvas.credits), (own.noted, own.credits)
+    )
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), own.noted)
+    return kv, Canvas(expected, noted, credits), replace(output, noted=flat)
+
+
+def _places_of(batch: StepBatch, vicinity: Vicinity, *, num_seats: int) -> Where:
+    row = batch.row[batch.logits_index]
+    start = jnp.where(batch.samples.seat < num_seats, batch.block_start[row], -1)
+    total = batch.samples.max_len
+    there = (start >= 0)[:, None] & (start[:, None] + jnp.arange(vicinity.block_size) < total[:, None])
+    first = jnp.maximum(start - vicinity.prefix_look, 0)
+    return Where(row, (row < batch.decode_rows) & (start >= 0), start, first, total, there)
+
+
+def _round(
+    model: DecoderLM,
+    kv: KVCache,
+    expected: jax.Array,
+    own: Rows,
+    runs: jax.Array,
+    batch: StepBatch,
+    where: Where,
+    vicinity: Vicinity,
+    forward: Forward,
+) -> tuple[KVCache, jax.Array, Rows, jax.Array, jax.Array]:
+    """The pool, what embeddings carry and the rows after a round; int32 [Q, B], the blocks behind it; and the same
+    where they have landed, -1 elsewhere and behind an ending token."""
+    wide = _with_windows(
+        batch, own, runs, where, vicinity, page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size
+    )
+    seat_of_token, smoothing = batch.row_seat[wide.row], vicinity.smoothing
+    added = None
+    if smoothing is not None:
+        # A sequence's first round reads nothing: what is there was another one's.
+        number = _of_rows(own.round, where, batch)
+        added = expected.at[seat_of_token, wide.positions].get(mode="clip")
+        added = jnp.where((number > 0)[wide.row][:, None], added, 0)
+    kv, hidden = forward(kv, wide, added)
+
+    size, (rows, width) = vicinity.block_size, own.windows.shape
+    more = rows * (width - 1)
+    begins = jnp.where(where.is_window, where.row * width + where.start - where.first, batch.logits_index + more)
+    index = jnp.clip(begins[:, None] + jnp.arange(size), 0, len(hidden) - 1)
+    before = wide.token_ids[index]
+    masked = (before == vicinity.mask_token_id) & where.there & runs[:, None]
+    begun = jnp.any((before != vicinity.mask_token_id) & where.there, axis=1)
+    known = Found(before, jnp.zeros(before.shape, jnp.float32), own.noted, _where_rows(begun, own.credits, 0.0))
+    logits = logits_without(model, hidden[index.reshape(-1)], vicinity.mask_token_id)
+    places = Places(where.start, own.round, masked)
+    found = draw(places, logits, batch.samples.sampling, vicinity.rule, known, batch.wants_logprobs)
+    least = None if smoothing is None else smoothing.least_threshold(own.round)
+    changes = vicinity.rule(found.confidence, masked, least) & masked
+    tokens = jnp.where(changes, found.tokens, before)
+    done = own.done | (runs & ~jnp.any((tokens == vicinity.mask_token_id) & where.there, axis=1))
+    flat = wide.token_ids.at[jnp.where(changes, index, len(hidden))].set(tokens, mode="drop")
+
+    if smoothing is not None:
+        mean = expected_embeddings(model, hidden, vicinity.mask_token_id)
+        weight = _of_rows(smoothing.weight(own.round), where, batch)[wide.row]
+        is_mask = flat == vicinity.mask_token_id
+        # Padding, and rows that rest, leave what is there.
+        is_real = (wide.limit >= 0) & _of_rows(runs, where, batch)[wide.row]
+        at = jnp.where(is_real, seat_of_token, len(expected))
+        new = jnp.where(is_mask[:, None], weight[:, None] * mean, 0).astype(expected.dtype)
+        expected = expected.at[at, wide.positions].set(new, mode="drop")
+
+    after = Rows(
+        flat[: rows * width].reshape(rows, width),
+        own.round + runs,
+        done,
+        noted_where(changes, found.noted, own.noted),
+        _where_rows(runs, found.credits, own.credits),
+    )
+    lands = done & ~own.done
+    return kv, expected, after, tokens, _landed(tokens, lands, where, batch)
+
+
+def _landed(tokens: jax.Array, lands: jax.Array, where: Where, batch: StepBatch) -> jax.Array:
+    """int32 [Q, B]: the tokens of blocks that have landed, no further than the first ending one; else -1."""
+    is_ending = jnp.any(tokens[:, :, None] == batch.samples.ending_token_ids[:, None], axis=2)
+    before = jnp.cumsum(is_ending, axis=1) - is_ending
+    return jnp.where(lands[:, None] & where.there & (before == 0), tokens, -1)
+
+
+def _with_windows(
+    batch: StepBatch, own: Rows, runs: jax.Array, where: Where, vicinity: Vicinity, *, page_size: int, num_slots: int
+) -> StepBatch:
+    """The batch with the tokens of each window, which see all of their sequence."""
+    rows, width = own.windows.shape
+    # Windows are the first of the sequences, each in the row of its number; behind them come chunks.
+    start, total, first = where.start[:rows], where.total[:rows], where.first[:rows]
+    runs = runs[:rows] & where.is_window[:rows]
+    count = jnp.where(runs, jnp.minimum(start + vicinity.block_size + vicinity.after_look, total) - first, 0)
+    wide = wide_rows(batch, own.windows, first, count, page_size=page_size, num_slots=num_slots)
+    last = jnp.repeat(total - 1, width)
+    limit = wide.limit[: rows * width]
+    seen = jnp.where(runs, total, 0)
+    return replace(
+        wide,
+        limit=wide.limit.at[: rows * width].set(jnp.where(limit >= 0, last, -1)),
+        **{name: getattr(wide, name).at[:rows].set(seen) for name in ("kv_len", "trunk_len", "tail_start")},
+    )
+
+
+def _of_rows(of_sequences: jax.Array, where: Where, batch: StepBatch) -> jax.Array:
+    """[R]: what sequences [Q] have, by the rows of the batch; 0 for idle ones."""
+    rows = batch.row_seat.shape[0]
+    at = jnp.where(where.start >= 0, where.row, rows)
+    return jnp.zeros(rows, of_sequences.dtype).at[at].set(of_sequences, mode="drop")
+
+
+def _where_rows(condition: jax.Array, new: jax.Array, old: jax.Array | float) -> jax.Array:
+    return jnp.where(condition.reshape(-1, *(1,) * (new.ndim - 1)), new, old)

@@ -1,0 +1,223 @@
+"""Diffusion with a bidirectional model as a strategy: whole sequences and windows around blocks, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.config import EngineConfig
+from jaxinfer.diffusion.canvas import CANVAS, Canvas, canvas_bytes
+from jaxinfer.diffusion.canvas_rounds import DenoiseCanvas
+from jaxinfer.diffusion.config import DiffusionConfig
+from jaxinfer.diffusion.denoise import DenoiseOutput
+from jaxinfer.diffusion.drawing import keeps_credits
+from jaxinfer.diffusion.vicinity import Vicinity, vicinity_of
+from jaxinfer.engine.adjusting import wants_logprobs
+from jaxinfer.engine.denoising import LandedRounds
+from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.kv_cache_manager import KVCacheManager
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.request import Request
+from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
+from jaxinfer.engine.strategy import RoundsResult
+from jaxinfer.engine.whole_scheduler import WholeScheduler, WindowRounds
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.engine_programs import EnginePrograms
+from jaxinfer.programs.program import Program, everywhere_on
+from jaxinfer.programs.runner import Runner
+from jaxinfer.programs.step import Follower
+
+
+@dataclass
+class Progress:
+    """Where a running sequence stands."""
+
+    start: int  # of its block
+    round: int = 0  # rounds that it has had
+    has_refresh: bool = False  # keys and values are those that the sequence had in this block, or later
+
+
+class BidirectionalDiffusion:
+    """Every launch is of rounds, and the host knows what each has found before it builds the next.
+
+    Args:
+        vicinity: how sequences are denoised.
+        config: bounds the rounds of a launch.
+        buckets: shapes of launches, with one token for each row.
+        state: the device's, see `Canvas`.
+    """
+
+    models: Mapping[str, Any] = {}
+    num_tail_pages = 0
+    most_in_lane: int | None = None
+    block_size = 1  # what the host has of a sequence ends anywhere
+    follower: Follower | None = None
+    wants_landing = True
+    takes_prompts = True
+
+    def __init__(self, vicinity: Vicinity, config: DiffusionConfig, buckets: Buckets, state: Mapping[str, Any]) -> None:
+        self.denoising, self.state = vicinity, state
+        self._config, self._buckets = config, buckets
+        chunks = [shape for shape in buckets.all_shapes() if shape.prefill_tokens]
+        widths = {1, vicinity.width}
+        shapes = [replace(shape, block_size=width) for width in sorted(widths) for shape in chunks]
+        if vicinity.cache == "dual":
+            shapes = [replace(shape, block_size=vicinity.width) for shape in buckets.all_loops()] + shapes
+        self._program = DenoiseCanvas(vicinity, config.maximum_unroll, tuple(shapes))
+        self.progress: dict[str, Progress] = {}
+        self.listeners: list[Callable[[LandedRounds], None]] = []  # are told of each launch that was read
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        return [self._program]
+
+    def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
+        return WholeScheduler(limits, kv, self.denoising.mask_token_id)
+
+    def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
+        config, size = self._config, self.denoising.block_size
+        most = max(1, min(size // config.expected_tpf, config.maximum_unroll))
+        return WindowRounds(RowKind.BLOCK, most, size, 0)
+
+    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+        assert not lanes, "sequences that see all of themselves do not share lanes"
+        return self.widened(self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row), rows)
+
+    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
+        return replace(shape, block_size=self.denoising.width if seated else 1)
+
+    def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
+        packed, how = built.packed, self.denoising
+        packed["wants_logprobs"][...] = wants_logprobs(output)
+        for index, request in enumerate(output.requests):
+            row, query = int(built.rows[index]), int(built.logits_rows[index])
+            if request.request_id not in self.progress:
+                self.progress[request.request_id] = Progress(request.num_prompt_tokens)
+            now, canvas = self.progress[request.request_id], request.canvas
+            assert canvas is not None
+            packed["block_start"][row], packed["block_round"][row] = now.start, now.round
+            if output.kinds[index] is RowKind.PROMPT_CHUNK:
+                begin, end = packed["query_start_loc"][row : row + 2]
+                packed["limit"][begin:end] = len(canvas) - 1
+                packed["logits_index"][query] = begin + now.start - output.num_computed[index]
+            else:
+                first = max(0, now.start - how.prefix_look)
+                window = canvas[first : now.start + how.block_size + how.after_look]
+                packed["block_tokens"][row, : len(window)] = window
+
+    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
+        result: DenoiseOutput = runner.launch(self._program, built.packed.shape, built.packed.buffer)
+        size = self.denoising.block_size
+        return RoundsResult(result.tokens, size, details=result, ran=result.ran, logprobs=result.noted)
+
+    def landed(
+        self,
+        output: SchedulerOutput,
+        built: BuiltBatch,
+        result: RoundsResult | None,
+        steps: int,
+        seconds: float,
+        metrics: EngineMetrics,
+    ) -> None:
+        assert result is not None
+        details: DenoiseOutput = result.details
+        rows = built.logits_rows
+        ran, blocks, landed = np.asarray(details.ran), np.asarray(details.blocks), np.asarray(details.tokens) >= 0
+        for request, row, kind in zip(output.requests, rows.tolist(), output.kinds, strict=True):
+            rounds = np.flatnonzero(ran[:, row])
+            if not request.is_finished and len(rounds):
+                is_chunk = kind is RowKind.PROMPT_CHUNK
+                self._take(request, len(rounds), blocks[rounds[-1], row], bool(landed[:, row].any()), is_chunk=is_chunk)
+        found = LandedRounds(list(output.requests), rows, details)
+        for listen in list(self.listeners):
+            listen(found)
+        metrics.count_rounds(forwards=int(ran[:, rows].sum()), tokens=int(landed[:, rows].sum()))
+
+    def _take(self, request: Request, rounds: int, block: np.ndarray, has_landed: bool, *, is_chunk: bool) -> None:
+        """Note where a request stands behind a launch, and say what comes next for it."""
+        now, canvas, how = self.progress[request.request_id], request.canvas, self.denoising
+        assert canvas is not None
+        end = min(now.start + how.block_size, len(canvas))
+        canvas[now.start : end] = block[: end - now.start].tolist()
+        now.has_refresh |= is_chunk and how.refreshes(now.round)
+        now.round += rounds
+        if has_landed:
+            now.start, now.has_refresh = end, False
+        # What a window is computed with must be there; else the whole sequence is computed.
+        request.in_seat = now.has_refresh and how.cache == "dual"
+        request.num_computed_tokens = 0
+        if now.has_refresh and how.cache == "prefix":
+            request.num_computed_tokens = max(0, now.start - how.prefix_look)
+
+    def measure(self, runner: Runner, allocator: PageAllocator) -> None:
+        pass
+
+    def left(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self.progress.pop(request_id, None)
+
+
+@dataclass(frozen=True)
+class BidirectionalDenoiser:
+    """What makes the strategy of a bidirectional diffusion model."""
+
+    config: DiffusionConfig
+    layers: ModelConfig | None = None  # of other models
+    weights_bytes: int = 0
+
+    def kv_bytes_per_token(self, dtype: jnp.dtype) -> int:
+        return 0
+
+    def tail_tokens(self, engine: EngineConfig) -> int:
+        return 0
+
+    def state_bytes(self, engine: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
+        return canvas_bytes(**self._sizes(engine, model, dtype))
+
+    def _sizes(self, engine: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
+        vicinity = vicinity_of(self.config, model)
+        return {
+            "num_seats": engine.max_num_seqs,
+            "length": engine.max_model_len if self.config.smooths else 0,
+            "block_size": vicinity.block_size,
+            "hidden_size": model.hidden_size,
+            "vocab_size": model.vocab_size,
+            "dtype": dtype,
+            "with_credits": keeps_credits(vicinity.rule),
+        }
+
+    def strategy(
+        self,
+        engine: EngineConfig,
+        target: DecoderLM,
+        *,
+        dtype: jnp.dtype,
+        mesh: Mesh | None,
+        whole: jax.sharding.Sharding | None = None,
+        abstract: bool = False,
+    ) -> Callable[[EnginePrograms, Buckets], BidirectionalDiffusion]:
+        """See `StrategyMaker`.
+
+        Raises:
+            ValueError: as for `vicinity_of`.
+        """
+        vicinity = vicinity_of(self.config, target.config)
+        sizes = self._sizes(engine, target.config, dtype)
+
+        def make(programs: EnginePrograms, buckets: Buckets) -> BidirectionalDiffusion:
+            canvas = Canvas.allocate(**sizes, sharding=whole or everywhere_on(mesh), abstract=abstract)
+            return BidirectionalDiffusion(vicinity, self.config, buckets, {CANVAS: canvas})
+
+        return make
