@@ -1,0 +1,89 @@
+"""What scripts hand to a diffusion worker: prompts, and how each is to be continued."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxinfer.config import check_positive_integer
+from jaxinfer.models.decoder import DecoderLM
+
+_WORD = 2**32
+
+
+@dataclass
+class ModelWorkerBatch:
+    """A batch as its user writes it. Any object with some of these attributes will do in its place.
+
+    Attributes:
+        input_ids: the prompts.
+        max_new_tokens, temperature: of all requests, or a list with one for each. A temperature of 0 is greedy.
+        seeds: of sampling, one for each request; one number s: request i has s + i.
+        eos_token_ids: tokens that end a sequence; None: the model's.
+    """
+
+    input_ids: Sequence[Sequence[int]]
+    max_new_tokens: int | Sequence[int] = 64
+    temperature: float | Sequence[float] = 0.0
+    seeds: int | Sequence[int] = 0
+    eos_token_ids: Collection[int] | None = None
+
+
+class HasModel(Protocol):
+    @property
+    def model(self) -> DecoderLM: ...
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """The same with one entry for each of R requests, checked."""
+
+    input_ids: list[list[int]]
+    max_new_tokens: list[int]
+    temperature: list[float]
+    request_keys: list[tuple[int, int]]  # two 32-bit words of randomness
+    eos_token_ids: frozenset[int]
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.input_ids)
+
+    @classmethod
+    def init_new(cls, batch: Any, owner: HasModel) -> ForwardBatch:
+        """The forward batch of a `ModelWorkerBatch`, or of whatever has its attributes; missing ones have its defaults.
+
+        Args:
+            owner: a worker or an iteration, whose model says what ends a sequence if the batch does not.
+
+        Raises:
+            ValueError: there is no request; lists are not as many as requests; or a value is out of range, by name.
+        """
+        prompts = [[int(token) for token in prompt] for prompt in batch.input_ids]
+        if not prompts:
+            raise ValueError("input_ids must have at least one prompt, got none")
+
+        def each(name: str) -> list[Any]:
+            value = getattr(batch, name, getattr(ModelWorkerBatch, name))
+            if not isinstance(value, Sequence):
+                return [value] * len(prompts)
+            if len(value) != len(prompts):
+                raise ValueError(f"{name} has {len(value)} entries for {len(prompts)} requests")
+            return list(value)
+
+        max_new_tokens, temperature, seeds = each("max_new_tokens"), each("temperature"), each("seeds")
+        if not isinstance(getattr(batch, "seeds", 0), Sequence):
+            seeds = [seed + index for index, seed in enumerate(seeds)]
+        for count in max_new_tokens:
+            check_positive_integer("max_new_tokens", count)
+        for value in temperature:
+            if not value >= 0:
+                raise ValueError(f"temperature must be 0 or more, got {value!r}")
+        eos = getattr(batch, "eos_token_ids", None)
+        return cls(
+            prompts,
+            max_new_tokens,
+            temperature,
+            [divmod(seed % _WORD**2, _WORD) for seed in seeds],
+            frozenset(owner.model.config.eos_token_ids if eos is None else eos),
+        )
