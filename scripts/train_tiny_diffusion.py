@@ -38,6 +38,7 @@ from training.loop import History, TrainingConfig, batches_of, make_evaluation, 
 from training.model_card import RunFacts, draw_curve
 from training.options import empty_source, parser_of
 from training.packing import Document, Packer
+from training.shifting import with_shift
 from training.tokenizer import END_OF_TURN, MASK, load_tokenizer, token_ids
 from training.writing import write_checkpoint
 
@@ -46,7 +47,7 @@ BLOCK_SIZE = 32
 COPIES = 3
 USUAL_LENGTH = 512
 EXPERTS = ExpertsConfig(
-    num_experts=12, experts_per_token=4, intermediate_size=32, shared_size=256, dense_layers=(0,), score="sigmoid",
+    num_experts=8, experts_per_token=3, intermediate_size=24, shared_size=256, dense_layers=(0,), score="sigmoid",
     has_bias=True, num_groups=4, kept_groups=2,
 )  # fmt: skip
 DOCUMENTS = 12000
@@ -101,8 +102,9 @@ def make(options: argparse.Namespace) -> None:
     base, dense = load_checkpoint(options.base, dtype="float32")
     model, graph, params = with_experts(
         base, dense, EXPERTS, SEED,
-        architecture=ARCHITECTURE, block_size=BLOCK_SIZE, mask_token_id=ids[MASK],
+        architecture=ARCHITECTURE, block_size=BLOCK_SIZE, mask_token_id=ids[MASK], num_layers=base.num_layers + 1,
     )  # fmt: skip
+    params = with_shift(params, model, ids[MASK])
     size = sum(leaf.size for leaf in params.values())
     print(f"training {size / 1e6:.2f} million parameters for {config.steps} steps", flush=True)
     agreement = make_evaluation(partial(masked_agreements, graph, BLOCK_SIZE))

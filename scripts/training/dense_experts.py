@@ -28,6 +28,8 @@ def with_experts(
 ) -> tuple[ModelConfig, nnx.GraphDef, Params]:
     """A mixture that says what a dense model says: its MLPs are what all tokens share, and experts add nothing yet.
 
+    Its first layers, as many as it has more than the dense model, are new: they add nothing either.
+
     Args:
         config, model: the dense model.
         experts: `shared_size` is the model's `intermediate_size`.
@@ -35,16 +37,19 @@ def with_experts(
     """
     assert experts.shared_size == config.intermediate_size
     mixture = replace(config, experts=experts, **fields)  # pyright: ignore[reportArgumentType]
+    more = mixture.num_layers - config.num_layers
     graph, params = random_parameters(mixture, seed)
     taught = {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(model))}
-    shared = {name: name.replace(".mlp.shared.", ".mlp.") for name in params}
-    routed = (".mlp.router.", ".mlp.gate_up.", ".mlp.down.")
-    for number in range(config.num_layers):
-        if mixture.is_sparse(number):
-            for name in params:
-                if name.startswith(f"layers.{number}.") and any(part in name for part in routed):
-                    del shared[name]
-    return mixture, graph, params | {name: jnp.array(taught[source]) for name, source in shared.items()}
+    for name in params:
+        source = name.replace(".mlp.shared.", ".mlp.")
+        if name.startswith("layers."):
+            _, number, part = source.split(".", 2)
+            source = f"layers.{int(number) - more}.{part}"
+            is_routed = mixture.is_sparse(int(number)) and ".mlp." in name and ".mlp.shared." not in name
+            if int(number) < more or is_routed:
+                continue
+        params[name] = jnp.array(taught[source])
+    return mixture, graph, params
 
 
 def _all_at_once(
