@@ -179,14 +179,13 @@ def run_generate(args: argparse.Namespace) -> None:
 
 def _print_denoising(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
     """Show the rounds of an answer, then the answer; all of its output."""
-    from jaxinfer.engine.bidirectional import BidirectionalDiffusion
-    from jaxinfer.engine.denoising import BlockDiffusion
+    from jaxinfer.engine.diffusion_strategy import DiffusionStrategy
     from jaxinfer.show_denoising import DenoisingPicture
 
     strategy = llm.core.strategy
-    if not isinstance(strategy, (BlockDiffusion, BidirectionalDiffusion)):
+    if not isinstance(strategy, DiffusionStrategy):
         raise ValueError("--show-denoising goes with diffusion models, and this one decodes token by token")
-    picture = DenoisingPicture(llm.get_tokenizer(), strategy.denoising.mask_token_id)
+    picture = DenoisingPicture(llm.get_tokenizer(), strategy.mask_token_id)
     strategy.listeners.append(picture)
     (output,) = (
         llm.generate([prompt], params, use_tqdm=False)

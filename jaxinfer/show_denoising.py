@@ -10,7 +10,8 @@ from typing import TextIO
 
 import numpy as np
 
-from jaxinfer.engine.denoising import LandedRounds
+from jaxinfer.diffusion.rounds import DenoiseOutput
+from jaxinfer.engine.strategy import LandedRounds
 from jaxinfer.tokenizer import Tokenizer
 
 _NEW, _PLAIN = "\x1b[32m", "\x1b[0m"
@@ -34,7 +35,7 @@ class BlockHistory:
     def __init__(self) -> None:
         self._latest: BlockRound | None = None
 
-    def rounds(self, landed: LandedRounds, index: int = 0) -> Iterator[BlockRound]:
+    def rounds(self, landed: LandedRounds[DenoiseOutput], index: int = 0) -> Iterator[BlockRound]:
         """The rounds of a launch, of the request with that index in it."""
         row = int(landed.rows[index])
         ran, starts, blocks = (
@@ -69,7 +70,7 @@ class DenoisingPicture:
         self._history = BlockHistory()
         self.num_forwards = 0
 
-    def __call__(self, landed: LandedRounds) -> None:
+    def __call__(self, landed: LandedRounds[DenoiseOutput]) -> None:
         if not landed.requests:
             return
         for found in self._history.rounds(landed):

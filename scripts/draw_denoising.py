@@ -7,16 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.engine.denoising import BlockDiffusion, LandedRounds
+from jaxinfer.diffusion.rounds import DenoiseOutput
+from jaxinfer.engine.diffusion_strategy import DiffusionStrategy
+from jaxinfer.engine.strategy import LandedRounds
 from jaxinfer.show_denoising import BlockHistory, BlockRound
 
+SYSTEM = "Answer with [PLAN] and a list of points, or with [DIRECT] and one short answer."
 CELL, LINE, GAP = 0.82, 0.3, 0.12  # inches: width of a token, height of a round, space between blocks
 MASKED, NEW, KEPT = "#d0d4da", "#8fd19e", "#f4f5f7"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prompt", nargs="?", default="Make a plan with four points: bake bread.")
+    parser.add_argument("prompt", nargs="?", default="I am Negrel. Make a plan: make a film of a birthday party.")
+    parser.add_argument("--system", default=SYSTEM, help="default: what makes the embedded model plan")
     parser.add_argument("--model", default="tiny-diffusion", help="checkpoint directory or hub id (default: embedded)")
     parser.add_argument("--output", type=Path, default=Path("denoising.png"), help="default: %(default)s")
     parser.add_argument("--threshold", type=float, default=0.9, help="default: %(default)s")
@@ -24,18 +28,20 @@ def main() -> int:
     options = parser.parse_args()
     llm = LLM(options.model, max_num_seqs=1, diffusion_config={"threshold": options.threshold})
     strategy, tokenizer = llm.core.strategy, llm.get_tokenizer()
-    if not isinstance(strategy, BlockDiffusion) or tokenizer is None:
+    if not isinstance(strategy, DiffusionStrategy) or tokenizer is None:
         parser.error(f"{options.model} is no diffusion model with a tokenizer")
     history, rounds = BlockHistory(), list[BlockRound]()
 
-    def listen(landed: LandedRounds) -> None:
+    def listen(landed: LandedRounds[DenoiseOutput]) -> None:
         rounds.extend(history.rounds(landed) if landed.requests else ())
 
     strategy.listeners.append(listen)
     params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
-    (output,) = llm.chat([{"role": "user", "content": options.prompt}], params, use_tqdm=False)
+    asked = {"system": options.system, "user": options.prompt}
+    messages = [{"role": role, "content": content} for role, content in asked.items() if content]
+    (output,) = llm.chat([messages], params, use_tqdm=False)
     count = len(output.outputs[0].token_ids)
-    draw(rounds, strategy.denoising.mask_token_id, lambda token: tokenizer.decode([token]), options.output)
+    draw(rounds, strategy.mask_token_id, lambda token: tokenizer.decode([token]), options.output)
     print(f"{count} tokens in {len(rounds)} forwards, {count / len(rounds):.1f} a forward: {options.output}")
     return 0
 

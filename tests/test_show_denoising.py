@@ -11,7 +11,8 @@ import pytest
 
 from jaxinfer.checkpoint.directory import embedded_checkpoint
 from jaxinfer.cli import main
-from jaxinfer.engine.denoising import LandedRounds
+from jaxinfer.diffusion.rounds import DenoiseOutput
+from jaxinfer.engine.strategy import LandedRounds
 from jaxinfer.show_denoising import BlockHistory, DenoisingPicture
 from jaxinfer.tokenizer import Tokenizer
 
@@ -23,7 +24,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(embedded_checkpoint())
 
 
-def landed(*rounds: tuple[int, list[int]], ran: int | None = None) -> LandedRounds:
+def landed(*rounds: tuple[int, list[int]], ran: int | None = None) -> LandedRounds[DenoiseOutput]:
     """A launch in which a request in row 1 had these rounds: (start, tokens)."""
     starts = np.asarray([[-1, start] for start, _ in rounds])
     blocks = np.asarray([[[0] * len(tokens), tokens] for _, tokens in rounds])

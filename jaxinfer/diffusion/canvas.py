@@ -44,14 +44,3 @@ class Canvas:
             notes_of(make, block_size, vocab_size),
             make(block_size, vocab_size if with_credits else 0, dtype=jnp.float32),
         )
-
-
-def canvas_bytes(
-    num_seats: int, length: int, block_size: int, hidden_size: int, vocab_size: int, dtype: jnp.dtype, *,
-    with_credits: bool,
-) -> int:  # fmt: skip
-    """Bytes that a canvas takes."""
-    shapes = Canvas.allocate(
-        num_seats, length, block_size, hidden_size, vocab_size, dtype, with_credits=with_credits, abstract=True
-    )
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))

@@ -17,51 +17,33 @@ from jax import lax
 
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.diffusion.canvas import CANVAS, Canvas
-from jaxinfer.diffusion.denoise import DenoiseOutput
 from jaxinfer.diffusion.drawing import Found, Places, draw, logits_without, noted_where
+from jaxinfer.diffusion.rounds import DenoiseOutput, DenoisingProgram
 from jaxinfer.diffusion.vicinity import Vicinity, expected_embeddings
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, unpack
+from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack
 from jaxinfer.programs.forward import forward
-from jaxinfer.programs.program import KV, TARGET, Device, Place
+from jaxinfer.programs.program import KV, TARGET, Device
 from jaxinfer.programs.wide_rows import wide_rows
 
 type Forward = Callable[[KVCache, StepBatch, jax.Array | None], tuple[KVCache, jax.Array]]
 
 
 @dataclass(frozen=True, eq=False)
-class DenoiseCanvas:
-    """The program of up to `max_rounds` rounds of windows, or of one round of them and of chunks. Its input is a packed
-    batch, whose `num_steps` says how many rounds run. Chunks see the whole sequence: their `limit` says so."""
+class DenoiseCanvas(DenoisingProgram):
+    """Rounds of windows, or one round of them and of chunks, which see the whole sequence: their `limit` says so."""
 
     vicinity: Vicinity
     max_rounds: int
     shapes: Sequence[BatchShape] = ()
-    reads = (TARGET,)
     writes = (KV, CANVAS)
-
-    @property
-    def planned(self) -> dict[str, BatchShape]:
-        windows = [shape for shape in self.shapes if not shape.prefill_tokens]
-        chunks = [shape for shape in self.shapes if shape.prefill_tokens]
-        return {
-            name: max(shapes, key=lambda s: (s.num_rows, s.prefill_tokens, s.block_size, s.pages_per_row))
-            for name, shapes in (("prefill", chunks), ("denoise_loop", windows))
-            if shapes
-        }
-
-    def describe(self, shape: BatchShape) -> str:
-        return f"rounds of denoising for {shape.describe()}"
-
-    def idle(self, shape: BatchShape, place: Place) -> tuple[Any, ...]:
-        return (idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
 
     def run(self, device: Device, shape: BatchShape, buffer: jax.Array) -> tuple[dict[str, Any], DenoiseOutput]:
         model = device.models[TARGET]
         kv, canvas, found = canvas_rounds(
             model, device.state[KV], device.state[CANVAS], unpack(buffer, shape), self.vicinity,
             lambda kv, wide, added: forward(model, kv, wide, device.backend, added),
-            max_rounds=1 if shape.prefill_tokens else self.max_rounds,
+            max_rounds=self.rounds_in(shape),
         )  # fmt: skip
         return {KV: kv, CANVAS: canvas}, device.readable(found)
 
@@ -139,13 +121,7 @@ def canvas_rounds(
         )
         return kv, expected, own, output
 
-    output = DenoiseOutput(
-        tokens=jnp.full((max_rounds * size, queries), -1, jnp.int32),
-        ran=jnp.zeros((max_rounds, queries), bool),
-        blocks=jnp.zeros((max_rounds, queries, size), jnp.int32),
-        start=jnp.zeros((max_rounds, queries), jnp.int32),
-        noted=first.noted,
-    )
+    output = DenoiseOutput.empty(max_rounds, queries, size, first.noted)
     kv, expected, own, output = lax.fori_loop(0, max_rounds, turn, (kv, canvas.expected, first, output))
     noted, credits = jax.tree.map(
         lambda old, new: old.at[seat].set(new, mode="drop"), (canvas.noted, canvas.credits), (own.noted, own.credits)

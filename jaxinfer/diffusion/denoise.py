@@ -19,11 +19,12 @@ from jax import lax
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.diffusion.blocks import BLOCKS, Blocks
 from jaxinfer.diffusion.drawing import Found, Places, draw, logits_without, noted_where
+from jaxinfer.diffusion.rounds import DenoiseOutput, DenoisingProgram
 from jaxinfer.diffusion.unmask import UnmaskRule
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, unpack
+from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack
 from jaxinfer.programs.forward import forward
-from jaxinfer.programs.program import KV, TARGET, Device, Place
+from jaxinfer.programs.program import KV, TARGET, Device
 from jaxinfer.programs.wide_rows import wide_rows
 from jaxinfer.sampling.logprobs import TokenLogprobs
 
@@ -50,18 +51,6 @@ class Denoising:
     early_stop: bool = True
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DenoiseOutput:
-    """What N rounds of Q rows leave on the device; blocks have B tokens."""
-
-    tokens: jax.Array  # int32 [N * B, Q], what landed, in order for each row; -1: nothing
-    ran: jax.Array  # bool [N, Q]
-    blocks: jax.Array  # int32 [N, Q, B], each row's block behind each round, masks included; -1 behind a sequence's end
-    start: jax.Array  # int32 [N, Q], where it stands
-    noted: TokenLogprobs  # [Q * B], of the block that each row landed last
-
-
 class AfterRound(NamedTuple):
     """What a round of R rows leaves."""
 
@@ -73,39 +62,20 @@ class AfterRound(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Denoise:
-    """The program of up to `max_rounds` rounds, or of one round beside chunks of prompts. Its input is a packed batch,
-    whose `num_steps` says how many rounds run."""
+class Denoise(DenoisingProgram):
+    """Rounds of blocks, each of which its tokens see and what is before it."""
 
     denoising: Denoising
     max_rounds: int
     shapes: Sequence[BatchShape] = ()
-    reads = (TARGET,)
     writes = (KV, BLOCKS)
-
-    @property
-    def planned(self) -> dict[str, BatchShape]:
-        loops = [shape for shape in self.shapes if not shape.prefill_tokens]
-        mixed = [shape for shape in self.shapes if shape.prefill_tokens]
-        return {
-            name: max(shapes, key=lambda s: (s.num_rows, s.prefill_tokens, s.pages_per_row))
-            for name, shapes in (("prefill", mixed), ("denoise_loop", loops))
-            if shapes
-        }
-
-    def describe(self, shape: BatchShape) -> str:
-        return f"rounds of denoising for {shape.describe()}"
-
-    def idle(self, shape: BatchShape, place: Place) -> tuple[Any, ...]:
-        return (idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
 
     def run(self, device: Device, shape: BatchShape, buffer: jax.Array) -> tuple[dict[str, Any], DenoiseOutput]:
         batch, model = unpack(buffer, shape), device.models[TARGET]
         output = denoise_loop(
             model, device.state[KV], device.state[BLOCKS], batch, self.denoising,
-            # Chunks of prompts are computed once.
             lambda kv, wide: forward(model, kv, wide, device.backend),
-            max_rounds=1 if shape.prefill_tokens else self.max_rounds,
+            max_rounds=self.rounds_in(shape),
         )  # fmt: skip
         kv, blocks, found = output
         return {KV: kv, BLOCKS: blocks}, device.readable(found)
@@ -176,13 +146,7 @@ def denoise_loop(
             ),
         )
 
-    output = DenoiseOutput(
-        tokens=jnp.full((max_rounds * size, queries), -1, jnp.int32),
-        ran=jnp.zeros((max_rounds, queries), bool),
-        blocks=jnp.zeros((max_rounds, queries, size), jnp.int32),
-        start=jnp.zeros((max_rounds, queries), jnp.int32),
-        noted=jax.tree.map(jnp.zeros_like, first.noted),
-    )
+    output = DenoiseOutput.empty(max_rounds, queries, size, jax.tree.map(jnp.zeros_like, first.noted))
     kv, own, output = lax.fori_loop(0, max_rounds, turn, (kv, first, output))
     flat = jax.tree.map(
         lambda x: jnp.pad(x, ((0, queries - rows), *((0, 0),) * (x.ndim - 1))).reshape(-1, *x.shape[2:]), output.noted

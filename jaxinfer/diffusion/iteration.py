@@ -158,8 +158,8 @@ class DiffusionIteration:
         iteration = batch_state.iteration_counters[index]
         threshold, weight = self.config.threshold, 0.0
         if smoothing is not None:
-            threshold = max(threshold, 1 - smoothing.decay * iteration)
-            weight = min(smoothing.first + smoothing.growth * iteration, smoothing.most)
+            threshold = max(threshold, float(smoothing.least_threshold(iteration)))
+            weight = float(smoothing.weight(iteration))
         context = DiffusionBlockContext(
             number,
             np.asarray(batch_state.tokens_of(first)) == self.vicinity.mask_token_id,

@@ -39,13 +39,13 @@ class Smoothing:
     decay: float
     warmup_rounds: int = 0
 
-    def weight(self, number: jax.Array) -> jax.Array:
+    def weight(self, number: jax.typing.ArrayLike) -> jax.Array:
         """float32, of rounds int32."""
-        return jnp.minimum(self.first + self.growth * number.astype(jnp.float32), self.most)
+        return jnp.minimum(self.first + self.growth * jnp.asarray(number, jnp.float32), self.most)
 
-    def least_threshold(self, number: jax.Array) -> jax.Array:
+    def least_threshold(self, number: jax.typing.ArrayLike) -> jax.Array:
         """float32, of rounds int32."""
-        return 1.0 - self.decay * number.astype(jnp.float32)
+        return 1.0 - self.decay * jnp.asarray(number, jnp.float32)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.diffusion.canvas import CANVAS
 from jaxinfer.diffusion.canvas_rounds import canvas_rounds
-from jaxinfer.diffusion.denoise import DenoiseOutput
 from jaxinfer.diffusion.drawing import logits_without
+from jaxinfer.diffusion.rounds import DenoiseOutput
 from jaxinfer.diffusion.vicinity import Vicinity
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack

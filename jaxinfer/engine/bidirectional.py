@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.config import EngineConfig
-from jaxinfer.diffusion.canvas import CANVAS, Canvas, canvas_bytes
+from jaxinfer.diffusion.canvas import CANVAS, Canvas
 from jaxinfer.diffusion.canvas_rounds import DenoiseCanvas
 from jaxinfer.diffusion.config import DiffusionConfig
-from jaxinfer.diffusion.denoise import DenoiseOutput
 from jaxinfer.diffusion.drawing import keeps_credits
+from jaxinfer.diffusion.rounds import DenoiseOutput
 from jaxinfer.diffusion.vicinity import Vicinity, vicinity_of
 from jaxinfer.engine.adjusting import wants_logprobs
-from jaxinfer.engine.denoising import LandedRounds
+from jaxinfer.engine.diffusion_strategy import DiffusionStrategy, DiffusionStrategyMaker
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics
@@ -31,13 +29,9 @@ from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
 from jaxinfer.engine.strategy import RoundsResult
 from jaxinfer.engine.whole_scheduler import WholeScheduler, WindowRounds
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
-from jaxinfer.programs.engine_programs import EnginePrograms
-from jaxinfer.programs.program import Program, everywhere_on
 from jaxinfer.programs.runner import Runner
-from jaxinfer.programs.step import Follower
 
 
 @dataclass
@@ -49,8 +43,9 @@ class Progress:
     has_refresh: bool = False  # keys and values are those that the sequence had in this block, or later
 
 
-class BidirectionalDiffusion:
-    """Every launch is of rounds, and the host knows what each has found before it builds the next.
+class BidirectionalDiffusion(DiffusionStrategy):
+    """Every launch is of rounds, and the host knows what each has found before it builds the next. What it has of a
+    sequence ends anywhere.
 
     Args:
         vicinity: how sequences are denoised.
@@ -59,47 +54,32 @@ class BidirectionalDiffusion:
         state: the device's, see `Canvas`.
     """
 
-    models: Mapping[str, Any] = {}
-    num_tail_pages = 0
-    most_in_lane: int | None = None
-    block_size = 1  # what the host has of a sequence ends anywhere
-    follower: Follower | None = None
     wants_landing = True
-    takes_prompts = True
 
     def __init__(self, vicinity: Vicinity, config: DiffusionConfig, buckets: Buckets, state: Mapping[str, Any]) -> None:
-        self.denoising, self.state = vicinity, state
-        self._config, self._buckets = config, buckets
+        self.vicinity, self._config = vicinity, config
         chunks = [shape for shape in buckets.all_shapes() if shape.prefill_tokens]
         widths = {1, vicinity.width}
         shapes = [replace(shape, block_size=width) for width in sorted(widths) for shape in chunks]
         if vicinity.cache == "dual":
             shapes = [replace(shape, block_size=vicinity.width) for shape in buckets.all_loops()] + shapes
-        self._program = DenoiseCanvas(vicinity, config.maximum_unroll, tuple(shapes))
+        program = DenoiseCanvas(vicinity, config.maximum_unroll, tuple(shapes))
+        super().__init__(program, vicinity.block_size, vicinity.mask_token_id, buckets, state)
         self.progress: dict[str, Progress] = {}
-        self.listeners: list[Callable[[LandedRounds], None]] = []  # are told of each launch that was read
-
-    @property
-    def programs(self) -> Sequence[Program]:
-        return [self._program]
 
     def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
-        return WholeScheduler(limits, kv, self.denoising.mask_token_id)
+        return WholeScheduler(limits, kv, self.mask_token_id)
 
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
-        config, size = self._config, self.denoising.block_size
+        config, size = self._config, self.vicinity.block_size
         most = max(1, min(size // config.expected_tpf, config.maximum_unroll))
         return WindowRounds(RowKind.BLOCK, most, size, 0)
 
-    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
-        assert not lanes, "sequences that see all of themselves do not share lanes"
-        return self.widened(self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row), rows)
-
     def widened(self, shape: BatchShape, seated: int) -> BatchShape:
-        return replace(shape, block_size=self.denoising.width if seated else 1)
+        return replace(shape, block_size=self.vicinity.width if seated else 1)
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
-        packed, how = built.packed, self.denoising
+        packed, how = built.packed, self.vicinity
         packed["wants_logprobs"][...] = wants_logprobs(output)
         for index, request in enumerate(output.requests):
             row, query = int(built.rows[index]), int(built.logits_rows[index])
@@ -116,11 +96,6 @@ class BidirectionalDiffusion:
                 first = max(0, now.start - how.prefix_look)
                 window = canvas[first : now.start + how.block_size + how.after_look]
                 packed["block_tokens"][row, : len(window)] = window
-
-    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
-        result: DenoiseOutput = runner.launch(self._program, built.packed.shape, built.packed.buffer)
-        size = self.denoising.block_size
-        return RoundsResult(result.tokens, size, details=result, ran=result.ran, logprobs=result.noted)
 
     def landed(
         self,
@@ -140,14 +115,11 @@ class BidirectionalDiffusion:
             if not request.is_finished and len(rounds):
                 is_chunk = kind is RowKind.PROMPT_CHUNK
                 self._take(request, len(rounds), blocks[rounds[-1], row], bool(landed[:, row].any()), is_chunk=is_chunk)
-        found = LandedRounds(list(output.requests), rows, details)
-        for listen in list(self.listeners):
-            listen(found)
-        metrics.count_rounds(forwards=int(ran[:, rows].sum()), tokens=int(landed[:, rows].sum()))
+        self._tell(list(output.requests), rows, details, metrics)
 
     def _take(self, request: Request, rounds: int, block: np.ndarray, has_landed: bool, *, is_chunk: bool) -> None:
         """Note where a request stands behind a launch, and say what comes next for it."""
-        now, canvas, how = self.progress[request.request_id], request.canvas, self.denoising
+        now, canvas, how = self.progress[request.request_id], request.canvas, self.vicinity
         assert canvas is not None
         end = min(now.start + how.block_size, len(canvas))
         canvas[now.start : end] = block[: end - now.start].tolist()
@@ -161,63 +133,40 @@ class BidirectionalDiffusion:
         if now.has_refresh and how.cache == "prefix":
             request.num_computed_tokens = max(0, now.start - how.prefix_look)
 
-    def measure(self, runner: Runner, allocator: PageAllocator) -> None:
-        pass
-
     def left(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             self.progress.pop(request_id, None)
 
 
 @dataclass(frozen=True)
-class BidirectionalDenoiser:
+class BidirectionalDenoiser(DiffusionStrategyMaker):
     """What makes the strategy of a bidirectional diffusion model."""
 
-    config: DiffusionConfig
-    layers: ModelConfig | None = None  # of other models
-    weights_bytes: int = 0
+    def check(self, engine: EngineConfig, model: ModelConfig) -> None:
+        vicinity_of(self.config, model)
 
-    def kv_bytes_per_token(self, dtype: jnp.dtype) -> int:
-        return 0
-
-    def tail_tokens(self, engine: EngineConfig) -> int:
-        return 0
-
-    def state_bytes(self, engine: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
-        return canvas_bytes(**self._sizes(engine, model, dtype))
-
-    def _sizes(self, engine: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
-        vicinity = vicinity_of(self.config, model)
-        return {
-            "num_seats": engine.max_num_seqs,
-            "length": engine.max_model_len if self.config.smooths else 0,
-            "block_size": vicinity.block_size,
-            "hidden_size": model.hidden_size,
-            "vocab_size": model.vocab_size,
-            "dtype": dtype,
-            "with_credits": keeps_credits(vicinity.rule),
-        }
-
-    def strategy(
+    def _state(
         self,
         engine: EngineConfig,
-        target: DecoderLM,
-        *,
+        model: ModelConfig,
         dtype: jnp.dtype,
-        mesh: Mesh | None,
-        whole: jax.sharding.Sharding | None = None,
-        abstract: bool = False,
-    ) -> Callable[[EnginePrograms, Buckets], BidirectionalDiffusion]:
-        """See `StrategyMaker`.
+        sharding: jax.sharding.Sharding | None = None,
+        *,
+        abstract: bool,
+    ) -> dict[str, Any]:
+        vicinity = vicinity_of(self.config, model)
+        canvas = Canvas.allocate(
+            engine.max_num_seqs,
+            engine.max_model_len if self.config.smooths else 0,
+            vicinity.block_size,
+            model.hidden_size,
+            model.vocab_size,
+            dtype,
+            sharding,
+            with_credits=keeps_credits(vicinity.rule),
+            abstract=abstract,
+        )
+        return {CANVAS: canvas}
 
-        Raises:
-            ValueError: as for `vicinity_of`.
-        """
-        vicinity = vicinity_of(self.config, target.config)
-        sizes = self._sizes(engine, target.config, dtype)
-
-        def make(programs: EnginePrograms, buckets: Buckets) -> BidirectionalDiffusion:
-            canvas = Canvas.allocate(**sizes, sharding=whole or everywhere_on(mesh), abstract=abstract)
-            return BidirectionalDiffusion(vicinity, self.config, buckets, {CANVAS: canvas})
-
-        return make
+    def _strategy(self, model: ModelConfig, buckets: Buckets, state: Mapping[str, Any]) -> BidirectionalDiffusion:
+        return BidirectionalDiffusion(vicinity_of(self.config, model), self.config, buckets, state)

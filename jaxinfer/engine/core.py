@@ -29,10 +29,11 @@ from jaxinfer.engine.constraints import DeviceConstraints
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
+from jaxinfer.engine.plain_decoding import PlainDecoding
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.engine.scheduler import Landing, SchedulerLimits, SchedulerOutput
-from jaxinfer.engine.strategy import PlainDecoding, RoundsResult, Strategy
+from jaxinfer.engine.strategy import RoundsResult, Strategy
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.adjusted_sampling import SamplingShape
 from jaxinfer.programs.buckets import Buckets

@@ -9,6 +9,7 @@ from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.vicinity import vicinity_of
 from jaxinfer.engine.bidirectional import BidirectionalDenoiser
 from jaxinfer.engine.denoising import Denoiser, denoising_of
+from jaxinfer.engine.diffusion_strategy import DiffusionStrategyMaker
 from jaxinfer.models.config import ModelConfig
 
 
@@ -43,6 +44,6 @@ def round_width(config: DiffusionConfig, model: ModelConfig) -> int:
     return vicinity_of(config, model).window if model.is_bidirectional else denoising_of(config, model).block_size
 
 
-def denoiser_of(config: DiffusionConfig, model: ModelConfig) -> Denoiser | BidirectionalDenoiser:
+def denoiser_of(config: DiffusionConfig, model: ModelConfig) -> DiffusionStrategyMaker:
     """What makes the strategy of a diffusion model."""
     return BidirectionalDenoiser(config) if model.is_bidirectional else Denoiser(config)

@@ -118,17 +118,11 @@ class Request:
         self._output_counts = Counter[int]() if penalized else None
         if self.constraint is not None:
             self._constraint_state = self.constraint.start
-        self.adjusts_by_output = penalized or bool(self.bad_token_ids) or self.constraint is not None
-        self.adjusts_by_output |= self.is_steered
+        by_output = penalized or bool(self.bad_token_ids)
+        self._has_own_adjustments = by_output or bool(params.logit_bias) or params.allowed_token_ids is not None
+        self._always_adjusts = self._has_own_adjustments or self.constraint is not None
         # Somebody who steers looks at log probabilities, and changes none.
-        self._always_adjusts = (
-            (self.adjusts_by_output and not self.is_steered)
-            or bool(params.logit_bias)
-            or params.allowed_token_ids is not None
-        )
-        self._has_own_adjustments = (
-            penalized or bool(self.bad_token_ids) or bool(params.logit_bias) or params.allowed_token_ids is not None
-        )
+        self.adjusts_by_output = by_output or self.constraint is not None or self.is_steered
         self.may_adjust = self._always_adjusts or params.min_tokens > 0 or params.logprobs is not None
         self._set_needs_host()
 

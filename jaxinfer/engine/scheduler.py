@@ -181,8 +181,7 @@ class Scheduler:
 
     def _slots_of_seated(self, request: Request, known: int) -> int:
         """Tokens of a request in its seat that a step or a round may compute."""
-        size = self.limits.block_size
-        return known if size == 1 else min(known + size, request.max_total_tokens)
+        return self.rounds.reach(known, 1, request.max_total_tokens) if self.rounds.takes_prompts else known
 
     def _take_pages(self, request: Request, num_tokens: int, plan: LaunchPlan) -> list[int] | None:
         """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""

@@ -12,14 +12,13 @@ import numpy as np
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.engine.drafter_lanes import DrafterLanes
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
-from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.launch_timing import LaunchTiming
 from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.plain_decoding import PlainDecoding, UsualStrategy
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.rounds import Rounds, RowKind
-from jaxinfer.engine.scheduler import Scheduler
-from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
-from jaxinfer.engine.strategy import PlainDecoding, RoundsResult
+from jaxinfer.engine.scheduler_output import SchedulerOutput
+from jaxinfer.engine.strategy import LandedRounds, RoundsResult
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.runner import Runner
@@ -36,7 +35,7 @@ from jaxinfer.speculative.tails import TailPages
 _NEW = 0.2
 
 
-class Speculation:
+class Speculation(UsualStrategy):
     """Decides for every launch how many tokens are drafted, and sees to it that the drafter knows the sequences.
 
     Args:
@@ -70,15 +69,13 @@ class Speculation:
         window: int | None = None,
         tails: TailPages | None = None,
     ) -> None:
-        self.follower = proposer
+        self.follower, self._proposer = proposer, proposer
         self.models, self.state = proposer.models, state
         self.controller = controller
         self.lanes = DrafterLanes(
             num_pages=num_pages, page_size=page_size, num_seats=num_seats, knows_pages=proposer.knows_pages,
             window=window,
         )  # fmt: skip
-        self.wants_landing = False
-        self.block_size, self.takes_prompts = 1, False
         self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
         self._rounds = device_rounds.Rounds(proposer, max_rounds, (*shapes.rounds, *shapes.lanes), hidden_sizes, tails)
         self._tails = tails
@@ -89,7 +86,7 @@ class Speculation:
         self._num_drafts = self._num_nodes = 0  # of the next launch, if it is one of rounds
         self._feeds = False  # whether the drafter takes in what the next launch computes, if that is a plain step
         self._shape: RoundsShape | None = None
-        self.latest: LandedRounds | None = None
+        self.latest: LandedRounds[RoundsOutput] | None = None
         self._tokens_per_round = 2.0  # that land for a sequence, of late
         self._tokens_per_launch = plain.rounds.most
         self._shape_for = functools.cache(shapes.rounds_for)
@@ -150,12 +147,6 @@ class Speculation:
         if self._shape is None:
             raise ValueError(f"{rows} rows with {self._num_drafts} drafts each exceed the limits")
         return self._shape.batch
-
-    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
-        return self._plain.widened(shape, seated)
-
-    def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
-        return self._plain.make_scheduler(limits, kv)
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
         self._page_table = batch.page_table
@@ -251,7 +242,7 @@ class Speculation:
             return
         plain = self._plain.program
         # After a round, nothing may be found that stands behind made-up tokens.
-        max_rounds = 1 if self.follower.may_find_nothing else self._rounds.max_rounds
+        max_rounds = 1 if self._proposer.may_find_nothing else self._rounds.max_rounds
         for batch in self._plain.shapes:
             step = timing.seconds(
                 batch, lambda packed, batch=batch: runner.launch(plain, batch, packed.buffer), max_rounds=4
@@ -329,15 +320,6 @@ class Speculation:
         packed["drafter_start"][: len(taken)] = lanes.start[[request.seat for request in requests]]
         runner.launch(self._catch_up, shape, packed.buffer)
         return found
-
-
-@dataclass(frozen=True)
-class LandedRounds:
-    """The latest launch of rounds that has landed, for whoever wants to see what was drafted."""
-
-    requests: Sequence[Request]
-    rows: np.ndarray  # int32, where each stands in the output
-    output: RoundsOutput
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
 from jaxinfer.config import EngineConfig, SpeculativeConfig
+from jaxinfer.engine.plain_decoding import PlainDecoding
 from jaxinfer.engine.speculation import Speculation, launch_bucket
-from jaxinfer.engine.strategy import PlainDecoding
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.eagle3 import Eagle3Head

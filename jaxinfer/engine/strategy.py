@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxinfer.cache.page_allocator import PageAllocator
@@ -16,14 +17,13 @@ from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.request import Request
-from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.engine.rounds import Rounds
 from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
-from jaxinfer.programs.decode_loop import DecodeLoop
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.runner import Runner
@@ -43,6 +43,15 @@ class RoundsResult:
     details: Any = None  # the strategy's own
     ran: jax.Array | None = None  # bool [N, Q], rounds of rows; None: those that landed something
     logprobs: TokenLogprobs | None = None  # [Q * W], of what each row landed last, where it can say
+
+
+@dataclass(frozen=True)
+class LandedRounds[T]:
+    """A launch of rounds that was read, for whoever wants to see what became of it."""
+
+    requests: Sequence[Request]
+    rows: np.ndarray  # int32, where each stands in the output
+    output: T
 
 
 class Strategy(Protocol):
@@ -197,73 +206,3 @@ class StrategyMaker(Protocol):
             abstract: with a state of shapes alone, to compile for.
         """
         ...
-
-
-def smallest_of_lanes(shapes: Sequence[BatchShape], sequences: int, pages_per_row: int) -> BatchShape:
-    """The smallest of the shapes of launches of lanes that holds one.
-
-    Raises:
-        ValueError: there is none.
-    """
-    holding = [shape for shape in shapes if shape.num_tokens >= sequences and shape.pages_per_row >= pages_per_row]
-    if not holding:
-        raise ValueError(f"{sequences} sequences in lanes of {pages_per_row} pages exceed the limits")
-    return min(holding, key=lambda shape: (shape.pages_per_row, shape.num_tokens))
-
-
-class PlainDecoding:
-    """One token after the other, several steps in a launch."""
-
-    programs: Sequence[Program] = ()
-    models: Mapping[str, Any] = {}
-    num_tail_pages = 0
-    most_in_lane: int | None = None
-    block_size = 1
-    takes_prompts = False
-    state: Mapping[str, Any] = {}
-    follower: Follower | None = None
-    wants_landing = False
-
-    def __init__(self, program: DecodeLoop, buckets: Buckets) -> None:
-        self.program: Program = program
-        self.shapes = tuple(shape for shape in program.shapes if not shape.lane_pages)
-        self._lanes = [shape for shape in program.shapes if shape.lane_pages]
-        self.rounds = Rounds(RowKind.DECODE, most=program.max_steps)
-        self._buckets = buckets
-
-    def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
-        return self.rounds
-
-    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
-        if lanes:
-            return smallest_of_lanes(self._lanes, rows, pages_per_row)
-        return self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
-
-    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
-        return shape
-
-    def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
-        return Scheduler(limits, kv)
-
-    def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
-        pass
-
-    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
-        return RoundsResult(runner.launch(self.program, built.packed.shape, built.packed.buffer))
-
-    def landed(
-        self,
-        output: SchedulerOutput,
-        built: BuiltBatch,
-        result: RoundsResult | None,
-        steps: int,
-        seconds: float,
-        metrics: EngineMetrics,
-    ) -> None:
-        pass
-
-    def measure(self, runner: Runner, allocator: PageAllocator) -> None:
-        pass
-
-    def left(self, request_ids: Iterable[str]) -> None:
-        pass

@@ -13,11 +13,12 @@ import pytest
 from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion import canvas_rounds, vicinity
 from jaxinfer.diffusion.config import DiffusionConfig
+from jaxinfer.diffusion.rounds import DenoiseOutput
 from jaxinfer.engine import bidirectional
 from jaxinfer.engine.bidirectional import BidirectionalDenoiser, BidirectionalDiffusion
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.denoising import LandedRounds
 from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.strategy import LandedRounds
 from jaxinfer.models.decoder import DecoderLM
 from tests.builders import drain, make_request, model_config, random_model, random_prompts, run_requests
 from tests.diffusion import vicinity_numpy as loop
@@ -105,7 +106,7 @@ def rounds_of(core: EngineCore, request: Request) -> list[tuple[int, tuple[int, 
     """Where the block begins and what it is behind each round of a request that is alone."""
     found: list[tuple[int, tuple[int, ...]]] = []
 
-    def listen(landed: LandedRounds) -> None:
+    def listen(landed: LandedRounds[DenoiseOutput]) -> None:
         for row in landed.rows.tolist():
             for number in np.flatnonzero(np.asarray(landed.output.ran)[:, row]):
                 start = int(landed.output.start[number, row])

@@ -133,6 +133,6 @@ def test_a_request_longer_than_a_launch_is_refused(directory):
 
 def test_blocks_have_32_tokens_unless_said_otherwise(directory):
     llm = LLM(directory, **LIMITS)
-    assert llm.core.strategy.denoising.block_size == 32  # pyright: ignore[reportAttributeAccessIssue]
-    assert llm.core.strategy.denoising.cache == "dual"  # pyright: ignore[reportAttributeAccessIssue]
+    assert llm.core.strategy.vicinity.block_size == 32  # pyright: ignore[reportAttributeAccessIssue]
+    assert llm.core.strategy.vicinity.cache == "dual"  # pyright: ignore[reportAttributeAccessIssue]
     assert llm.model_config.is_bidirectional and jnp.dtype("float32") == llm.core.kv.k[0].dtype

@@ -12,10 +12,12 @@ import pytest
 from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion import denoise
 from jaxinfer.diffusion.config import DiffusionConfig
+from jaxinfer.diffusion.rounds import DenoiseOutput
 from jaxinfer.engine import denoising
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.denoising import Denoiser, LandedRounds
+from jaxinfer.engine.denoising import Denoiser
 from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.strategy import LandedRounds
 from jaxinfer.show_denoising import BlockHistory
 from tests.builders import drain, make_request, random_model, random_prompts, run_requests
 from tests.diffusion import oracle
@@ -149,7 +151,7 @@ def test_every_round_commits_what_the_loop_commits(core, model):
     history = BlockHistory()
     rounds: list[tuple[int, tuple[int, ...]]] = []
 
-    def listen(landed: LandedRounds) -> None:
+    def listen(landed: LandedRounds[DenoiseOutput]) -> None:
         if landed.requests:
             rounds.extend((found.start, found.tokens) for found in history.rounds(landed))
 

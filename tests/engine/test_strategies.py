@@ -12,8 +12,8 @@ from jax import lax
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.plain_decoding import PlainDecoding
 from jaxinfer.engine.rounds import Rounds, RowKind
-from jaxinfer.engine.strategy import PlainDecoding
 from jaxinfer.programs.batch_layout import BatchShape, idle_batch, unpack
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms

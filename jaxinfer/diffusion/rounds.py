@@ -1,0 +1,66 @@
+"""What programs of rounds of denoising have in common: shapes, inputs, and what they leave on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxinfer.programs.batch_layout import BatchShape, idle_batch
+from jaxinfer.programs.program import TARGET, Place
+from jaxinfer.sampling.logprobs import TokenLogprobs
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DenoiseOutput:
+    """What N rounds of Q rows leave on the device; blocks have B tokens."""
+
+    tokens: jax.Array  # int32 [N * B, Q], what landed, in order for each row; -1: nothing
+    ran: jax.Array  # bool [N, Q]
+    blocks: jax.Array  # int32 [N, Q, B], each row's block behind each round, masks included; -1 behind a sequence's end
+    start: jax.Array  # int32 [N, Q], where it stands
+    noted: TokenLogprobs  # [Q * B], of the block that each row landed last
+
+    @classmethod
+    def empty(cls, rounds: int, rows: int, size: int, noted: TokenLogprobs) -> DenoiseOutput:
+        """Before the first of so many rounds."""
+        return cls(
+            tokens=jnp.full((rounds * size, rows), -1, jnp.int32),
+            ran=jnp.zeros((rounds, rows), bool),
+            blocks=jnp.zeros((rounds, rows, size), jnp.int32),
+            start=jnp.zeros((rounds, rows), jnp.int32),
+            noted=noted,
+        )
+
+
+class DenoisingProgram:
+    """A program of up to `max_rounds` rounds, or of one round beside chunks of prompts. Its input is a packed batch,
+    whose `num_steps` says how many rounds run."""
+
+    shapes: Sequence[BatchShape]
+    max_rounds: int
+    reads = (TARGET,)
+
+    @property
+    def planned(self) -> Mapping[str, BatchShape]:
+        loops = [shape for shape in self.shapes if not shape.prefill_tokens]
+        mixed = [shape for shape in self.shapes if shape.prefill_tokens]
+        return {
+            name: max(shapes, key=lambda s: (s.num_rows, s.prefill_tokens, s.block_size, s.pages_per_row))
+            for name, shapes in (("prefill", mixed), ("denoise_loop", loops))
+            if shapes
+        }
+
+    def describe(self, shape: BatchShape) -> str:
+        return f"rounds of denoising for {shape.describe()}"
+
+    def idle(self, shape: BatchShape, place: Place) -> tuple[Any, ...]:
+        return (idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
+
+    def rounds_in(self, shape: BatchShape) -> int:
+        """The most rounds of a launch of that shape: chunks of prompts are computed once."""
+        return 1 if shape.prefill_tokens else self.max_rounds

@@ -1,0 +1,97 @@
+"""Plain decoding, and what most ways to decode do as it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.kv_cache_manager import KVCacheManager
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.request import Request
+from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
+from jaxinfer.engine.strategy import RoundsResult
+from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.decode_loop import DecodeLoop
+from jaxinfer.programs.program import Program
+from jaxinfer.programs.runner import Runner
+from jaxinfer.programs.step import Follower
+
+
+class UsualStrategy:
+    """What a `Strategy` answers where it has nothing else to say: no models, no state, no notes."""
+
+    models: Mapping[str, Any] = {}
+    num_tail_pages = 0
+    most_in_lane: int | None = None
+    block_size = 1
+    takes_prompts = False
+    state: Mapping[str, Any] = {}
+    follower: Follower | None = None
+    wants_landing = False
+
+    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
+        return shape
+
+    def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
+        return Scheduler(limits, kv)
+
+    def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
+        pass
+
+    def landed(
+        self,
+        output: SchedulerOutput,
+        built: BuiltBatch,
+        result: RoundsResult | None,
+        steps: int,
+        seconds: float,
+        metrics: EngineMetrics,
+    ) -> None:
+        pass
+
+    def measure(self, runner: Runner, allocator: PageAllocator) -> None:
+        pass
+
+    def left(self, request_ids: Iterable[str]) -> None:
+        pass
+
+
+class PlainDecoding(UsualStrategy):
+    """One token after the other, several steps in a launch."""
+
+    programs: Sequence[Program] = ()
+
+    def __init__(self, program: DecodeLoop, buckets: Buckets) -> None:
+        self.program: Program = program
+        self.shapes = tuple(shape for shape in program.shapes if not shape.lane_pages)
+        self._lanes = [shape for shape in program.shapes if shape.lane_pages]
+        self.rounds = Rounds(RowKind.DECODE, most=program.max_steps)
+        self._buckets = buckets
+
+    def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
+        return self.rounds
+
+    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+        if lanes:
+            return smallest_of_lanes(self._lanes, rows, pages_per_row)
+        return self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
+
+    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
+        return RoundsResult(runner.launch(self.program, built.packed.shape, built.packed.buffer))
+
+
+def smallest_of_lanes(shapes: Sequence[BatchShape], sequences: int, pages_per_row: int) -> BatchShape:
+    """The smallest of the shapes of launches of lanes that holds one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    holding = [shape for shape in shapes if shape.num_tokens >= sequences and shape.pages_per_row >= pages_per_row]
+    if not holding:
+        raise ValueError(f"{sequences} sequences in lanes of {pages_per_row} pages exceed the limits")
+    return min(holding, key=lambda shape: (shape.pages_per_row, shape.num_tokens))
