@@ -47,20 +47,23 @@ BLOCK_SIZE = 32
 COPIES = 3
 USUAL_LENGTH = 512
 EXPERTS = ExpertsConfig(
-    num_experts=8, experts_per_token=3, intermediate_size=24, shared_size=256, dense_layers=(0,), score="sigmoid",
+    num_experts=8, experts_per_token=3, intermediate_size=24, shared_size=11 * 24, dense_layers=(0,), score="sigmoid",
     has_bias=True, num_groups=4, kept_groups=2,
 )  # fmt: skip
 DOCUMENTS = 12000
-CERTAINTY, UNCERTAIN = 0.5, 0.5
+CERTAINTY, UNCERTAIN = 1.0, 0.5
 """Weight of certainty in the end, and the share of the steps before it begins to grow."""
 SCHEDULE = TrainingConfig(
-    steps=1500,
+    steps=1600,
     decay=0.7,
-    other_rate=2e-3,
+    matrix_rate=0.005,  # little: what the autoregressive model knows is to stay
+    other_rate=1e-3,
     groups=((6, 128), (4, 256), (2, USUAL_LENGTH)),
     long_groups=((4, 128), (2, 256), (2, CONTEXT)),
     long_every=10,
 )
+CALMING = replace(SCHEDULE, steps=600, decay=0.95, matrix_rate=0.003, other_rate=6e-4)
+"""Then certainty counts no more, and probabilities become again what they say."""
 SEED = 2  # not that of other checkpoints
 HELD_OUT_CASES, HELD_OUT_LENGTH = 48, 512
 # Kinds with many right answers: of those the model learns the one that the autoregressive one gives, so that words can
@@ -83,6 +86,7 @@ def make(options: argparse.Namespace) -> None:
     """Train and convert."""
     started = time.perf_counter()
     config = replace(SCHEDULE, steps=options.steps)
+    calming = replace(CALMING, steps=options.steps * CALMING.steps // SCHEDULE.steps)
     source = empty_source(options.work)
 
     print("the autoregressive model's answers", flush=True)
@@ -106,7 +110,7 @@ def make(options: argparse.Namespace) -> None:
     )  # fmt: skip
     params = with_shift(params, model, ids[MASK])
     size = sum(leaf.size for leaf in params.values())
-    print(f"training {size / 1e6:.2f} million parameters for {config.steps} steps", flush=True)
+    print(f"training {size / 1e6:.2f} million parameters for {config.steps + calming.steps} steps", flush=True)
     agreement = make_evaluation(partial(masked_agreements, graph, BLOCK_SIZE))
     history = History()
 
@@ -116,12 +120,14 @@ def make(options: argparse.Namespace) -> None:
             np.savez(options.work / "parameters.npz", **now)  # pyright: ignore[reportArgumentType]
 
     packer = Packer(itertools.cycle([as_lesson(document) for document in documents]), pack_lessons)
-    steps = noisy_steps(
-        batches_of(packer, config), SEED, ids[MASK], BLOCK_SIZE,
-        lambda step: CERTAINTY * max(0.0, step / config.steps - UNCERTAIN) / (1 - UNCERTAIN),
-    )  # fmt: skip
     losses = partial(masked_losses, graph, BLOCK_SIZE)
-    params = train(losses, params, steps, rows, config, history, report, every=100)
+
+    def certainty(step: int) -> float:
+        return CERTAINTY * max(0.0, step / config.steps - UNCERTAIN) / (1 - UNCERTAIN)
+
+    for number, (phase, weight) in enumerate(((config, certainty), (calming, lambda step: 0.0))):
+        steps = noisy_steps(batches_of(packer, phase), SEED + number, ids[MASK], BLOCK_SIZE, weight)
+        params = train(losses, params, steps, rows, phase, history, report, every=100)
 
     print("checkpoint", flush=True)
     write_checkpoint(module_of(graph, params), model, tokenizer, source, options.output)
@@ -152,7 +158,12 @@ def finish(base: Path, output: Path, work: Path, cases: int) -> None:
     _, model = read_config(output)
     measured = measure(base, output, cases, partial(print, flush=True))
     draw(measured, output / "rules.png")
-    draw_curve(history["curve"], output / "loss_curve.png", "nats per hidden token", "all hidden tokens alike")
+    draw_curve(
+        history["curve"],
+        output / "loss_curve.png",
+        "nats per hidden token",
+        "those behind hidden ones less",
+    )
     facts = RunFacts(**history["facts"])
     write_diffusion_card(output / "README.md", model, facts, history["curve"], measured, cases)
 

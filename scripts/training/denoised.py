@@ -20,12 +20,12 @@ USUAL = "threshold 0.9"
 RULES: dict[str, dict[str, Any]] = {
     # Nothing is surer than 1: what is left is the surest.
     ONE_A_ROUND: {"unmask": "hierarchy", "threshold": 1.0, "low_threshold": 1.0},
-    **{f"threshold {value:g}": {"threshold": value} for value in (0.99, 0.95, 0.9, 0.8, 0.7, 0.5)},
+    **{f"threshold {value:g}": {"threshold": value} for value in (0.99, 0.95, 0.9, 0.8)},
     **{
         f"hierarchy {high:g}, {low:g}": {"unmask": "hierarchy", "threshold": high, "low_threshold": low}
-        for high, low in ((0.95, 0.6), (0.9, 0.4), (0.8, 0.2))
+        for high, low in ((0.95, 0.6), (0.9, 0.4))
     },
-    **{f"factor {value:g}": {"unmask": "factor", "factor": value} for value in (0.25, 0.5, 1.0)},
+    **{f"factor {value:g}": {"unmask": "factor", "factor": value} for value in (0.1, 0.5)},
 }
 TIMED_PROMPTS, TIMED_TOKENS, ROUNDS = 8, 128, 3
 BATCHES = (1, 8)

@@ -26,8 +26,14 @@ from training.initialization import Params
 from training.loop import module_of
 from training.packing import Document, Rows
 
-WHOLLY_MASKED = 0.25
-"""Share of blocks whose words are all masked, as every block begins; of others a share is, drawn between 0 and 1."""
+WHOLLY_MASKED, END_MASKED = 0.2, 0.3
+"""Share of blocks whose words are all masked, as every block begins, and of those that are masked from some place on,
+as an answer grows; of others a share is masked, drawn between 0 and 1."""
+
+
+NEXT, LEAST = 0.85, 0.1
+"""Masks behind masks: each has so much of the weight of the one before it, and none has less than the second number.
+What comes first is what is said first, and far behind it nobody can know."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Lesson(Document):
 
 @dataclass(frozen=True)
 class LessonRows(Rows):
-    """Packed lessons, int32 [rows, length]; `weights` are 1 where a token is masked."""
+    """Packed lessons, int32 [rows, length]; `weights` are above 0 where a token is masked."""
 
     copies: np.ndarray
     noisy: np.ndarray  # `ids` with masks
@@ -89,13 +95,24 @@ def masked(rows: LessonRows, shares: np.ndarray, rng: np.random.Generator, mask_
 
 
 def with_noise(rows: LessonRows, rng: np.random.Generator, mask_token_id: int, block_size: int) -> LessonRows:
-    """Rows with a share of masks that is drawn for every block of every copy."""
-    begins = rows.positions % block_size == 0
-    shares = rng.random(rows.ids.shape)
-    shares[rng.random(rows.ids.shape) < WHOLLY_MASKED] = 1.0
-    # Every token has the share that was drawn where its block begins.
-    first = np.maximum.accumulate(np.where(begins, np.arange(rows.ids.shape[1]), 0), axis=1)
-    return masked(rows, np.take_along_axis(shares, first, axis=1), rng, mask_token_id)
+    """Rows with masks that are drawn for every block of every copy, and their weights."""
+    place, length = rows.positions % block_size, rows.ids.shape[1]
+    # What was drawn where its block begins holds for every token.
+    first = np.maximum.accumulate(np.where(place == 0, np.arange(length), 0), axis=1)
+    share, kind = (np.take_along_axis(rng.random(rows.ids.shape), first, axis=1) for _ in range(2))
+    is_behind = place >= (share * block_size).astype(int)
+    shares = np.where(kind < WHOLLY_MASKED + END_MASKED, is_behind, share)
+    noisy = masked(rows, np.where(kind < WHOLLY_MASKED, 1.0, shares), rng, mask_token_id)
+    return replace(noisy, weights=noisy.weights * _weights(noisy.weights > 0, place == 0))
+
+
+def _weights(hidden: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """By how many masks stand directly before a token in its block."""
+    is_first = begins.copy()
+    is_first[:, 1:] |= ~hidden[:, :-1]
+    index = np.arange(hidden.shape[1])
+    num_before = index - np.maximum.accumulate(np.where(is_first, index, 0), axis=1)
+    return np.maximum(NEXT**num_before, LEAST).astype(np.float32)
 
 
 def noisy_steps(

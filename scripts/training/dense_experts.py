@@ -32,10 +32,11 @@ def with_experts(
 
     Args:
         config, model: the dense model.
-        experts: `shared_size` is the model's `intermediate_size`.
+        experts: `shared_size` is at least the model's `intermediate_size`. What is more is zero, and stays so in
+            training.
         fields: what else the mixture's configuration has other than the model's.
     """
-    assert experts.shared_size == config.intermediate_size
+    assert experts.shared_size >= config.intermediate_size
     mixture = replace(config, experts=experts, **fields)  # pyright: ignore[reportArgumentType]
     more = mixture.num_layers - config.num_layers
     graph, params = random_parameters(mixture, seed)
@@ -48,7 +49,9 @@ def with_experts(
             is_routed = mixture.is_sparse(int(number)) and ".mlp." in name and ".mlp.shared." not in name
             if int(number) < more or is_routed:
                 continue
-        params[name] = jnp.array(taught[source])
+        value = taught[source]
+        missing = [(0, wanted - there) for wanted, there in zip(params[name].shape, value.shape, strict=True)]
+        params[name] = jnp.pad(value, missing)
     return mixture, graph, params
 
 

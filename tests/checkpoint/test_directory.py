@@ -9,6 +9,7 @@ import pytest
 from jaxinfer.checkpoint import load_checkpoint, load_head, read_config
 from jaxinfer.checkpoint.directory import (
     EMBEDDED_CHECKPOINT,
+    EMBEDDED_DIFFUSION,
     EMBEDDED_DRAFT,
     EMBEDDED_EAGLE3,
     embedded_checkpoint,
@@ -17,7 +18,7 @@ from jaxinfer.checkpoint.directory import (
 )
 
 
-@pytest.mark.parametrize("name", [EMBEDDED_CHECKPOINT, EMBEDDED_DRAFT, EMBEDDED_EAGLE3])
+@pytest.mark.parametrize("name", [EMBEDDED_CHECKPOINT, EMBEDDED_DRAFT, EMBEDDED_EAGLE3, EMBEDDED_DIFFUSION])
 def test_an_embedded_checkpoint_is_found_by_its_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_checkpoint(name) == find_checkpoint(Path(name)) == embedded_checkpoint(name)
@@ -40,8 +41,18 @@ def test_the_embedded_draft_model_speaks_the_language_of_its_target():
     assert of_draft.num_layers < of_target.num_layers
 
 
-def test_the_embedded_draft_model_can_be_loaded():
-    config, model = load_checkpoint(EMBEDDED_DRAFT, dtype="float32")
+def test_the_embedded_diffusion_model_speaks_the_language_of_the_one_it_is_made_from():
+    base, diffusion = embedded_checkpoint(), embedded_checkpoint(EMBEDDED_DIFFUSION)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (diffusion / name).read_text() == (base / name).read_text()
+    (_, of_base), (_, config) = read_config(base), read_config(diffusion)
+    assert config.vocab_size == of_base.vocab_size and config.eos_token_ids == of_base.eos_token_ids
+    assert config.block_size == 32 and config.mask_token_id not in config.eos_token_ids and config.experts is not None
+
+
+@pytest.mark.parametrize("name", [EMBEDDED_DRAFT, EMBEDDED_DIFFUSION])
+def test_the_other_embedded_models_can_be_loaded(name):
+    config, model = load_checkpoint(name, dtype="float32")
     assert model.embed.embedding.shape == (config.vocab_size, config.hidden_size)
     assert np.isfinite(model.embed.embedding[...]).all()
 

@@ -12,12 +12,13 @@ from flax import nnx
 from jaxinfer.attention.attend import LayerKV
 from jaxinfer.attention.dense import masked_attention
 from jaxinfer.attention.heads import ProjectedHeads
-from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.models.experts_config import ExpertsConfig
 from jaxinfer.models.registry import build_model
 from kernels_pallas.rotate_and_write.reference import rotate
+from tests.scripts.training.mixtures import EXPERTS, dense_config
 from training.denoising import (
+    LEAST,
+    NEXT,
     Lesson,
     LessonRows,
     lesson_of,
@@ -33,14 +34,7 @@ from training.loop import TrainingConfig, make_optimizer, make_step, module_of
 from training.packing import Document, Packer
 
 BLOCK, MASK, FILLER = 4, 63, 62
-DENSE = ModelConfig(
-    architecture="Qwen3ForCausalLM", vocab_size=64, hidden_size=32, intermediate_size=16, num_layers=3, num_heads=4,
-    num_kv_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=True, qk_norm=True,
-)  # fmt: skip
-EXPERTS = ExpertsConfig(
-    num_experts=8, experts_per_token=3, intermediate_size=8, shared_size=16, dense_layers=(0,), score="sigmoid",
-    has_bias=True, num_groups=4, kept_groups=2,
-)  # fmt: skip
+DENSE = dense_config(hidden_size=32, head_dim=8, num_layers=3)
 BASE = build_model(DENSE, rngs=nnx.Rngs(0))
 MIXTURE = with_experts(
     DENSE, BASE, EXPERTS, 1, architecture="LLaDA2MoeModelLM", block_size=BLOCK, mask_token_id=MASK
@@ -92,10 +86,26 @@ def test_noise_hides_written_tokens_alone_with_a_share_for_every_block():
     np.testing.assert_array_equal(noisy.noisy[~hidden], rows.ids[~hidden])
     assert not hidden[rows.weights == 0].any()
     whole = rows.weights[0].reshape(-1, BLOCK).all(axis=1)
-    counts = hidden[0].reshape(-1, BLOCK)[whole].sum(axis=1)
-    # A quarter is hidden whole, and of a share drawn evenly between 0 and 1 every count is equally likely.
-    shares = np.bincount(counts, minlength=BLOCK + 1) / len(counts)
-    np.testing.assert_allclose(shares, [0.15, 0.15, 0.15, 0.15, 0.40], atol=0.07)
+    blocks = hidden[0].reshape(-1, BLOCK)[whole]
+    # A fifth is hidden whole, three tenths from a place on, and of a share drawn evenly between 0 and 1 every count is
+    # equally likely.
+    shares = np.bincount(blocks.sum(axis=1), minlength=BLOCK + 1) / len(blocks)
+    np.testing.assert_allclose(shares, [0.1, 0.175, 0.175, 0.175, 0.375], atol=0.07)
+    first_half, second_half = ((blocks == half).all(axis=1).mean() for half in ([1, 1, 0, 0], [0, 0, 1, 1]))
+    assert second_half > 0.05 > 2 * first_half
+
+
+def test_masks_behind_masks_have_less_weight():
+    rows = pack_lessons([[lesson(6, 6, copies=30)]], 400)
+    noisy = with_noise(rows, np.random.default_rng(0), MASK, BLOCK)
+    hidden, found = (noisy.noisy == MASK)[0].tolist(), []
+    for place, is_hidden in enumerate(hidden):
+        before = 0
+        while (place - before) % BLOCK and hidden[place - before - 1]:
+            before += 1
+        found.append(max(NEXT**before, LEAST) if is_hidden else 0.0)
+    assert len(set(found)) == 1 + BLOCK
+    np.testing.assert_allclose(noisy.weights[0], found, rtol=1e-6)
 
 
 @jax.tree_util.register_dataclass
@@ -126,11 +136,11 @@ def test_a_copy_says_what_the_model_says_behind_the_clean_blocks():
             ids = jnp.array([*clean[:position], *rows.noisy[0, block : block + BLOCK]])
             logits = model.logits(model(ids, jnp.arange(len(ids)), BlockCausal()))[position:]
             for place in range(BLOCK):
-                if rows.weights[0, block + place]:
+                if weight := float(rows.weights[0, block + place]):
                     word = rows.ids[0, block + place]
-                    expected -= jax.nn.log_softmax(logits[place])[word]
-                    right += int(jnp.argmax(logits[place]) == word)
-                    count += 1
+                    expected -= weight * jax.nn.log_softmax(logits[place])[word]
+                    right += weight * (jnp.argmax(logits[place]) == word)
+                    count += weight
         start += len(each.ids)
     assert count > 10
     losses, weight = masked_losses(graph, BLOCK, params, rows.arrays())
@@ -145,14 +155,14 @@ def test_certainty_adds_the_entropy_of_what_is_said_where_it_is_right():
     words = lesson(6, 30, copies=3)
     hidden = with_noise(pack_lessons([[words]], 160), np.random.default_rng(4), MASK, BLOCK)
     agreed, _ = masked_agreements(graph, BLOCK, params, hidden.arrays())
-    assert 0 < int(agreed) < int(hidden.weights.sum())
+    assert 0 < float(agreed) < float(hidden.weights.sum())
 
     def loss_of(rows: LessonRows) -> float:
         return float(masked_losses(graph, BLOCK, params, rows.arrays())[0])
 
     plain, half, whole = (loss_of(replace(hidden, certainty=np.float32(share))) for share in (0.0, 0.5, 1.0))
     # Entropies are positive and at most that of evenly likely words.
-    assert 0 < whole - plain < int(agreed) * np.log(DENSE.vocab_size)
+    assert 0 < whole - plain < float(agreed) * np.log(DENSE.vocab_size)
     np.testing.assert_allclose(half - plain, (whole - plain) / 2, rtol=1e-3)
 
 
@@ -162,8 +172,12 @@ def test_certainty_grows_with_the_steps():
     assert [float(rows.arrays()["certainty"]) for (rows,) in steps] == [0.0, 0.25, 0.5]
 
 
-def test_a_mixture_begins_as_its_dense_model():
-    _, graph, params = MIXTURE
+@pytest.mark.parametrize("more", [0, 8], ids=["as wide", "wider"])
+def test_a_mixture_begins_as_its_dense_model(more):
+    experts = replace(EXPERTS, shared_size=EXPERTS.shared_size + more)
+    _, graph, params = with_experts(
+        DENSE, BASE, experts, 1, architecture="LLaDA2MoeModelLM", block_size=BLOCK, mask_token_id=MASK
+    )
     model = module_of(graph, params)
     assert isinstance(model, DecoderLM)
     ids = jnp.arange(9)

@@ -11,25 +11,17 @@ from flax import nnx
 from jaxinfer.attention.attend import LayerKV
 from jaxinfer.attention.dense import masked_attention
 from jaxinfer.attention.heads import ProjectedHeads
-from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.models.experts_config import ExpertsConfig
 from jaxinfer.models.registry import build_model
 from kernels_pallas.rotate_and_write.reference import rotate
+from tests.scripts.training.mixtures import EXPERTS, dense_config
 from training.dense_experts import with_experts
 from training.initialization import random_parameters
 from training.loop import module_of
 from training.shifting import with_shift
 
 MASK = 63
-DENSE = ModelConfig(
-    architecture="Qwen3ForCausalLM", vocab_size=64, hidden_size=128, intermediate_size=16, num_layers=2, num_heads=4,
-    num_kv_heads=2, head_dim=64, max_position_embeddings=64, tie_word_embeddings=True, qk_norm=True,
-)  # fmt: skip
-EXPERTS = ExpertsConfig(
-    num_experts=8, experts_per_token=3, intermediate_size=8, shared_size=16, dense_layers=(0,), score="sigmoid",
-    has_bias=True, num_groups=4, kept_groups=2,
-)  # fmt: skip
+DENSE = dense_config(hidden_size=128, head_dim=64, num_layers=2)
 
 
 @jax.tree_util.register_dataclass
