@@ -1,4 +1,8 @@
-"""Makes the embedded diffusion model from the embedded checkpoint: answers, training, conversion, model card."""
+"""Makes the embedded diffusion model from the embedded checkpoint: answers, training, conversion, model card.
+
+First it learns to write `tiny`'s answers in blocks; then, from that checkpoint, answers in which nothing is left to
+chance, so that much of a block can be said at once.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +11,45 @@ import itertools
 import json
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from flax import nnx
 
 from jaxinfer import LLM
 from jaxinfer.checkpoint.directory import EMBEDDED_DIFFUSION, read_config
 from jaxinfer.checkpoint.load import load_checkpoint
+from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.experts_config import ExpertsConfig
 from training.corpus import Sample, stream
 from training.denoised import draw, measure
 from training.denoising import (
+    USUAL_WEIGHTS,
     Lesson,
+    MaskWeights,
     lesson_of,
     masked,
     masked_agreements,
     masked_losses,
     noisy_steps,
+    own_losses,
     pack_lessons,
     with_noise,
 )
 from training.dense_experts import with_experts
 from training.diffusion_card import write_diffusion_card
-from training.distillation import held_out_answers, kept_documents, own_documents
+from training.distillation import HELD_OUT_SEED, held_out_answers, kept_documents, own_documents
 from training.huge_pages import begin_with_huge_pages
 from training.initialization import CONTEXT, Params
 from training.loop import History, TrainingConfig, batches_of, make_evaluation, module_of, train
 from training.model_card import RunFacts, draw_curve
 from training.options import empty_source, parser_of
-from training.packing import Document, Packer
+from training.packing import Document, Packer, documents_of
+from training.settled import settled_stream
 from training.shifting import with_shift
 from training.tokenizer import END_OF_TURN, MASK, load_tokenizer, token_ids
 from training.writing import write_checkpoint
@@ -51,9 +63,30 @@ EXPERTS = ExpertsConfig(
     has_bias=True, num_groups=4, kept_groups=2,
 )  # fmt: skip
 DOCUMENTS = 12000
-CERTAINTY, UNCERTAIN = 1.0, 0.5
-"""Weight of certainty in the end, and the share of the steps before it begins to grow."""
-SCHEDULE = TrainingConfig(
+UNCERTAIN = 0.5
+"""Share of the steps of a phase before certainty begins to count."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A schedule, the weight of certainty in its end, those of masks, and whether the model's own rounds come first."""
+
+    schedule: TrainingConfig
+    certainty: float = 0.0
+    weights: MaskWeights = USUAL_WEIGHTS
+    is_own: bool = False
+
+
+@dataclass(frozen=True)
+class DiffusionModel:
+    """A model in training."""
+
+    config: ModelConfig
+    graph: nnx.GraphDef
+    params: Params
+
+
+_ANSWERS = TrainingConfig(
     steps=1600,
     decay=0.7,
     matrix_rate=0.005,  # little: what the autoregressive model knows is to stay
@@ -62,8 +95,18 @@ SCHEDULE = TrainingConfig(
     long_groups=((4, 128), (2, 256), (2, CONTEXT)),
     long_every=10,
 )
-CALMING = replace(SCHEDULE, steps=600, decay=0.95, matrix_rate=0.003, other_rate=6e-4)
-"""Then certainty counts no more, and probabilities become again what they say."""
+# Then certainty counts no more, and probabilities become again what they say.
+_CALMING = replace(_ANSWERS, steps=600, decay=0.95, matrix_rate=0.003, other_rate=6e-4)
+LEARNING = (Phase(_ANSWERS, certainty=1.0), Phase(_CALMING))
+# Where nothing is left to chance, more can be known far ahead. Answers are longer: so are rows.
+_SETTLED = replace(
+    _ANSWERS, steps=1750, groups=((2, 256), (5, USUAL_LENGTH)), long_groups=((2, 256), (5, USUAL_LENGTH))
+)
+SETTLING = (Phase(_SETTLED, weights=MaskWeights(0.92, 0.2)),)
+# Last, with what its own rounds leave hidden: names of several tokens, mostly.
+_OWN = replace(_SETTLED, steps=600, decay=0.9, matrix_rate=0.003, other_rate=6e-4)
+OWN = (Phase(_OWN, weights=MaskWeights(0.92, 0.2), is_own=True),)
+PARTS = ("answers", "settled", "own")
 SEED = 2  # not that of other checkpoints
 HELD_OUT_CASES, HELD_OUT_LENGTH = 48, 512
 # Kinds with many right answers: of those the model learns the one that the autoregressive one gives, so that words can
@@ -72,45 +115,78 @@ FREE = {"plan", "expansion", "expansion_after_plan", "guide", "direct", "small_t
 
 
 def main() -> int:
-    parser = parser_of(__doc__, "base", EMBEDDED_DIFFUSION, DOCUMENTS, SCHEDULE.steps)
+    parser = parser_of(__doc__, "base", EMBEDDED_DIFFUSION, DOCUMENTS)
+    parser.add_argument("--part", type=float, default=1.0, help="of the steps that are scheduled, to try things")
     parser.add_argument("--cases", type=int, default=50, help="held-out cases of a kind in the measurement")
-    parser.add_argument("--card-only", action="store_true", help="measure what is there, and write its card")
+    parser.add_argument("--begin", choices=(*PARTS, "card"), default=PARTS[0], help="leave out what comes before this")
     options = parser.parse_args()
-    if not options.card_only:
-        make(options)
+    ways = (learn_answers, partial(learn_settled, SETTLING, SEED), partial(learn_settled, OWN, SEED + 10))
+    is_left_out = True
+    for name, way in zip(PARTS, ways, strict=True):
+        is_left_out = is_left_out and name != options.begin
+        if not is_left_out:
+            history = way(options)
+            (options.work / f"{name}.json").write_text(json.dumps(history) + "\n", encoding="utf-8")
     finish(options.base, options.output, options.work, options.cases)
     return 0
 
 
-def make(options: argparse.Namespace) -> None:
-    """Train and convert."""
-    started = time.perf_counter()
-    config = replace(SCHEDULE, steps=options.steps)
-    calming = replace(CALMING, steps=options.steps * CALMING.steps // SCHEDULE.steps)
-    source = empty_source(options.work)
-
+def learn_answers(options: argparse.Namespace) -> dict[str, Any]:
+    """Train what begins as the autoregressive model on its answers, and write the checkpoint."""
     print("the autoregressive model's answers", flush=True)
+    options.work.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(options.base)
-    ids = token_ids(tokenizer, (END_OF_TURN, MASK))
-    as_lesson = partial(fitting_lesson, filler=ids[END_OF_TURN])
     llm = LLM(options.base, max_num_seqs=64)
     answered = own_documents(llm, tokenizer, stream(SEED), temperature_of)
     documents = kept_documents(answered, options.documents, options.work / "documents.json")
-    held_out = [as_lesson(document) for document in held_out_answers(llm, HELD_OUT_CASES)]
+    held_out = held_out_answers(llm, HELD_OUT_CASES)
     del llm
-    fitting = [[each] for each in held_out if len(each.ids) <= HELD_OUT_LENGTH]
+
+    mask = token_ids(tokenizer, (MASK,))[MASK]
+    base, dense = load_checkpoint(options.base, dtype="float32")
+    config, graph, params = with_experts(
+        base, dense, EXPERTS, SEED,
+        architecture=ARCHITECTURE, block_size=BLOCK_SIZE, mask_token_id=mask, num_layers=base.num_layers + 1,
+    )  # fmt: skip
+    model = DiffusionModel(config, graph, with_shift(params, config, mask))
+    return learn(options, model, itertools.cycle(documents), held_out, LEARNING, SEED)
+
+
+def learn_settled(phases: tuple[Phase, ...], seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train the checkpoint on answers in which nothing is left to chance, and write it again."""
+    options.work.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(options.base)
+    config, module = load_checkpoint(options.output, dtype="float32")
+    graph, state = nnx.split(module)
+    params = {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(state)}
+    held_out = documents_of(tokenizer, settled_stream(HELD_OUT_SEED, held_out=True))
+    model = DiffusionModel(config, graph, params)
+    documents = documents_of(tokenizer, settled_stream(seed))
+    return learn(options, model, documents, list(itertools.islice(held_out, HELD_OUT_CASES)), phases, seed)
+
+
+def learn(
+    options: argparse.Namespace,
+    model: DiffusionModel,
+    documents: Iterator[Document],
+    held_out: list[Document],
+    phases: tuple[Phase, ...],
+    seed: int,
+) -> dict[str, Any]:
+    """Train through the phases and write the checkpoint. Gives what it took, as `facts`, and the `curve`."""
+    started = time.perf_counter()
+    source, tokenizer = empty_source(options.work), load_tokenizer(options.base)
+    ids = token_ids(tokenizer, (END_OF_TURN, MASK))
+    as_lesson = partial(fitting_lesson, filler=ids[END_OF_TURN])
+    fitting = [[lesson] for lesson in map(as_lesson, held_out) if len(lesson.ids) <= HELD_OUT_LENGTH]
     clean, rng = pack_lessons(fitting, HELD_OUT_LENGTH), np.random.default_rng(SEED)
     rows = [with_noise(clean, rng, ids[MASK], BLOCK_SIZE)]
     first_round = [masked(clean, np.ones(clean.ids.shape), rng, ids[MASK])]
 
-    base, dense = load_checkpoint(options.base, dtype="float32")
-    model, graph, params = with_experts(
-        base, dense, EXPERTS, SEED,
-        architecture=ARCHITECTURE, block_size=BLOCK_SIZE, mask_token_id=ids[MASK], num_layers=base.num_layers + 1,
-    )  # fmt: skip
-    params = with_shift(params, model, ids[MASK])
+    params, graph = model.params, model.graph
     size = sum(leaf.size for leaf in params.values())
-    print(f"training {size / 1e6:.2f} million parameters for {config.steps + calming.steps} steps", flush=True)
+    scheduled = [replace(phase.schedule, steps=int(phase.schedule.steps * options.part)) for phase in phases]
+    print(f"training {size / 1e6:.2f} million parameters for {sum(each.steps for each in scheduled)} steps", flush=True)
     agreement = make_evaluation(partial(masked_agreements, graph, BLOCK_SIZE))
     history = History()
 
@@ -119,23 +195,25 @@ def make(options: argparse.Namespace) -> None:
         if history.steps % 100 == 0:  # a training that was cut off can be looked at
             np.savez(options.work / "parameters.npz", **now)  # pyright: ignore[reportArgumentType]
 
-    packer = Packer(itertools.cycle([as_lesson(document) for document in documents]), pack_lessons)
-    losses = partial(masked_losses, graph, BLOCK_SIZE)
+    packer = Packer(map(as_lesson, documents), pack_lessons)
+    for number, (phase, schedule) in enumerate(zip(phases, scheduled, strict=True)):
 
-    def certainty(step: int) -> float:
-        return CERTAINTY * max(0.0, step / config.steps - UNCERTAIN) / (1 - UNCERTAIN)
+        def certainty(step: int, most: float = phase.certainty, steps: int = schedule.steps) -> float:
+            return most * max(0.0, step / steps - UNCERTAIN) / (1 - UNCERTAIN)
 
-    for number, (phase, weight) in enumerate(((config, certainty), (calming, lambda step: 0.0))):
-        steps = noisy_steps(batches_of(packer, phase), SEED + number, ids[MASK], BLOCK_SIZE, weight)
-        params = train(losses, params, steps, rows, phase, history, report, every=100)
+        batches = batches_of(packer, schedule)
+        steps = noisy_steps(batches, seed + number, ids[MASK], BLOCK_SIZE, certainty, phase.weights, phase.is_own)
+        losses = partial(masked_losses, graph, BLOCK_SIZE)
+        if phase.is_own:
+            losses = partial(own_losses, graph, BLOCK_SIZE, ids[MASK], phase.weights)
+        params = train(losses, params, steps, rows, schedule, history, report, every=100)
 
     print("checkpoint", flush=True)
-    write_checkpoint(module_of(graph, params), model, tokenizer, source, options.output)
+    write_checkpoint(module_of(graph, params), model.config, tokenizer, source, options.output)
     facts = RunFacts(size, history.tokens, history.steps, history.seconds)
     curve = {"training": history.training_loss, "held_out": history.held_out_loss}
-    text = json.dumps({"curve": curve, "facts": facts.as_dict()})
-    (options.work / "history.json").write_text(text + "\n", encoding="utf-8")
     print(f"made in {(time.perf_counter() - started) / 60:.1f} minutes", flush=True)
+    return {"curve": curve, "facts": facts.as_dict()}
 
 
 def temperature_of(number: int, sample: Sample) -> float | None:
@@ -154,18 +232,19 @@ def fitting_lesson(document: Document, filler: int) -> Lesson:
 
 def finish(base: Path, output: Path, work: Path, cases: int) -> None:
     """Measure the checkpoint, draw its pictures and write the model card."""
-    history = json.loads((work / "history.json").read_text(encoding="utf-8"))
+    parts = [json.loads((work / f"{name}.json").read_text(encoding="utf-8")) for name in PARTS]
+    facts = [RunFacts(**part["facts"]) for part in parts]
     _, model = read_config(output)
     measured = measure(base, output, cases, partial(print, flush=True))
     draw(measured, output / "rules.png")
     draw_curve(
-        history["curve"],
+        parts[1]["curve"],
         output / "loss_curve.png",
         "nats per hidden token",
         "those behind hidden ones less",
     )
-    facts = RunFacts(**history["facts"])
-    write_diffusion_card(output / "README.md", model, facts, history["curve"], measured, cases)
+    held_out_loss = parts[-1]["curve"]["held_out"][-1][1]
+    write_diffusion_card(output / "README.md", model, facts, held_out_loss, measured, cases)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from training.chat import conversation, direct, object_question, small_talk, turns, world_question
@@ -157,10 +157,10 @@ MIXTURE: dict[str, float] = {
 }
 
 
-def stream(seed: int, held_out: bool = False) -> Iterator[Sample]:
-    """Endless samples of all kinds in the proportions of `MIXTURE`; the same seed gives the same samples."""
+def stream(seed: int, held_out: bool = False, mixture: Mapping[str, float] = MIXTURE) -> Iterator[Sample]:
+    """Endless samples of all kinds in the proportions of `mixture`; the same seed gives the same samples."""
     rng = random.Random(f"stream:{seed}:{held_out}")
-    kinds, weights = list(MIXTURE), list(MIXTURE.values())
+    kinds, weights = list(mixture), list(mixture.values())
     while True:
         yield KINDS[rng.choices(kinds, weights)[0]](rng, held_out)
 

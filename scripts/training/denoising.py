@@ -29,11 +29,29 @@ from training.packing import Document, Rows
 WHOLLY_MASKED, END_MASKED = 0.2, 0.3
 """Share of blocks whose words are all masked, as every block begins, and of those that are masked from some place on,
 as an answer grows; of others a share is masked, drawn between 0 and 1."""
+NEVER = 2.0
+OWN_SHARE, OWN_SURENESS = 0.67, (0.6, 0.95)
+"""Share of blocks in which the model's own round comes first, and how sure it must be of a word there."""
 
 
-NEXT, LEAST = 0.85, 0.1
-"""Masks behind masks: each has so much of the weight of the one before it, and none has less than the second number.
-What comes first is what is said first, and far behind it nobody can know."""
+@dataclass(frozen=True)
+class MaskWeights:
+    """Of masks behind masks each has `following` times the weight of the one before it, and none less than `least`.
+    What comes first is what is said first, and far behind it much cannot be known."""
+
+    following: float = 0.85
+    least: float = 0.1
+
+    def __call__[T: (np.ndarray, jax.Array)](self, hidden: T, begins: T) -> T:
+        """float32 [rows, length], 0 where nothing is hidden; `begins` where a block does. Arrays: NumPy's or JAX's."""
+        library = hidden.__array_namespace__()
+        follows_hidden = library.pad(hidden[:, :-1], ((0, 0), (1, 0))) & ~begins
+        index = library.arange(hidden.shape[1])
+        first = library.maximum.accumulate(library.where(follows_hidden, 0, index), axis=1)
+        return library.maximum(self.following ** (index - first), self.least).astype(np.float32) * hidden
+
+
+USUAL_WEIGHTS = MaskWeights()
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,7 @@ class LessonRows(Rows):
     copies: np.ndarray
     noisy: np.ndarray  # `ids` with masks
     certainty: np.float32  # weight of the entropy of what is said where that is right
+    sureness: np.ndarray  # float32: what the model is so sure of is shown first, see `own_losses`; above 1, nothing is
 
 
 def lesson_of(document: Document, block_size: int, filler: int, copies: int) -> Lesson:
@@ -84,7 +103,9 @@ def pack_lessons(chosen: Sequence[Sequence[Document]], length: int) -> LessonRow
             documents[row, inside], copies[row, inside] = number, lesson.copies
             weights[row, inside] = lesson.written
             start = inside.stop
-    return LessonRows(ids, positions, documents, weights, copies, ids, np.float32(0.0))
+    return LessonRows(
+        ids, positions, documents, weights, copies, ids, np.float32(0.0), np.full(shape, NEVER, np.float32)
+    )
 
 
 def masked(rows: LessonRows, shares: np.ndarray, rng: np.random.Generator, mask_token_id: int) -> LessonRows:
@@ -94,25 +115,35 @@ def masked(rows: LessonRows, shares: np.ndarray, rng: np.random.Generator, mask_
     return replace(rows, weights=chosen.astype(np.float32), noisy=noisy)
 
 
-def with_noise(rows: LessonRows, rng: np.random.Generator, mask_token_id: int, block_size: int) -> LessonRows:
+def with_noise(
+    rows: LessonRows,
+    rng: np.random.Generator,
+    mask_token_id: int,
+    block_size: int,
+    weights: MaskWeights = USUAL_WEIGHTS,
+) -> LessonRows:
     """Rows with masks that are drawn for every block of every copy, and their weights."""
-    place, length = rows.positions % block_size, rows.ids.shape[1]
-    # What was drawn where its block begins holds for every token.
-    first = np.maximum.accumulate(np.where(place == 0, np.arange(length), 0), axis=1)
-    share, kind = (np.take_along_axis(rng.random(rows.ids.shape), first, axis=1) for _ in range(2))
+    place = rows.positions % block_size
+    share, kind = (_of_blocks(rng, rows, block_size) for _ in range(2))
     is_behind = place >= (share * block_size).astype(int)
     shares = np.where(kind < WHOLLY_MASKED + END_MASKED, is_behind, share)
     noisy = masked(rows, np.where(kind < WHOLLY_MASKED, 1.0, shares), rng, mask_token_id)
-    return replace(noisy, weights=noisy.weights * _weights(noisy.weights > 0, place == 0))
+    return replace(noisy, weights=weights(noisy.weights > 0, place == 0))
 
 
-def _weights(hidden: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """By how many masks stand directly before a token in its block."""
-    is_first = begins.copy()
-    is_first[:, 1:] |= ~hidden[:, :-1]
-    index = np.arange(hidden.shape[1])
-    num_before = index - np.maximum.accumulate(np.where(is_first, index, 0), axis=1)
-    return np.maximum(NEXT**num_before, LEAST).astype(np.float32)
+def with_own_round(rows: LessonRows, rng: np.random.Generator, block_size: int) -> LessonRows:
+    """Rows in whose blocks, or most of them, the model shows first what it is sure of."""
+    is_own = _of_blocks(rng, rows, block_size) < OWN_SHARE
+    least, most = OWN_SURENESS
+    sureness = least + (most - least) * _of_blocks(rng, rows, block_size)
+    return replace(rows, sureness=np.where(is_own, sureness, NEVER).astype(np.float32))
+
+
+def _of_blocks(rng: np.random.Generator, rows: LessonRows, block_size: int) -> np.ndarray:
+    """Numbers between 0 and 1 [rows, length], the same for all tokens of a block."""
+    index = np.arange(rows.ids.shape[1])
+    first = np.maximum.accumulate(np.where(rows.positions % block_size == 0, index, 0), axis=1)
+    return np.take_along_axis(rng.random(rows.ids.shape), first, axis=1)
 
 
 def noisy_steps(
@@ -121,11 +152,16 @@ def noisy_steps(
     mask_token_id: int,
     block_size: int,
     certainty: Callable[[int], float] = lambda step: 0.0,
+    weights: MaskWeights = USUAL_WEIGHTS,
+    is_own: bool = False,
 ) -> Iterator[list[Rows]]:
-    """Steps' groups of rows with noise, new in each, and the weight of certainty in each step, counted from 0."""
+    """Steps' groups of rows with noise, new in each, and the weight of certainty in each step, counted from 0; and
+    `with_own_round`s."""
     rng = np.random.default_rng(seed)
     for number, groups in enumerate(steps):
-        noisy = (with_noise(rows, rng, mask_token_id, block_size) for rows in groups)
+        noisy = [with_noise(rows, rng, mask_token_id, block_size, weights) for rows in groups]
+        if is_own:
+            noisy = [with_own_round(rows, rng, block_size) for rows in noisy]
         yield [replace(rows, certainty=np.float32(certainty(number))) for rows in noisy]
 
 
@@ -163,6 +199,23 @@ def masked_losses(
     is_right = jnp.argmax(logits, axis=-1) == words
     entropy = -jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=-1)
     return jnp.sum((losses + rows["certainty"] * is_right * entropy) * weights), jnp.sum(weights)
+
+
+def own_losses(
+    graph: nnx.GraphDef,
+    block_size: int,
+    mask_token_id: int,
+    mask_weights: MaskWeights,
+    params: Params,
+    rows: dict[str, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """`masked_losses` after a round of the model's own: hidden words of which it is as sure as `sureness` says are
+    shown. What is left hidden is what it meets when it decodes."""
+    logits, _, _ = _said(graph, block_size, jax.lax.stop_gradient(params), rows)
+    sure = jnp.max(jax.nn.softmax(logits), axis=-1).reshape(rows["ids"].shape)
+    noisy = jnp.where(sure >= rows["sureness"], rows["ids"], rows["noisy"])
+    weights = mask_weights(noisy == mask_token_id, rows["positions"] % block_size == 0)
+    return masked_losses(graph, block_size, params, rows | {"noisy": noisy, "weights": weights})
 
 
 def masked_agreements(

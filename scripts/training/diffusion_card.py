@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from jaxinfer.models.config import ModelConfig
 from training.denoised import AUTOREGRESSIVE, HEADINGS, ONE_A_ROUND, USUAL, Measured, table_rows
@@ -30,8 +30,17 @@ def missed(measured: list[Measured]) -> list[str]:
     return found
 
 
+def _taken(facts: RunFacts) -> str:
+    return f"{facts.steps} steps, {facts.tokens / 1e6:.2f} million tokens, {facts.seconds / 60:.0f} minutes"
+
+
 def write_diffusion_card(
-    path: Path, model: ModelConfig, facts: RunFacts, curve: dict[str, list[Any]], measured: list[Measured], cases: int
+    path: Path,
+    model: ModelConfig,
+    parts: Sequence[RunFacts],
+    held_out_loss: float,
+    measured: list[Measured],
+    cases: int,
 ) -> None:
     """Fill in the model card and write it."""
     assert model.experts is not None
@@ -43,7 +52,7 @@ def write_diffusion_card(
         checks.append(f"| {same[0].kind} | {same[0].check} | {same[0].cases} | {shares} |")
     template = Template((DATA / "diffusion_model_card.md").read_text(encoding="utf-8"))
     text = template.substitute(
-        parameters=f"{facts.parameters / 1e6:.2f}",
+        parameters=f"{parts[0].parameters / 1e6:.2f}",
         layers=model.num_layers,
         hidden=model.hidden_size,
         block=model.block_size,
@@ -53,10 +62,10 @@ def write_diffusion_card(
         shared=model.experts.shared_size,
         groups=model.experts.num_groups,
         kept=model.experts.kept_groups,
-        steps=facts.steps,
-        tokens=f"{facts.tokens / 1e6:.2f}",
-        minutes=round(facts.seconds / 60),
-        held_out_loss=f"{curve['held_out'][-1][1]:.3f}",
+        first=_taken(parts[0]),
+        second=_taken(parts[1]),
+        third=_taken(parts[2]),
+        held_out_loss=f"{held_out_loss:.3f}",
         cases=cases,
         headings=f"| {' | '.join(HEADINGS)} |\n|---|{'---:|' * (len(HEADINGS) - 1)}",
         rules="\n".join(f"| {' | '.join(cells)} |" for cells in table_rows(measured)),

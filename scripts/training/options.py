@@ -11,7 +11,9 @@ from jaxinfer.checkpoint.directory import embedded_checkpoint
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def parser_of(description: str | None, base: str, name: str, documents: int, steps: int) -> argparse.ArgumentParser:
+def parser_of(
+    description: str | None, base: str, name: str, documents: int, steps: int | None = None
+) -> argparse.ArgumentParser:
     """A parser of what all of them ask. `base` names the option of the model that they begin from, `name` the
     checkpoint that is made."""
     parser = argparse.ArgumentParser(description=description)
@@ -22,7 +24,8 @@ def parser_of(description: str | None, base: str, name: str, documents: int, ste
         help="where intermediate files go; the trained model's answers are used again, if they are there",
     )  # fmt: skip
     parser.add_argument("--documents", type=int, default=documents, help="texts to learn from")
-    parser.add_argument("--steps", type=int, default=steps)
+    if steps is not None:
+        parser.add_argument("--steps", type=int, default=steps)
     return parser
 
 

@@ -142,6 +142,11 @@ def ask_for(rng: random.Random, task: Task, templates: tuple[str, ...], size: in
     return introduction + rng.choice(templates).format(task=task.phrase, n=number)
 
 
+def names_a_number(request: str) -> bool:
+    """Whether a request says how many points its plan or guide is to have."""
+    return any(word in request for word in (" points", " steps: ", " steps."))
+
+
 def parse_skeleton(text: str) -> list[str] | None:
     """The titles of a well-formed plan, else None. Strict: tags on lines of their own, ids 1 to n, 3 to 8 lines, a
     positive length, the tool None, no dependencies, a title without spaces around it, nothing before or after."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from training.corpus import Sample
-from training.plans import find_point, on_topic, parse_skeleton, skeleton_belongs, split_sentences
+from training.plans import find_point, names_a_number, on_topic, parse_skeleton, skeleton_belongs, split_sentences
 
 Check = Callable[[Sample, str], bool]
 
@@ -47,8 +47,9 @@ def _right_length(sample: Sample, answer: str) -> bool:
     """Whether a plan has as many points as the request names; requests that name no number count as right."""
     titles = parse_skeleton(answer)
     request, skeleton = sample.prompt[-1]["content"], sample.skeleton
-    asked = any(word in request for word in (" points", " steps: ", " steps.")) and skeleton is not None
-    return titles is not None and (not asked or skeleton is None or len(titles) == len(skeleton.points))
+    if titles is None or skeleton is None:
+        return False
+    return not names_a_number(request) or len(titles) == len(skeleton.points)
 
 
 def _on_topic(sample: Sample, answer: str) -> bool:

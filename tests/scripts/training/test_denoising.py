@@ -17,15 +17,20 @@ from jaxinfer.models.registry import build_model
 from kernels_pallas.rotate_and_write.reference import rotate
 from tests.scripts.training.mixtures import EXPERTS, dense_config
 from training.denoising import (
-    LEAST,
-    NEXT,
+    NEVER,
+    OWN_SHARE,
+    OWN_SURENESS,
+    USUAL_WEIGHTS,
     Lesson,
     LessonRows,
+    MaskWeights,
+    _said,
     lesson_of,
     masked,
     masked_agreements,
     masked_losses,
     noisy_steps,
+    own_losses,
     pack_lessons,
     with_noise,
 )
@@ -95,16 +100,17 @@ def test_noise_hides_written_tokens_alone_with_a_share_for_every_block():
     assert second_half > 0.05 > 2 * first_half
 
 
-def test_masks_behind_masks_have_less_weight():
+@pytest.mark.parametrize("weights", [USUAL_WEIGHTS, MaskWeights(0.5, 0.3)])
+def test_masks_behind_masks_have_less_weight(weights):
     rows = pack_lessons([[lesson(6, 6, copies=30)]], 400)
-    noisy = with_noise(rows, np.random.default_rng(0), MASK, BLOCK)
+    noisy = with_noise(rows, np.random.default_rng(0), MASK, BLOCK, weights)
     hidden, found = (noisy.noisy == MASK)[0].tolist(), []
     for place, is_hidden in enumerate(hidden):
         before = 0
         while (place - before) % BLOCK and hidden[place - before - 1]:
             before += 1
-        found.append(max(NEXT**before, LEAST) if is_hidden else 0.0)
-    assert len(set(found)) == 1 + BLOCK
+        found.append(max(weights.following**before, weights.least) if is_hidden else 0.0)
+    assert len(set(found)) == 1 + (BLOCK if weights == USUAL_WEIGHTS else 3)
     np.testing.assert_allclose(noisy.weights[0], found, rtol=1e-6)
 
 
@@ -164,6 +170,41 @@ def test_certainty_adds_the_entropy_of_what_is_said_where_it_is_right():
     # Entropies are positive and at most that of evenly likely words.
     assert 0 < whole - plain < float(agreed) * np.log(DENSE.vocab_size)
     np.testing.assert_allclose(half - plain, (whole - plain) / 2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shown", ["all", "half", "none"])
+def test_what_the_model_is_sure_of_is_shown_before_the_loss(shown):
+    _, graph, params = MIXTURE
+    params = randomized(params)
+    packed = pack_lessons([[lesson(6, 30, copies=3)]], 160)
+    rows = with_noise(packed, np.random.default_rng(4), MASK, BLOCK)
+    arrays = {name: jnp.asarray(value) for name, value in rows.arrays().items()}
+    logits, _, _ = _said(graph, BLOCK, params, arrays)
+    sure = np.asarray(jax.nn.softmax(logits).max(axis=-1)).reshape(rows.ids.shape)
+    sureness = {"all": 0.0, "half": np.median(sure[rows.noisy == MASK]), "none": NEVER}[shown]
+    rows = replace(rows, sureness=np.full_like(rows.sureness, sureness))
+    hidden = (rows.noisy == MASK) & (sure < sureness)
+    after = replace(
+        rows,
+        noisy=np.where(hidden, MASK, rows.ids),
+        weights=USUAL_WEIGHTS(hidden, rows.positions % BLOCK == 0),
+    )
+    expected, count = masked_losses(graph, BLOCK, params, after.arrays())
+    found, weight = own_losses(graph, BLOCK, MASK, USUAL_WEIGHTS, params, rows.arrays())
+    np.testing.assert_allclose((found, weight), (expected, count), rtol=1e-5)
+    assert (count == 0) == (shown == "all")
+    assert (count == rows.weights.sum()) == (shown == "none")
+
+
+def test_most_blocks_begin_with_a_round_of_the_models_own():
+    packed = pack_lessons([[lesson(5, 27, copies=40)]], 1400)
+    ((rows,),) = noisy_steps(iter([[packed]]), 0, MASK, BLOCK, is_own=True)
+    assert isinstance(rows, LessonRows)
+    sureness = rows.sureness[0, : len(lesson(5, 27, copies=40).ids)].reshape(-1, BLOCK)
+    assert (sureness == sureness[:, :1]).all()
+    own = sureness[:, 0][sureness[:, 0] < NEVER]
+    assert abs(len(own) / len(sureness) - OWN_SHARE) < 0.08
+    assert OWN_SURENESS[0] <= own.min() < own.max() <= OWN_SURENESS[1]
 
 
 def test_certainty_grows_with_the_steps():

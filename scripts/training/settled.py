@@ -1,0 +1,64 @@
+"""Answers of the corpus in which nothing is left to chance: what is certain can be said at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from training.corpus import Sample, stream
+from training.plans import Skeleton, names_a_number
+
+USUAL_POINTS = 4
+"""Of a plan for which nobody asked for a number of points."""
+FEW = 2
+"""Sentences of a point where nobody asked for a number."""
+SETTLED_MIXTURE: dict[str, float] = {
+    "plan": 16,
+    "expansion": 13,
+    "expansion_after_plan": 7,
+    "guide": 14,
+    "direct": 5,
+    "dialogue": 1,
+    "world": 6,
+    "small_talk": 1,
+    "object": 5,
+    "reading": 13,
+    "reading_series": 3,
+    "repetition": 8,
+    "to_json": 10,
+    "from_json": 5,
+    "arithmetic": 3,
+}
+"""Samples of each kind: more of those with long answers than in the corpus, fewer of those with long prompts."""
+
+
+class FirstChoice(random.Random):
+    """Where there is a choice, the first."""
+
+    def choice(self, seq: Sequence[Any]) -> Any:
+        return seq[0]
+
+
+def settled_stream(seed: int, held_out: bool = False) -> Iterator[Sample]:
+    """Endless `settled` samples of all kinds in the proportions of `SETTLED_MIXTURE`."""
+    return map(settled, stream(seed, held_out, SETTLED_MIXTURE))
+
+
+def settled(sample: Sample) -> Sample:
+    """A sample in whose plan, point or guide nothing is chosen: as many points as were asked for, the first ones of the
+    task, each with the first of its sentences. Of other kinds, the sample itself."""
+    skeleton = sample.skeleton
+    if skeleton is None or not sample.messages:
+        return sample
+    first = FirstChoice()
+    if sample.point >= 0:  # its number of sentences was asked for
+        answer = skeleton.expansion(sample.point, first)
+    else:
+        is_asked = sample.kind == "guide" or names_a_number(sample.prompt[-1]["content"])
+        size = len(skeleton.points) if is_asked else USUAL_POINTS
+        skeleton = Skeleton(skeleton.task, skeleton.task.action.points[:size], (FEW,) * size)
+        answer = skeleton.guide(first) if sample.kind == "guide" else skeleton.plan()
+    messages = (*sample.messages[:-1], {"role": "assistant", "content": answer})
+    return replace(sample, messages=messages, skeleton=skeleton)
