@@ -38,11 +38,11 @@ def write_diffusion_card(
     path: Path,
     model: ModelConfig,
     parts: Sequence[RunFacts],
-    held_out_loss: float,
+    settled_loss: float,
     measured: list[Measured],
     cases: int,
 ) -> None:
-    """Fill in the model card and write it."""
+    """Fill in the model card and write it. `settled_loss` is the held-out one, in nats, after the second part."""
     assert model.experts is not None
     failures = missed(measured)
     shown = [next(each for each in measured if each.name == name) for name in (AUTOREGRESSIVE, ONE_A_ROUND, USUAL)]
@@ -65,7 +65,8 @@ def write_diffusion_card(
         first=_taken(parts[0]),
         second=_taken(parts[1]),
         third=_taken(parts[2]),
-        held_out_loss=f"{held_out_loss:.3f}",
+        fourth=_taken(parts[3]),
+        settled_loss=f"{settled_loss:.3f}",
         cases=cases,
         headings=f"| {' | '.join(HEADINGS)} |\n|---|{'---:|' * (len(HEADINGS) - 1)}",
         rules="\n".join(f"| {' | '.join(cells)} |" for cells in table_rows(measured)),
