@@ -1,7 +1,7 @@
 """Makes the embedded diffusion model from the embedded checkpoint: answers, training, conversion, model card.
 
-First it learns to write `tiny`'s answers in blocks; then, from that checkpoint, answers in which nothing is left to
-chance, so that much of a block can be said at once.
+First it learns to write `tiny`'s answers in blocks; then answers in which nothing is left to chance, so that much of a
+block can be said at once; then what its own rounds leave hidden, at last with doubt in what it says surely.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.experts_config import ExpertsConfig
 from training.corpus import Sample, stream
-from training.denoised import draw, measure
+from training.denoised import draw, measure, read_figures
 from training.denoising import (
     USUAL_WEIGHTS,
     Lesson,
@@ -70,12 +70,14 @@ UNCERTAIN = 0.5
 
 @dataclass(frozen=True)
 class Phase:
-    """A schedule, the weight of certainty in its end, those of masks, and whether the model's own rounds come first."""
+    """A schedule, the weight of certainty in its end, those of masks, whether the model's own rounds come first, and
+    how much more a wrong word counts there, the more the surer it is said."""
 
     schedule: TrainingConfig
     certainty: float = 0.0
     weights: MaskWeights = USUAL_WEIGHTS
     is_own: bool = False
+    doubt: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -101,16 +103,21 @@ _CALMING = replace(_ANSWERS, steps=600, decay=0.95, matrix_rate=0.003, other_rat
 LEARNING = (Phase(_ANSWERS, certainty=1.0), Phase(_CALMING))
 # Where nothing is left to chance, more can be known far ahead. Answers are longer: so are rows.
 _SETTLED = replace(
-    _ANSWERS, steps=1750, groups=((2, 256), (5, USUAL_LENGTH)), long_groups=((2, 256), (5, USUAL_LENGTH))
+    _ANSWERS,
+    steps=900,
+    decay=0.002,  # none: the next part goes on from here
+    matrix_rate=0.006,
+    groups=((2, 256), (5, USUAL_LENGTH)),
+    long_groups=((2, 256), (5, USUAL_LENGTH)),
 )
 SETTLING = (Phase(_SETTLED, weights=MaskWeights(0.92, 0.2)),)
 # Last, with what its own rounds leave hidden: names of several tokens, mostly.
-_OWN = replace(_SETTLED, steps=600, decay=0.9, matrix_rate=0.003, other_rate=6e-4)
+_OWN = replace(_SETTLED, steps=1600, decay=0.9, matrix_rate=0.005)
 OWN = (Phase(_OWN, weights=MaskWeights(0.92, 0.2), is_own=True),)
-# Then with names and things that it can only copy, so that it puts together what it has not seen together.
-_VARYING = replace(_SETTLED, steps=1300, decay=0.8, matrix_rate=0.004, other_rate=8e-4)
-VARYING = (replace(OWN[0], schedule=_VARYING),)
-PARTS = ("answers", "settled", "own", "varied")
+# And with doubt, so that fewer of the words are wrong of which it is sure.
+_DOUBTING = replace(_SETTLED, steps=500, decay=0.85, matrix_rate=0.003, other_rate=6e-4)
+DOUBTING = (replace(OWN[0], schedule=_DOUBTING, doubt=4.0),)
+PARTS = ("answers", "settled", "own", "doubting")
 SEED = 2  # not that of other checkpoints
 HELD_OUT_CASES, HELD_OUT_LENGTH = 48, 512
 # Kinds with many right answers: of those the model learns the one that the autoregressive one gives, so that words can
@@ -122,13 +129,14 @@ def main() -> int:
     parser = parser_of(__doc__, "base", EMBEDDED_DIFFUSION, DOCUMENTS)
     parser.add_argument("--part", type=float, default=1.0, help="of the steps that are scheduled, to try things")
     parser.add_argument("--cases", type=int, default=50, help="held-out cases of a kind in the measurement")
+    parser.add_argument("--figures", type=Path, help="what measure_denoising.py has written, for the card")
     parser.add_argument("--begin", choices=(*PARTS, "card"), default=PARTS[0], help="leave out what comes before this")
     options = parser.parse_args()
     ways = (
         learn_answers,
-        partial(learn_settled, SETTLING, settled_stream, SEED),
-        partial(learn_settled, OWN, settled_stream, SEED + 10),
-        partial(learn_settled, VARYING, varied_stream, SEED + 20),
+        partial(learn_settled, SETTLING, SEED),
+        partial(learn_settled, OWN, SEED + 10),
+        partial(learn_settled, DOUBTING, SEED + 20),
     )
     is_left_out = True
     for name, way in zip(PARTS, ways, strict=True):
@@ -136,7 +144,7 @@ def main() -> int:
         if not is_left_out:
             history = way(options)
             (options.work / f"{name}.json").write_text(json.dumps(history) + "\n", encoding="utf-8")
-    finish(options.base, options.output, options.work, options.cases)
+    finish(options)
     return 0
 
 
@@ -161,10 +169,9 @@ def learn_answers(options: argparse.Namespace) -> dict[str, Any]:
     return learn(options, model, itertools.cycle(documents), held_out, LEARNING, SEED)
 
 
-def learn_settled(
-    phases: tuple[Phase, ...], samples: Callable[[int], Iterator[Sample]], seed: int, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Train the checkpoint on answers in which nothing is left to chance, and write it again."""
+def learn_settled(phases: tuple[Phase, ...], seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Train the checkpoint on answers in which nothing is left to chance, half of them with names and things that it
+    can only copy, and write it again."""
     options.work.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(options.base)
     config, module = load_checkpoint(options.output, dtype="float32")
@@ -172,7 +179,7 @@ def learn_settled(
     params = {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(state)}
     held_out = documents_of(tokenizer, settled_stream(HELD_OUT_SEED, held_out=True))
     model = DiffusionModel(config, graph, params)
-    documents = documents_of(tokenizer, samples(seed))
+    documents = documents_of(tokenizer, varied_stream(seed))
     return learn(options, model, documents, list(itertools.islice(held_out, HELD_OUT_CASES)), phases, seed)
 
 
@@ -216,7 +223,7 @@ def learn(
         steps = noisy_steps(batches, seed + number, ids[MASK], BLOCK_SIZE, certainty, phase.weights, phase.is_own)
         losses = partial(masked_losses, graph, BLOCK_SIZE)
         if phase.is_own:
-            losses = partial(own_losses, graph, BLOCK_SIZE, ids[MASK], phase.weights)
+            losses = partial(own_losses, graph, BLOCK_SIZE, ids[MASK], phase.weights, phase.doubt)
         params = train(losses, params, steps, rows, schedule, history, report, every=100)
 
     print("checkpoint", flush=True)
@@ -241,21 +248,25 @@ def fitting_lesson(document: Document, filler: int) -> Lesson:
     return lesson_of(document, BLOCK_SIZE, filler, 1)
 
 
-def finish(base: Path, output: Path, work: Path, cases: int) -> None:
-    """Measure the checkpoint, draw its pictures and write the model card."""
-    parts = [json.loads((work / f"{name}.json").read_text(encoding="utf-8")) for name in PARTS]
-    facts = [RunFacts(**part["facts"]) for part in parts]
+def finish(options: argparse.Namespace) -> None:
+    """Measure the checkpoint if nobody has, draw its pictures and write the model card."""
+    output = options.output
+    parts = [json.loads((options.work / f"{name}.json").read_text(encoding="utf-8")) for name in PARTS]
+    facts, own = [RunFacts(**part["facts"]) for part in parts], parts[PARTS.index("own")]
     _, model = read_config(output)
-    measured = measure(base, output, cases, partial(print, flush=True))
+    if options.figures is not None:
+        measured = read_figures(options.figures)
+    else:
+        measured = measure(options.base, output, options.cases, partial(print, flush=True))
     draw(measured, output / "rules.png")
     draw_curve(
-        parts[1]["curve"],
+        own["curve"],
         output / "loss_curve.png",
         "nats per hidden token",
-        "those behind hidden ones less",
+        "what it is sure of shown, in two thirds",
     )
-    settled_loss = parts[1]["curve"]["held_out"][-1][1]
-    write_diffusion_card(output / "README.md", model, facts, settled_loss, measured, cases)
+    last_loss = own["curve"]["held_out"][-1][1]
+    write_diffusion_card(output / "README.md", model, facts, last_loss, measured)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -45,6 +46,15 @@ class Measured:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def read_figures(path: Path) -> list[Measured]:
+    """The figures of a file that `scripts/measure_denoising.py` has written."""
+    rules = json.loads(path.read_text(encoding="utf-8"))["rules"]
+    for rule in rules:
+        rule["scores"] = [Score(**score) for score in rule["scores"]]
+        rule["tokens_per_second"] = {int(batch): speed for batch, speed in rule["tokens_per_second"].items()}
+    return [Measured(**rule) for rule in rules]
 
 
 def measure(base: Path, model: Path, cases: int, report: Callable[[str], None] = print) -> list[Measured]:

@@ -187,16 +187,20 @@ class LessonAttend:
 
 
 def masked_losses(
-    graph: nnx.GraphDef, block_size: int, params: Params, rows: dict[str, jax.Array]
+    graph: nnx.GraphDef, block_size: int, params: Params, rows: dict[str, jax.Array], doubt: float = 0.0
 ) -> tuple[jax.Array, jax.Array]:
     """Weighted sum of the masked tokens' losses in nats, and the sum of the weights.
 
     With `certainty`, the entropy of what is said joins the loss where the likeliest token is the right one: it becomes
-    sure of what it knows, so that more is committed at once (Chen et al. 2025, dParallel).
+    sure of what it knows, so that more is committed at once (Chen et al. 2025, dParallel). With `doubt`, a loss counts
+    up to so much more where a wrong token is said, from a probability of 0.5 on: what is committed wrongly stays, and
+    to wait costs a round.
     """
     logits, words, weights = _said(graph, block_size, params, rows)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, words)
     is_right = jnp.argmax(logits, axis=-1) == words
+    sureness = jnp.exp(jnp.max(logits, axis=-1) - jax.nn.logsumexp(logits, axis=-1))
+    losses *= 1 + doubt * ~is_right * jax.lax.stop_gradient(jnp.maximum(2 * sureness - 1, 0))
     entropy = -jnp.sum(jax.nn.softmax(logits) * jax.nn.log_softmax(logits), axis=-1)
     return jnp.sum((losses + rows["certainty"] * is_right * entropy) * weights), jnp.sum(weights)
 
@@ -206,16 +210,17 @@ def own_losses(
     block_size: int,
     mask_token_id: int,
     mask_weights: MaskWeights,
+    doubt: float,
     params: Params,
     rows: dict[str, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """`masked_losses` after a round of the model's own: hidden words of which it is as sure as `sureness` says are
-    shown. What is left hidden is what it meets when it decodes."""
-    logits, _, _ = _said(graph, block_size, jax.lax.stop_gradient(params), rows)
-    sure = jnp.max(jax.nn.softmax(logits), axis=-1).reshape(rows["ids"].shape)
+    """`masked_losses` after a round of the model's own: hidden words that it says, as sure as `sureness` asks, are
+    shown. What is left hidden is what it meets when it decodes, and what it would say wrongly there."""
+    logits, words, _ = _said(graph, block_size, jax.lax.stop_gradient(params), rows)
+    sure = jnp.exp(-optax.softmax_cross_entropy_with_integer_labels(logits, words)).reshape(rows["ids"].shape)
     noisy = jnp.where(sure >= rows["sureness"], rows["ids"], rows["noisy"])
     weights = mask_weights(noisy == mask_token_id, rows["positions"] % block_size == 0)
-    return masked_losses(graph, block_size, params, rows | {"noisy": noisy, "weights": weights})
+    return masked_losses(graph, block_size, params, rows | {"noisy": noisy, "weights": weights}, doubt)
 
 
 def masked_agreements(

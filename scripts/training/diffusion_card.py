@@ -38,11 +38,10 @@ def write_diffusion_card(
     path: Path,
     model: ModelConfig,
     parts: Sequence[RunFacts],
-    settled_loss: float,
+    last_loss: float,
     measured: list[Measured],
-    cases: int,
 ) -> None:
-    """Fill in the model card and write it. `settled_loss` is the held-out one, in nats, after the second part."""
+    """Fill in the model card and write it. `last_loss` is the held-out one, in nats, at the end."""
     assert model.experts is not None
     failures = missed(measured)
     shown = [next(each for each in measured if each.name == name) for name in (AUTOREGRESSIVE, ONE_A_ROUND, USUAL)]
@@ -66,8 +65,8 @@ def write_diffusion_card(
         second=_taken(parts[1]),
         third=_taken(parts[2]),
         fourth=_taken(parts[3]),
-        settled_loss=f"{settled_loss:.3f}",
-        cases=cases,
+        last_loss=f"{last_loss:.3f}",
+        cases=max(score.cases for score in measured[0].scores),
         headings=f"| {' | '.join(HEADINGS)} |\n|---|{'---:|' * (len(HEADINGS) - 1)}",
         rules="\n".join(f"| {' | '.join(cells)} |" for cells in table_rows(measured)),
         verdict=f"Not reached at threshold 0.9: {'; '.join(failures)}."

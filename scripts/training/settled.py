@@ -21,7 +21,7 @@ SETTLED_MIXTURE: dict[str, float] = {
     "guide": 14,
     "direct": 5,
     "dialogue": 1,
-    "world": 6,
+    "world": 9,
     "small_talk": 1,
     "object": 5,
     "reading": 13,
@@ -29,7 +29,7 @@ SETTLED_MIXTURE: dict[str, float] = {
     "repetition": 8,
     "to_json": 10,
     "from_json": 5,
-    "arithmetic": 3,
+    "arithmetic": 2,
 }
 """Samples of each kind: more of those with long answers than in the corpus, fewer of those with long prompts."""
 

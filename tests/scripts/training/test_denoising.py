@@ -172,16 +172,38 @@ def test_certainty_adds_the_entropy_of_what_is_said_where_it_is_right():
     np.testing.assert_allclose(half - plain, (whole - plain) / 2, rtol=1e-3)
 
 
+@pytest.mark.parametrize("doubt", [0.0, 1.5])
+def test_doubt_counts_wrong_words_that_are_said_surely(doubt):
+    _, graph, params = MIXTURE
+    params = randomized(params)
+    params["embed.embedding"] *= 8  # some is said surely
+    rows = with_noise(pack_lessons([[lesson(6, 30, copies=3)]], 160), np.random.default_rng(4), MASK, BLOCK)
+    arrays = {name: jnp.asarray(value) for name, value in rows.arrays().items()}
+    logits, words, weights = _said(graph, BLOCK, params, arrays)
+    likely = np.asarray(jax.nn.softmax(logits))
+    is_wrong = likely.argmax(axis=-1) != np.asarray(words)
+    more = np.where(is_wrong, np.maximum(2 * likely.max(axis=-1) - 1, 0), 0)
+    assert 0 < (more > 0.1).sum() < is_wrong.sum()
+    losses = -np.asarray(jax.nn.log_softmax(logits))[np.arange(len(words)), words]
+    found, weight = masked_losses(graph, BLOCK, params, arrays, doubt)
+    np.testing.assert_allclose(found, np.sum(losses * (1 + doubt * more) * np.asarray(weights)), rtol=1e-5)
+    assert weight == rows.weights.sum()
+
+
 @pytest.mark.parametrize("shown", ["all", "half", "none"])
-def test_what_the_model_is_sure_of_is_shown_before_the_loss(shown):
+def test_what_the_model_would_say_rightly_is_shown_before_the_loss(shown):
     _, graph, params = MIXTURE
     params = randomized(params)
     packed = pack_lessons([[lesson(6, 30, copies=3)]], 160)
     rows = with_noise(packed, np.random.default_rng(4), MASK, BLOCK)
     arrays = {name: jnp.asarray(value) for name, value in rows.arrays().items()}
     logits, _, _ = _said(graph, BLOCK, params, arrays)
-    sure = np.asarray(jax.nn.softmax(logits).max(axis=-1)).reshape(rows.ids.shape)
-    sureness = {"all": 0.0, "half": np.median(sure[rows.noisy == MASK]), "none": NEVER}[shown]
+    likely = np.asarray(jax.nn.softmax(logits)).reshape(*rows.ids.shape, -1)
+    sure = np.take_along_axis(likely, rows.ids[..., None], axis=-1)[..., 0]
+    assert (sure < likely.max(axis=-1))[rows.noisy == MASK].any()  # some would be wrong
+    ordered = np.sort(sure[rows.noisy == MASK])
+    half = ordered[len(ordered) // 2 :][:2].mean()  # between two words
+    sureness = {"all": 0.0, "half": half, "none": NEVER}[shown]
     rows = replace(rows, sureness=np.full_like(rows.sureness, sureness))
     hidden = (rows.noisy == MASK) & (sure < sureness)
     after = replace(
@@ -190,7 +212,7 @@ def test_what_the_model_is_sure_of_is_shown_before_the_loss(shown):
         weights=USUAL_WEIGHTS(hidden, rows.positions % BLOCK == 0),
     )
     expected, count = masked_losses(graph, BLOCK, params, after.arrays())
-    found, weight = own_losses(graph, BLOCK, MASK, USUAL_WEIGHTS, params, rows.arrays())
+    found, weight = own_losses(graph, BLOCK, MASK, USUAL_WEIGHTS, 0.0, params, rows.arrays())
     np.testing.assert_allclose((found, weight), (expected, count), rtol=1e-5)
     assert (count == 0) == (shown == "all")
     assert (count == rows.weights.sum()) == (shown == "none")
