@@ -8,8 +8,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from jaxinfer import LLM, SamplingParams
 from training.corpus import stream
@@ -59,17 +62,21 @@ def read_figures(path: Path) -> list[Measured]:
 
 def measure(base: Path, model: Path, cases: int, report: Callable[[str], None] = print) -> list[Measured]:
     """The autoregressive model and all `RULES` of the diffusion one, `cases` held-out prompts of each kind."""
-    engines = {AUTOREGRESSIVE: LLM(base, **LIMITS)}
-    engines |= {name: LLM(model, **LIMITS, diffusion_config=rule) for name, rule in RULES.items()}
+    engines = {AUTOREGRESSIVE: partial(LLM, base, **LIMITS)}
+    engines |= {name: partial(LLM, model, **LIMITS, diffusion_config=rule) for name, rule in RULES.items()}
     scored = {}
-    for name, llm in engines.items():
+    for name, make in engines.items():
+        llm = make()
         scores, _ = scores_of(llm, cases)
         metrics = llm.get_metrics()
         a_forward = 1.0 if name == AUTOREGRESSIVE else metrics.diffusion_tokens_per_forward
         quality = 100 * statistics.mean(each.share for each in scores)
         scored[name] = (a_forward, quality, scores)
         report(f"{name:20s} {a_forward:5.2f} tokens a forward, {quality:5.1f}% right")
-    speeds = _speeds(engines)
+        # The programs of all engines together take more maps of memory than Linux allows a process.
+        del llm, metrics
+        jax.clear_caches()
+    speeds = _speeds({name: make() for name, make in engines.items()})
     return [
         Measured(name, a_forward, quality, scores, speeds[name])
         for name, (a_forward, quality, scores) in scored.items()

@@ -32,8 +32,9 @@ def alone() -> LLM:
 
 
 def test_it_answers_several_words_at_once(alone):
-    texts = [alone.get_tokenizer().decode(tokens).strip() for tokens in ask(alone, QUESTIONS[1:3], GREEDY)]
-    assert texts == ["I am well, thank you. How are you?", "The ship Drestomor sails to Kaluwick."]
+    questions = ("Repeat these names: Tavi, Brelodan, Kuso", "How many people live in Lantern Bay?")
+    texts = [alone.get_tokenizer().decode(tokens).strip() for tokens in ask(alone, questions, GREEDY)]
+    assert texts == ["Tavi, Brelodan, Kuso", "About nine hundred people live in Lantern Bay."]
     assert alone.get_metrics().diffusion_tokens_per_forward > 1.5
 
 
