@@ -37,7 +37,7 @@ class BlockHistory:
 
     def rounds(self, landed: LandedRounds[DenoiseOutput], index: int = 0) -> Iterator[BlockRound]:
         """The rounds of a launch, of the request with that index in it."""
-        row = int(landed.rows[index])
+        row, num_given = int(landed.rows[index]), landed.requests[index].num_prompt_tokens
         ran, starts, blocks = (
             np.asarray(x)[:, row] for x in (landed.output.ran, landed.output.start, landed.output.blocks)
         )
@@ -45,8 +45,7 @@ class BlockHistory:
             start, tokens = int(starts[number]), tuple(token for token in blocks[number].tolist() if token >= 0)
             before = self._latest if self._latest is not None and self._latest.start == start else None
             if before is None:
-                # What a prompt ends with is not new, and nobody says how much that is: the first round finds it there.
-                is_new = tuple(False for _ in tokens) if self._latest is None else tuple(True for _ in tokens)
+                is_new = tuple(place >= num_given for place in range(start, start + len(tokens)))
             else:
                 is_new = tuple(old != new for old, new in zip(before.tokens, tokens, strict=True))
             self._latest = BlockRound(1 if before is None else before.number + 1, start, tokens, is_new)

@@ -24,24 +24,34 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(embedded_checkpoint())
 
 
-def landed(*rounds: tuple[int, list[int]], ran: int | None = None) -> LandedRounds[DenoiseOutput]:
+def landed(
+    *rounds: tuple[int, list[int]], ran: int | None = None, num_prompt_tokens: int = 1
+) -> LandedRounds[DenoiseOutput]:
     """A launch in which a request in row 1 had these rounds: (start, tokens)."""
     starts = np.asarray([[-1, start] for start, _ in rounds])
     blocks = np.asarray([[[0] * len(tokens), tokens] for _, tokens in rounds])
     does = np.asarray([[False, index < (len(rounds) if ran is None else ran)] for index in range(len(rounds))])
     output: Any = SimpleNamespace(ran=does, start=starts, blocks=blocks)
-    request: Any = SimpleNamespace()
+    request: Any = SimpleNamespace(num_prompt_tokens=num_prompt_tokens)
     return LandedRounds([request], np.asarray([1]), output)
 
 
 def test_rounds_are_counted_within_blocks_over_launches():
     history = BlockHistory()
-    first = list(history.rounds(landed((4, [7, MASK]), (4, [7, 8]), (4, [7, 8]))))
+    first = list(history.rounds(landed((4, [7, MASK]), (4, [7, 8]), (4, [7, 8]), num_prompt_tokens=6)))
     second = list(history.rounds(landed((6, [MASK, 3]), (6, [1, 2]), ran=1)))
     assert [(found.number, found.start) for found in (*first, *second)] == [(1, 4), (2, 4), (3, 4), (1, 6)]
     assert [found.is_new for found in (*first, *second)] == [
         (False, False), (False, True), (False, False), (True, True),
     ]  # fmt: skip
+
+
+def test_what_a_block_has_of_the_prompt_is_not_new():
+    history = BlockHistory()
+    rounds = landed((4, [7, 8, 9, MASK]), (4, [7, 8, 9, 5]), num_prompt_tokens=6)
+    first, second = history.rounds(rounds)
+    assert first.is_new == (False, False, True, True)
+    assert second.is_new == (False, False, False, True)
 
 
 def test_a_picture_shows_masks_and_what_is_new(tokenizer):
