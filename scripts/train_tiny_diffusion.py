@@ -111,10 +111,10 @@ _SETTLED = replace(
     long_groups=((2, 256), (5, USUAL_LENGTH)),
 )
 SETTLING = (Phase(_SETTLED, weights=MaskWeights(0.92, 0.2)),)
-# Last, with what its own rounds leave hidden: names of several tokens, mostly.
+# Then with what its own rounds leave hidden: names of several tokens, mostly.
 _OWN = replace(_SETTLED, steps=1600, decay=0.9, matrix_rate=0.005)
-OWN = (Phase(_OWN, weights=MaskWeights(0.92, 0.2), is_own=True),)
-# And with doubt, so that fewer of the words are wrong of which it is sure.
+OWN = (replace(SETTLING[0], schedule=_OWN, is_own=True),)
+# Last, the same with doubt, so that fewer of the words are wrong of which it is sure.
 _DOUBTING = replace(_SETTLED, steps=500, decay=0.85, matrix_rate=0.003, other_rate=6e-4)
 DOUBTING = (replace(OWN[0], schedule=_DOUBTING, doubt=4.0),)
 PARTS = ("answers", "settled", "own", "doubting")

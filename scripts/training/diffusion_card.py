@@ -41,7 +41,7 @@ def write_diffusion_card(
     last_loss: float,
     measured: list[Measured],
 ) -> None:
-    """Fill in the model card and write it. `last_loss` is the held-out one, in nats, at the end."""
+    """Fill in the model card and write it. `last_loss` is the held-out one, in nats, after the third part."""
     assert model.experts is not None
     failures = missed(measured)
     shown = [next(each for each in measured if each.name == name) for name in (AUTOREGRESSIVE, ONE_A_ROUND, USUAL)]
