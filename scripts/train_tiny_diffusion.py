@@ -28,9 +28,10 @@ from jaxinfer.models.experts_config import ExpertsConfig
 from training.corpus import Sample, stream
 from training.denoised import draw, measure, read_figures
 from training.denoising import (
-    USUAL_WEIGHTS,
+    USUAL_NOISE,
     Lesson,
     MaskWeights,
+    Noise,
     lesson_of,
     masked,
     masked_agreements,
@@ -70,13 +71,12 @@ UNCERTAIN = 0.5
 
 @dataclass(frozen=True)
 class Phase:
-    """A schedule, the weight of certainty in its end, those of masks, whether the model's own rounds come first, and
-    how much more a wrong word counts there, the more the surer it is said."""
+    """A schedule, the weight of certainty in its end, what is masked, and how much more a wrong word counts after the
+    model's own rounds, the more the surer it is said."""
 
     schedule: TrainingConfig
     certainty: float = 0.0
-    weights: MaskWeights = USUAL_WEIGHTS
-    is_own: bool = False
+    noise: Noise = USUAL_NOISE
     doubt: float = 0.0
 
 
@@ -110,14 +110,19 @@ _SETTLED = replace(
     groups=((2, 256), (5, USUAL_LENGTH)),
     long_groups=((2, 256), (5, USUAL_LENGTH)),
 )
-SETTLING = (Phase(_SETTLED, weights=MaskWeights(0.92, 0.2)),)
+SETTLING = (Phase(_SETTLED, noise=Noise(MaskWeights(0.92, 0.2))),)
 # Then with what its own rounds leave hidden: names of several tokens, mostly.
 _OWN = replace(_SETTLED, steps=1600, decay=0.9, matrix_rate=0.005)
-OWN = (replace(SETTLING[0], schedule=_OWN, is_own=True),)
-# Last, the same with doubt, so that fewer of the words are wrong of which it is sure.
+OWN = (Phase(_OWN, noise=replace(SETTLING[0].noise, is_own=True)),)
+# Then the same with doubt, so that fewer of the words are wrong of which it is sure.
 _DOUBTING = replace(_SETTLED, steps=500, decay=0.85, matrix_rate=0.003, other_rate=6e-4)
 DOUBTING = (replace(OWN[0], schedule=_DOUBTING, doubt=4.0),)
-PARTS = ("answers", "settled", "own", "doubting")
+# Last, with more of it, and more often from where most is said wrongly: blocks that are hidden wholly.
+_WHOLE = replace(_OWN, steps=1500)
+_LAST = replace(_WHOLE, steps=360, matrix_rate=0.003)
+_WHOLE_NOISE = replace(OWN[0].noise, wholly=0.5, end=0.2)
+WHOLE = tuple(Phase(schedule, noise=_WHOLE_NOISE, doubt=8.0) for schedule in (_WHOLE, _LAST))
+PARTS = ("answers", "settled", "own", "doubting", "whole")
 SEED = 2  # not that of other checkpoints
 HELD_OUT_CASES, HELD_OUT_LENGTH = 48, 512
 # Kinds with many right answers: of those the model learns the one that the autoregressive one gives, so that words can
@@ -137,6 +142,7 @@ def main() -> int:
         partial(learn_settled, SETTLING, SEED),
         partial(learn_settled, OWN, SEED + 10),
         partial(learn_settled, DOUBTING, SEED + 20),
+        partial(learn_settled, WHOLE, SEED + 30),
     )
     is_left_out = True
     for name, way in zip(PARTS, ways, strict=True):
@@ -220,10 +226,10 @@ def learn(
             return most * max(0.0, step / steps - UNCERTAIN) / (1 - UNCERTAIN)
 
         batches = batches_of(packer, schedule)
-        steps = noisy_steps(batches, seed + number, ids[MASK], BLOCK_SIZE, certainty, phase.weights, phase.is_own)
+        steps = noisy_steps(batches, seed + number, ids[MASK], BLOCK_SIZE, certainty, phase.noise)
         losses = partial(masked_losses, graph, BLOCK_SIZE)
-        if phase.is_own:
-            losses = partial(own_losses, graph, BLOCK_SIZE, ids[MASK], phase.weights, phase.doubt)
+        if phase.noise.is_own:
+            losses = partial(own_losses, graph, BLOCK_SIZE, ids[MASK], phase.noise.weights, phase.doubt)
         params = train(losses, params, steps, rows, schedule, history, report, every=100)
 
     print("checkpoint", flush=True)

@@ -26,9 +26,6 @@ from training.initialization import Params
 from training.loop import module_of
 from training.packing import Document, Rows
 
-WHOLLY_MASKED, END_MASKED = 0.2, 0.3
-"""Share of blocks whose words are all masked, as every block begins, and of those that are masked from some place on,
-as an answer grows; of others a share is masked, drawn between 0 and 1."""
 NEVER = 2.0
 OWN_SHARE, OWN_SURENESS = 0.67, (0.6, 0.95)
 """Share of blocks in which the model's own round comes first, and how sure it must be of a word there."""
@@ -51,7 +48,19 @@ class MaskWeights:
         return library.maximum(self.following ** (index - first), self.least).astype(np.float32) * hidden
 
 
-USUAL_WEIGHTS = MaskWeights()
+@dataclass(frozen=True)
+class Noise:
+    """What is masked, and the weights of masks. Of the blocks a share is masked `wholly`, as every block begins, and
+    one from some place on to its `end`, as an answer grows; in others a share is, drawn between 0 and 1. With `is_own`
+    the model's own round comes first, see `own_losses`."""
+
+    weights: MaskWeights = MaskWeights()
+    wholly: float = 0.2
+    end: float = 0.3
+    is_own: bool = False
+
+
+USUAL_NOISE = Noise()
 
 
 @dataclass(frozen=True)
@@ -120,15 +129,15 @@ def with_noise(
     rng: np.random.Generator,
     mask_token_id: int,
     block_size: int,
-    weights: MaskWeights = USUAL_WEIGHTS,
+    noise: Noise = USUAL_NOISE,
 ) -> LessonRows:
     """Rows with masks that are drawn for every block of every copy, and their weights."""
     place = rows.positions % block_size
     share, kind = (_of_blocks(rng, rows, block_size) for _ in range(2))
     is_behind = place >= (share * block_size).astype(int)
-    shares = np.where(kind < WHOLLY_MASKED + END_MASKED, is_behind, share)
-    noisy = masked(rows, np.where(kind < WHOLLY_MASKED, 1.0, shares), rng, mask_token_id)
-    return replace(noisy, weights=weights(noisy.weights > 0, place == 0))
+    shares = np.where(kind < noise.wholly + noise.end, is_behind, share)
+    noisy = masked(rows, np.where(kind < noise.wholly, 1.0, shares), rng, mask_token_id)
+    return replace(noisy, weights=noise.weights(noisy.weights > 0, place == 0))
 
 
 def with_own_round(rows: LessonRows, rng: np.random.Generator, block_size: int) -> LessonRows:
@@ -152,15 +161,14 @@ def noisy_steps(
     mask_token_id: int,
     block_size: int,
     certainty: Callable[[int], float] = lambda step: 0.0,
-    weights: MaskWeights = USUAL_WEIGHTS,
-    is_own: bool = False,
+    noise: Noise = USUAL_NOISE,
 ) -> Iterator[list[Rows]]:
     """Steps' groups of rows with noise, new in each, and the weight of certainty in each step, counted from 0; and
     `with_own_round`s."""
     rng = np.random.default_rng(seed)
     for number, groups in enumerate(steps):
-        noisy = [with_noise(rows, rng, mask_token_id, block_size, weights) for rows in groups]
-        if is_own:
+        noisy = [with_noise(rows, rng, mask_token_id, block_size, noise) for rows in groups]
+        if noise.is_own:
             noisy = [with_own_round(rows, rng, block_size) for rows in noisy]
         yield [replace(rows, certainty=np.float32(certainty(number))) for rows in noisy]
 

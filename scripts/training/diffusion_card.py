@@ -65,6 +65,7 @@ def write_diffusion_card(
         second=_taken(parts[1]),
         third=_taken(parts[2]),
         fourth=_taken(parts[3]),
+        fifth=_taken(parts[4]),
         last_loss=f"{last_loss:.3f}",
         cases=max(score.cases for score in measured[0].scores),
         headings=f"| {' | '.join(HEADINGS)} |\n|---|{'---:|' * (len(HEADINGS) - 1)}",

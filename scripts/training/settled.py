@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from training.corpus import Sample, stream
+from training.inventory import exchanges
 from training.plans import Skeleton, names_a_number
 
 USUAL_POINTS = 4
@@ -19,10 +21,10 @@ SETTLED_MIXTURE: dict[str, float] = {
     "expansion": 13,
     "expansion_after_plan": 7,
     "guide": 14,
-    "direct": 5,
+    "direct": 6,
     "dialogue": 1,
     "world": 9,
-    "small_talk": 1,
+    "small_talk": 5,
     "object": 5,
     "reading": 13,
     "reading_series": 3,
@@ -47,11 +49,13 @@ def settled_stream(seed: int, held_out: bool = False) -> Iterator[Sample]:
 
 
 def settled(sample: Sample) -> Sample:
-    """A sample in whose plan, point or guide nothing is chosen: as many points as were asked for, the first ones of the
-    task, each with the first of its sentences. Of other kinds, the sample itself."""
-    skeleton = sample.skeleton
-    if skeleton is None or not sample.messages:
+    """A sample in which nothing is chosen. A plan, point or guide has as many points as were asked for, the first ones
+    of the task, each with the first of its sentences; small talk, also within other kinds, has the first answer."""
+    if not sample.messages:
         return sample
+    skeleton = sample.skeleton
+    if skeleton is None:
+        return _with_answer(sample, _chosen_small_talk(sample.answer))
     first = FirstChoice()
     if sample.point >= 0:  # its number of sentences was asked for
         answer = skeleton.expansion(sample.point, first)
@@ -60,5 +64,19 @@ def settled(sample: Sample) -> Sample:
         size = len(skeleton.points) if is_asked else USUAL_POINTS
         skeleton = Skeleton(skeleton.task, skeleton.task.action.points[:size], (FEW,) * size)
         answer = skeleton.guide(first) if sample.kind == "guide" else skeleton.plan()
-    messages = (*sample.messages[:-1], {"role": "assistant", "content": answer})
-    return replace(sample, messages=messages, skeleton=skeleton)
+    return replace(_with_answer(sample, answer), skeleton=skeleton)
+
+
+def _with_answer(sample: Sample, answer: str) -> Sample:
+    return replace(sample, messages=(*sample.messages[:-1], sample.messages[-1] | {"content": answer}))
+
+
+def _chosen_small_talk(answer: str) -> str:
+    """The first of the answers where it is another one of small talk, with the tags that it has; else the same."""
+    inner = answer.removeprefix("[DIRECT]\n").removesuffix("\n[END]")
+    return answer.replace(inner, _first_answers().get(inner, inner))
+
+
+@cache
+def _first_answers() -> dict[str, str]:
+    return {answer: talk.answers[0] for talk in exchanges("smalltalk.txt") for answer in talk.answers[1:]}

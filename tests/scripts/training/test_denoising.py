@@ -20,10 +20,10 @@ from training.denoising import (
     NEVER,
     OWN_SHARE,
     OWN_SURENESS,
-    USUAL_WEIGHTS,
     Lesson,
     LessonRows,
     MaskWeights,
+    Noise,
     _said,
     lesson_of,
     masked,
@@ -83,34 +83,41 @@ def test_only_the_last_answer_of_a_conversation_is_learned():
     assert found.written == [False] * 9 + [True] * 3
 
 
-def test_noise_hides_written_tokens_alone_with_a_share_for_every_block():
-    rows = pack_lessons([[lesson(5, 27, copies=40)]], 1400)
-    noisy = with_noise(rows, np.random.default_rng(0), MASK, BLOCK)
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [
+        # A fifth is hidden whole, three tenths from a place on, and of a share drawn evenly between 0 and 1 every count
+        # is equally likely.
+        (Noise(), [0.1, 0.175, 0.175, 0.175, 0.375]),
+        (Noise(wholly=0.5, end=0.2), [0.06, 0.11, 0.11, 0.11, 0.61]),
+    ],
+)
+def test_noise_hides_written_tokens_alone_with_a_share_for_every_block(noise, expected):
+    rows = pack_lessons([[lesson(5, 27, copies=80)]], 2800)
+    noisy = with_noise(rows, np.random.default_rng(0), MASK, BLOCK, noise)
     hidden = noisy.noisy == MASK
     np.testing.assert_array_equal(hidden, noisy.weights > 0)
     np.testing.assert_array_equal(noisy.noisy[~hidden], rows.ids[~hidden])
     assert not hidden[rows.weights == 0].any()
     whole = rows.weights[0].reshape(-1, BLOCK).all(axis=1)
     blocks = hidden[0].reshape(-1, BLOCK)[whole]
-    # A fifth is hidden whole, three tenths from a place on, and of a share drawn evenly between 0 and 1 every count is
-    # equally likely.
     shares = np.bincount(blocks.sum(axis=1), minlength=BLOCK + 1) / len(blocks)
-    np.testing.assert_allclose(shares, [0.1, 0.175, 0.175, 0.175, 0.375], atol=0.07)
+    np.testing.assert_allclose(shares, expected, atol=0.06)
     first_half, second_half = ((blocks == half).all(axis=1).mean() for half in ([1, 1, 0, 0], [0, 0, 1, 1]))
     assert second_half > 0.05 > 2 * first_half
 
 
-@pytest.mark.parametrize("weights", [USUAL_WEIGHTS, MaskWeights(0.5, 0.3)])
+@pytest.mark.parametrize("weights", [MaskWeights(), MaskWeights(0.5, 0.3)])
 def test_masks_behind_masks_have_less_weight(weights):
     rows = pack_lessons([[lesson(6, 6, copies=30)]], 400)
-    noisy = with_noise(rows, np.random.default_rng(0), MASK, BLOCK, weights)
+    noisy = with_noise(rows, np.random.default_rng(0), MASK, BLOCK, Noise(weights))
     hidden, found = (noisy.noisy == MASK)[0].tolist(), []
     for place, is_hidden in enumerate(hidden):
         before = 0
         while (place - before) % BLOCK and hidden[place - before - 1]:
             before += 1
         found.append(max(weights.following**before, weights.least) if is_hidden else 0.0)
-    assert len(set(found)) == 1 + (BLOCK if weights == USUAL_WEIGHTS else 3)
+    assert len(set(found)) == 1 + (BLOCK if weights == MaskWeights() else 3)
     np.testing.assert_allclose(noisy.weights[0], found, rtol=1e-6)
 
 
@@ -209,10 +216,10 @@ def test_what_the_model_would_say_rightly_is_shown_before_the_loss(shown):
     after = replace(
         rows,
         noisy=np.where(hidden, MASK, rows.ids),
-        weights=USUAL_WEIGHTS(hidden, rows.positions % BLOCK == 0),
+        weights=MaskWeights()(hidden, rows.positions % BLOCK == 0),
     )
     expected, count = masked_losses(graph, BLOCK, params, after.arrays())
-    found, weight = own_losses(graph, BLOCK, MASK, USUAL_WEIGHTS, 0.0, params, rows.arrays())
+    found, weight = own_losses(graph, BLOCK, MASK, MaskWeights(), 0.0, params, rows.arrays())
     np.testing.assert_allclose((found, weight), (expected, count), rtol=1e-5)
     assert (count == 0) == (shown == "all")
     assert (count == rows.weights.sum()) == (shown == "none")
@@ -220,7 +227,7 @@ def test_what_the_model_would_say_rightly_is_shown_before_the_loss(shown):
 
 def test_most_blocks_begin_with_a_round_of_the_models_own():
     packed = pack_lessons([[lesson(5, 27, copies=40)]], 1400)
-    ((rows,),) = noisy_steps(iter([[packed]]), 0, MASK, BLOCK, is_own=True)
+    ((rows,),) = noisy_steps(iter([[packed]]), 0, MASK, BLOCK, noise=Noise(is_own=True))
     assert isinstance(rows, LessonRows)
     sureness = rows.sureness[0, : len(lesson(5, 27, copies=40).ids)].reshape(-1, BLOCK)
     assert (sureness == sureness[:, :1]).all()

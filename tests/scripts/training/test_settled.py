@@ -6,6 +6,7 @@ import json
 import pytest
 
 from training.corpus import KINDS, held_out_cases, stream
+from training.inventory import exchanges
 from training.plans import names_a_number, parse_skeleton
 from training.scores import score
 from training.settled import FEW, SETTLED_MIXTURE, USUAL_POINTS, settled, settled_stream
@@ -51,8 +52,23 @@ def test_prompts_and_other_kinds_stay_as_they_are():
     for sample in itertools.islice(stream(2), 400):
         changed = settled(sample)
         assert changed.prompt == sample.prompt
-        if sample.kind not in CHOSEN:
+        if sample.kind in ("world", "reading", "repetition", "to_json", "from_json", "arithmetic"):
             assert changed == sample
+
+
+@pytest.mark.parametrize("kind", ["small_talk", "direct"])
+def test_small_talk_has_the_first_of_its_answers(kind):
+    talks = exchanges("smalltalk.txt")
+    first = {answer: talk.answers[0] for talk in talks for answer in talk.answers}
+    seen = set()
+    for sample in itertools.islice(stream(3, mixture={kind: 1.0}), 600):
+        tags = ("[DIRECT]\n", "\n[END]") if kind == "direct" else ("", "")
+        inner = sample.answer.removeprefix(tags[0]).removesuffix(tags[1])
+        changed = settled(sample)
+        assert changed.answer == f"{tags[0]}{first.get(inner, inner)}{tags[1]}"
+        assert changed.prompt == sample.prompt
+        seen.add(inner in first and changed.answer != sample.answer)
+    assert seen == {True, False}
 
 
 def test_samples_have_the_kinds_of_the_mixture():
