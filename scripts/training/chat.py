@@ -135,5 +135,15 @@ def direct(rng: random.Random, held_out: bool) -> list[dict[str, str]]:
     return [
         {"role": "system", "content": PLAN_SYSTEM},
         {"role": "user", "content": exercise.prompt},
-        {"role": "assistant", "content": f"[DIRECT]\n{exercise.answer}\n[END]"},
+        {"role": "assistant", "content": tagged(exercise.answer)},
     ]
+
+
+def tagged(answer: str) -> str:
+    """An answer that needs no plan, as the plan protocol has it."""
+    return f"[DIRECT]\n{answer}\n[END]"
+
+
+def untagged(answer: str) -> str:
+    """What `tagged` was given; an answer without tags, as it is."""
+    return answer.removeprefix("[DIRECT]\n").removesuffix("\n[END]")

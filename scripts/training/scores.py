@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from training.chat import tagged, untagged
 from training.corpus import Sample
 from training.plans import find_point, names_a_number, on_topic, parse_skeleton, skeleton_belongs, split_sentences
 
@@ -90,8 +91,8 @@ def _right_record(sample: Sample, answer: str) -> bool:
 
 
 def _direct(sample: Sample, answer: str) -> bool:
-    body = answer.removeprefix("[DIRECT]\n").removesuffix("\n[END]")
-    return answer == f"[DIRECT]\n{body}\n[END]" and bool(body.strip()) and "[" not in body
+    body = untagged(answer)
+    return answer == tagged(body) and bool(body.strip()) and "[" not in body
 
 
 # Kind of case, what is checked (as the model card says it), the check, the required share.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from training.chat import untagged
 from training.corpus import Sample, stream
 from training.inventory import exchanges
 from training.plans import Skeleton, names_a_number
@@ -73,7 +74,7 @@ def _with_answer(sample: Sample, answer: str) -> Sample:
 
 def _chosen_small_talk(answer: str) -> str:
     """The first of the answers where it is another one of small talk, with the tags that it has; else the same."""
-    inner = answer.removeprefix("[DIRECT]\n").removesuffix("\n[END]")
+    inner = untagged(answer)
     return answer.replace(inner, _first_answers().get(inner, inner))
 
 
