@@ -17,8 +17,12 @@ from tests.diffusion.oracle import by_threshold
 
 MASK, BLOCK, LOOKS = 100, 8, {"prefix_look": 3, "after_look": 2}
 CONFIG = {"block_size": BLOCK, "threshold": 0.2, "cont_weight": 0.3, "warmup_steps": 2, **LOOKS}
-LIMITS = {"dtype": "float32", "max_model_len": 96, "max_num_batched_tokens": 128, "kv_cache_tokens": 512}
+LIMITS = {
+    "dtype": "float32", "max_model_len": 96, "max_num_seqs": 2, "max_num_batched_tokens": 64, "kv_cache_tokens": 512,
+}  # fmt: skip
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+
+pytestmark = pytest.mark.unoptimized
 
 
 @pytest.fixture(scope="module", params=sorted(BIDIRECTIONAL_FAMILIES))
@@ -32,7 +36,9 @@ def directory(request, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(directory) -> LLM:
-    return LLM(directory, **LIMITS, diffusion_config=CONFIG)
+    found = LLM(directory, **LIMITS, diffusion_config=CONFIG)
+    found.warm_up(use_tqdm=False)
+    return found
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -91,12 +97,9 @@ def test_log_probabilities_come_with_tokens(llm):
     assert all(entry[token].logprob <= 0 for entry, token in zip(found, output.outputs[0].token_ids, strict=True))
 
 
-def test_nothing_compiles_after_warm_up(directory):
-    llm = LLM(directory, **(LIMITS | {"max_num_batched_tokens": 64, "max_model_len": 56}), max_num_seqs=3,
-              diffusion_config=CONFIG)  # fmt: skip
-    llm.warm_up(use_tqdm=False)
-    llm.generate(prompts(9, 30, 2, 17, 8), SamplingParams(max_tokens=15, logprobs=2), use_tqdm=False)
-    llm.generate(prompts(9, 30, 2, 17, 8), GREEDY, use_tqdm=False)
+def test_nothing_compiles_after_warm_up(llm):
+    for params in (SamplingParams(max_tokens=15, logprobs=2), GREEDY):
+        llm.generate(prompts(9, 30, 2, 17, 8), params, use_tqdm=False)
     assert llm.get_metrics().num_compiles_after_warm_up_total == 0
 
 
@@ -124,8 +127,7 @@ def test_what_cannot_be_is_refused(directory):
         LLM(directory, speculative_config={"method": "ngram"})
 
 
-def test_a_request_longer_than_a_launch_is_refused(directory):
-    llm = LLM(directory, **(LIMITS | {"max_num_batched_tokens": 64}), diffusion_config=CONFIG)
+def test_a_request_longer_than_a_launch_is_refused(llm):
     with pytest.raises(ValueError, match="may grow to 80 tokens, and a bidirectional model computes them all at once"):
         llm.generate(prompts(60), GREEDY, use_tqdm=False)
     assert len(tokens_of(llm, prompts(30)[0])) == 20

@@ -7,7 +7,7 @@ import pytest
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.checkpoint.directory import EMBEDDED_DIFFUSION
 
-LIMITS = {"dtype": "float32", "max_model_len": 320}
+LIMITS = {"dtype": "float32", "max_model_len": 192}
 PLAN = "Make a plan with four points: bake bread."
 QUESTIONS = (
     PLAN,
@@ -41,7 +41,7 @@ def test_it_answers_several_words_at_once(alone):
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_answers_are_the_same_in_company(alone, params):
     questions = QUESTIONS + QUESTIONS[::-1]
-    together = LLM(EMBEDDED_DIFFUSION, **LIMITS, max_num_seqs=8, kv_cache_tokens=384)
+    together = LLM(EMBEDDED_DIFFUSION, **LIMITS, max_num_seqs=4, kv_cache_tokens=192)
     found = ask(together, questions, params)
     assert together.get_metrics().num_preemptions_total > 0
     assert found == [tokens for question in questions for tokens in ask(alone, (question,), params)]

@@ -27,6 +27,8 @@ from tests.diffusion import vicinity_numpy as loop
 from tests.diffusion.oracle import by_threshold
 from tests.sampling.reference import Filters
 
+pytestmark = pytest.mark.unoptimized
+
 MASK, BLOCK, THRESHOLD = 100, 6, 0.25
 PLAIN = {"cont_weight": 0.0}
 SMOOTH = {"warmup_steps": 3, "threshold_decay": 0.2}

@@ -23,6 +23,8 @@ from jaxinfer.speculative.gamma import FixedGamma
 from tests.builders import make_engine, make_request, model_config, random_model, random_prompts, run_requests
 from tests.speculative.builders import NUM_DRAFTS, random_head, speculating_engine
 
+pytestmark = pytest.mark.unoptimized
+
 LETTERS = [bytes([byte]) for byte in range(ord("a"), ord("z") + 1)]
 PAIRS = [first + second for first in LETTERS[:6] for second in LETTERS[:10]]
 SIZE, MARKER, EOS = 101, 99, 100

@@ -26,6 +26,8 @@ from tests.speculative import eagle3_numpy
 from tests.speculative.builders import speculating_engine, speculation_of
 from tests.speculative.decoder_numpy import Checkpoint, random_target
 
+pytestmark = pytest.mark.unoptimized
+
 VOCAB, DEPTH, TOP_K, NODES = 61, 3, 4, 18
 CLOSE = 1e-4
 
@@ -64,7 +66,7 @@ def engine(checkpoints, tmp_path_factory) -> Callable[..., EngineCore]:
         if key not in made:
             fields = {"num_speculative_tokens": NODES, "tree_depth": DEPTH, "tree_top_k": TOP_K}
             limits = {
-                "max_decode_steps": 2, "overlap": False, "max_num_batched_tokens": 128, "kv_cache_tokens": 512, **limits
+                "max_decode_steps": 2, "overlap": False, "max_num_batched_tokens": 128, "kv_cache_tokens": 160, **limits
             }  # fmt: skip
             made[key] = speculating_engine(model, head, SomeRounds(DEPTH + 1, NODES), speculative=fields, **limits)
         core = made[key]
@@ -156,7 +158,7 @@ def test_trees_are_those_of_numpy(temperature, checkpoints, engine):
 
 
 def test_prompts_in_chunks_leave_no_gap(checkpoints, engine):
-    core = engine(max_num_batched_tokens=80)
+    core = engine(max_num_batched_tokens=80, kv_cache_tokens=512)
     assert check_trees(core, checkpoints, requests_of((100, 110, 90))) > 20
 
 
@@ -178,7 +180,7 @@ def test_after_a_plain_phase_the_head_goes_on(checkpoints, engine):
 
 
 def test_a_preempted_request_gets_the_same_trees(checkpoints, engine):
-    core = engine(kv_cache_tokens=160)
+    core = engine()
     before = core.get_metrics().num_preemptions_total
     assert check_trees(core, checkpoints, requests_of((40, 44, 43), max_tokens=24)) > 12
     assert core.get_metrics().num_preemptions_total > before
@@ -187,7 +189,7 @@ def test_a_preempted_request_gets_the_same_trees(checkpoints, engine):
 @pytest.mark.parametrize("mode", ["in_one_sequence", pytest.param("batching", marks=pytest.mark.slow)])
 def test_branches_get_the_trees_of_each_alone(mode, checkpoints, engine, launches_of_rounds):
     """With a plain request beside them, and members that come late. And no tree changes a token."""
-    core = engine(max_num_seqs=8, max_num_batched_tokens=160)
+    core = engine(max_num_seqs=8, max_num_batched_tokens=160, kv_cache_tokens=512)
     (prefix, suffix, other) = random_prompts((21, 5, 18), vocab_size=VOCAB, seed=3)
     suffixes = [suffix, [7], [], [8, 9, 1], [3], suffix[:2]]
     options = {"max_tokens": 18, "temperature": 0.7, "seed": 5}

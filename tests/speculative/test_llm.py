@@ -14,6 +14,8 @@ from jaxinfer.checkpoint.directory import EMBEDDED_DRAFT, embedded_checkpoint
 from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from jaxinfer.show_drafts import drafts_line, print_drafts
 
+pytestmark = pytest.mark.unoptimized
+
 LIMITS = {"max_model_len": 256, "max_num_seqs": 2, "max_num_batched_tokens": 64, "kv_cache_tokens": 1024}
 QUESTIONS = [
     [{"role": "user", "content": "Write a guide with three points: build a drum."}],
