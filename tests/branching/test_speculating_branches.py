@@ -31,7 +31,7 @@ def engines(model):
 
     def get(drafter: str, controller=None) -> EngineCore:
         if drafter not in made:
-            made[drafter] = speculating_engine(model, drafters[drafter], kv_cache_tokens=160)
+            made[drafter] = speculating_engine(model, drafters[drafter])
         core = made[drafter]
         speculation_of(core).controller = controller or FixedGamma(NUM_DRAFTS)
         assert not core.has_unfinished_requests() and core.reset_prefix_cache()

@@ -67,7 +67,8 @@ def speculating_engine(
     vocabulary: Vocabulary | None = None,
     **limits: Any,
 ) -> EngineCore:
-    """`tests.builders.make_engine` that speculates, with n-grams where there is no drafter.
+    """`tests.builders.make_engine` that speculates, with n-grams where there is no drafter, in a pool for one request of
+    max_model_len.
 
     Args:
         controller: in the place of the configuration's.
@@ -80,7 +81,7 @@ def speculating_engine(
     engine = EngineConfig(
         **{
             "max_model_len": 160, "max_num_seqs": 4, "max_num_batched_tokens": 64, "page_size": 4,
-            "kv_cache_tokens": 256, **limits,
+            "kv_cache_tokens": 160, **limits,
         }
     )  # fmt: skip
     dtype = jnp.dtype(jnp.float32)
