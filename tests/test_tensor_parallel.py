@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from jaxinfer.checkpoint.export import export_head, export_hf
@@ -23,6 +24,11 @@ CONFIG = {
     "head_dim": 16, "num_hidden_layers": 2, "vocab_size": 128, "intermediate_size": 96,
     "max_position_embeddings": 256, "tie_word_embeddings": True,
 }  # fmt: skip
+# A process compiles as the test does, and where it does.
+COMPILING = (
+    "jax_disable_most_optimizations", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +46,8 @@ def start(
     """A process with an engine that has these options."""
     root = WORKER.parent.parent
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(root)
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "PYTHONPATH": str(root),
+        **{name.upper(): str(jax.config.values[name]) for name in COMPILING},
     }  # fmt: skip
     command = [sys.executable, WORKER, checkpoint, size, processes, process, port, json.dumps(options)]
     return subprocess.Popen([*map(str, command)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -122,6 +129,7 @@ def test_two_processes_of_one_device_each_give_the_same_tokens(checkpoint, alone
     assert [(one["tokens"], one["devices"]) for one in found] == [(alone, 2)] * 2
 
 
+@pytest.mark.unoptimized
 def test_four_devices_that_share_every_expert_denoise_the_same_tokens_in_as_many_rounds(tmp_path):
     config = ModelConfig.from_hf(
         CONFIG | {"architectures": ["LLaDA2MoeModelLM"], "moe_intermediate_size": 24, "num_experts": 8,
@@ -145,6 +153,7 @@ def test_four_devices_that_share_every_expert_denoise_the_same_tokens_in_as_many
     assert max(sizes) <= rows * CONFIG["vocab_size"]
 
 
+@pytest.mark.unoptimized
 def test_four_devices_denoise_whole_sequences_with_smoothed_embeddings_as_one_does(tmp_path):
     rope = RopeConfig(max_position_embeddings=256, original_max_position_embeddings=256)
     config = model_config("LLaDAMoEModelLM", num_heads=8, hidden_size=128, vocab_size=128, mask_token_id=127, rope=rope)

@@ -67,8 +67,9 @@ def speculating_engine(
     vocabulary: Vocabulary | None = None,
     **limits: Any,
 ) -> EngineCore:
-    """`tests.builders.make_engine` that speculates, with n-grams where there is no drafter, in a pool for one request of
-    max_model_len.
+    """`tests.builders.make_engine` that speculates, with n-grams where there is no drafter.
+
+    Its pool holds one request of max_model_len.
 
     Args:
         controller: in the place of the configuration's.
