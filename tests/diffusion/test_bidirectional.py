@@ -2,126 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import replace
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.diffusion import canvas_rounds, vicinity
 from jaxinfer.diffusion.config import DiffusionConfig
-from jaxinfer.diffusion.rounds import DenoiseOutput
 from jaxinfer.engine import bidirectional
-from jaxinfer.engine.bidirectional import BidirectionalDenoiser, BidirectionalDiffusion
-from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request, RequestStatus
-from jaxinfer.engine.strategy import LandedRounds
+from jaxinfer.engine.bidirectional import BidirectionalDenoiser
+from jaxinfer.engine.request import RequestStatus
 from jaxinfer.models.decoder import DecoderLM
-from tests.builders import drain, make_request, model_config, random_model, random_prompts, run_requests
-from tests.diffusion import vicinity_numpy as loop
-from tests.diffusion.oracle import Rule, by_factor, by_hierarchy, by_threshold
-from tests.sampling.reference import Filters
-
-MASK, BLOCK, THRESHOLD = 100, 6, 0.25
-CACHES = {
-    "none": {"cache": "none"},
-    "prefix": {"cache": "prefix", "prefix_look": 2},
-    "dual": {"cache": "dual"},
-    "vicinity": {"cache": "dual", "prefix_look": 5, "after_look": 3},
-    "wider than the sequence": {"cache": "dual", "prefix_look": 40, "after_look": 40},
-}
-SMOOTH = {"cont_weight": 0.3, "warmup_steps": 3, "threshold_decay": 0.2}
-
-
-def bidirectional_config(**overrides: Any):
-    return model_config("LLaDAModelLM", **{"mask_token_id": MASK, **overrides})
+from tests.builders import drain, make_request, random_model, run_requests
+from tests.diffusion.bidirectional_builders import (
+    BLOCK,
+    CACHES,
+    SMOOTH,
+    bidirectional_config,
+    decoded,
+    diffusion_config,
+    engine_of,
+    requests,
+    rounds_in,
+    rounds_of,
+    strategy_of,
+)
+from tests.diffusion.builders import MASK
 
 
 @pytest.fixture(scope="module")
 def model() -> DecoderLM:
     return random_model(bidirectional_config(), seed=5)
-
-
-def diffusion_config(**more: Any) -> DiffusionConfig:
-    return DiffusionConfig(**{"block_size": BLOCK, "threshold": THRESHOLD, "expected_tpf": 2, **more})
-
-
-def engine_of(model: DecoderLM, config: DiffusionConfig, **limits: Any) -> EngineCore:
-    engine = EngineConfig(
-        **{
-            "max_model_len": 80, "max_num_seqs": 4, "max_num_batched_tokens": 64, "page_size": 8,
-            "kv_cache_tokens": 160, **limits,
-        }
-    )  # fmt: skip
-    dtype = jnp.dtype(jnp.float32)
-    make_strategy = BidirectionalDenoiser(config).strategy(engine, model, dtype=dtype, mesh=None)
-    return EngineCore(model, engine, dtype=dtype, make_strategy=make_strategy)
-
-
-def strategy_of(core: EngineCore) -> BidirectionalDiffusion:
-    assert isinstance(core.strategy, BidirectionalDiffusion)
-    return core.strategy
-
-
-def requests(**more: Any) -> list[Request]:
-    """Of different lengths, greedy and sampled, the last block whole or not."""
-    return [
-        make_request(str(i), prompt, max_tokens=20 - 2 * i, seed=i, temperature=i % 3 / 2, **more)
-        for i, prompt in enumerate(random_prompts((30, 7, 41, 1, 22, 15), vocab_size=MASK))
-    ]
-
-
-def decoded(model: DecoderLM, request: Request, config: DiffusionConfig, bug: str = "", **more: Any) -> loop.Decoded:
-    """What the loop makes of a request."""
-    params = request.sampling_params
-    rules: dict[str, Any] = {
-        "threshold": by_threshold,
-        "credit": by_threshold,
-        "hierarchy": lambda tau: by_hierarchy(tau, config.low_threshold),
-        "factor": lambda tau: by_factor(config.factor),
-    }
-
-    def rule(tau: float) -> Rule:
-        return rules[config.unmask](tau)
-
-    smooth = loop.Smooth(
-        config.warmup_steps, config.cont_weight, config.cont_weight_init, config.cont_weight_growth,
-        config.threshold_decay,
-    )  # fmt: skip
-    credit = loop.Credit(config.credit_alpha, config.boost_gamma, config.decay_beta)
-    return loop.generate(
-        model, request.prompt_token_ids, params.max_tokens or 0, block_size=config.block_size or 0, rule=rule,
-        threshold=config.threshold, cache="dual" if config.cache == "auto" else config.cache,
-        prefix_look=config.prefix_look, after_look=config.after_look, smooth=smooth if config.smooths else None,
-        eos=sorted(request.ending_token_ids),
-        filters=Filters(params.temperature, params.top_k, params.top_p, params.min_p), request_key=request.request_key,
-        credit=credit if config.unmask == "credit" else None, bug=bug, **more,
-    )  # fmt: skip
-
-
-def rounds_of(core: EngineCore, request: Request) -> list[tuple[int, tuple[int, ...]]]:
-    """Where the block begins and what it is behind each round of a request that is alone."""
-    found: list[tuple[int, tuple[int, ...]]] = []
-
-    def listen(landed: LandedRounds[DenoiseOutput]) -> None:
-        for row in landed.rows.tolist():
-            for number in np.flatnonzero(np.asarray(landed.output.ran)[:, row]):
-                start = int(landed.output.start[number, row])
-                end = min(start + BLOCK, request.max_total_tokens)
-                found.append((start, tuple(np.asarray(landed.output.blocks[number, row])[: end - start].tolist())))
-
-    strategy_of(core).listeners.append(listen)
-    core.add_request(request)
-    drain(core)
-    strategy_of(core).listeners.remove(listen)
-    return found
-
-
-def rounds_in(found: loop.Decoded, request: Request) -> list[tuple[int, tuple[int, ...]]]:
-    return [(each.block, each.tokens[each.block : each.block + BLOCK]) for each in found.rounds]
 
 
 @pytest.mark.parametrize(
@@ -163,123 +73,6 @@ def test_rules(rule, smooth, model):
     for request in requests()[:3]:
         found = decoded(model, request, config)
         assert rounds_of(core, request) == rounds_in(found, request)
-
-
-@pytest.fixture(scope="module")
-def sure_of_masks() -> DecoderLM:
-    """A model that thinks masks likelier than nearly everything."""
-    model = random_model(bidirectional_config(), seed=5)
-    assert model.lm_head is not None
-    kernel = np.array(model.lm_head.kernel[...])
-    kernel[MASK] = kernel[:MASK].max(axis=0)
-    model.lm_head.kernel[...] = jnp.asarray(kernel)
-    return model
-
-
-@pytest.fixture(scope="module")
-def rounds_of_engine(model, sure_of_masks) -> list[list[tuple[int, tuple[int, ...]]]]:
-    """Of two requests to the model, and of one to the model that is sure of masks."""
-    config = diffusion_config(**CACHES["vicinity"], **SMOOTH)
-    core = engine_of(model, config)
-    found = [rounds_of(core, request) for request in requests()[:2]]
-    found.append(rounds_of(engine_of(sure_of_masks, config), requests()[0]))
-    assert found == [
-        rounds_in(decoded(each, request, config), request) for each, request in looked_at(model, sure_of_masks)
-    ]
-    return found
-
-
-def looked_at(model: DecoderLM, sure: DecoderLM) -> list[tuple[DecoderLM, Request]]:
-    first, second = requests()[:2]
-    return [(model, first), (model, second), (sure, first)]
-
-
-@pytest.mark.parametrize("bug", loop.BUGS)
-def test_what_the_engine_does_is_not_what_a_wrong_loop_does(bug, model, sure_of_masks, rounds_of_engine):
-    config = diffusion_config(**CACHES["vicinity"], **SMOOTH)
-    wrong = [
-        rounds_in(decoded(each, request, config, bug), request) for each, request in looked_at(model, sure_of_masks)
-    ]
-    assert wrong != rounds_of_engine
-
-
-def no_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = BidirectionalDiffusion._take
-
-    def bug(self, request, rounds, block, has_landed, *, is_chunk):
-        take(self, request, rounds, block, has_landed, is_chunk=is_chunk)
-        request.in_seat = request.in_seat or self.progress[request.request_id].start > request.num_prompt_tokens
-
-    monkeypatch.setattr(BidirectionalDiffusion, "_take", bug)
-
-
-def counter_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = BidirectionalDiffusion._take
-
-    def bug(self, request, rounds, block, has_landed, *, is_chunk):
-        take(self, request, rounds, block, has_landed, is_chunk=is_chunk)
-        if has_landed:
-            self.progress[request.request_id].round = 1
-
-    monkeypatch.setattr(BidirectionalDiffusion, "_take", bug)
-
-
-def convex_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    mean = canvas_rounds.expected_embeddings
-
-    def bug(model, hidden, mask):
-        return mean(model, hidden, mask) - model.embed.embedding[mask]
-
-    monkeypatch.setattr(canvas_rounds, "expected_embeddings", bug)
-
-
-def constant_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vicinity.Smoothing, "weight", lambda self, number: jnp.full(number.shape, self.most))
-
-
-def masks_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = canvas_rounds.logits_without
-    monkeypatch.setattr(canvas_rounds, "logits_without", lambda model, hidden, mask: logits(model, hidden, -1))
-
-
-def windows_see_themselves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    widen = canvas_rounds._with_windows
-
-    def bug(batch, own, runs, where, how, **sizes):
-        wide = widen(batch, own, runs, where, how, **sizes)
-        rows, width = own.windows.shape
-        end = jnp.repeat(where.start[:rows] + how.block_size - 1, width)
-        limit = wide.limit[: rows * width]
-        return replace(wide, limit=wide.limit.at[: rows * width].set(jnp.where(limit >= 0, end, -1)))
-
-    monkeypatch.setattr(canvas_rounds, "_with_windows", bug)
-
-
-IN_PROGRAMS = (convex_mix, constant_weight, windows_see_themselves_alone)
-PLANTED = [no_refresh, counter_by_block, *(pytest.param(bug, marks=pytest.mark.unoptimized) for bug in IN_PROGRAMS)]
-
-
-@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)
-def test_planted_bugs_are_found(bug, model, monkeypatch):
-    config = diffusion_config(**CACHES["vicinity"], **SMOOTH)
-    bug(monkeypatch)
-    core = engine_of(model, config)
-    assert any(
-        rounds_of(core, request) != rounds_in(decoded(model, request, config), request) for request in requests()[:3]
-    )
-
-
-def test_masks_are_never_drawn(sure_of_masks, monkeypatch):
-    config = diffusion_config(**CACHES["vicinity"], **SMOOTH)
-    (request, same, *_) = requests()[0], requests()[0]
-    found = decoded(sure_of_masks, request, config).tokens
-    assert run_requests(engine_of(sure_of_masks, config), [request])[0] == found and MASK not in found
-    masks_are_drawn(monkeypatch)
-    core = engine_of(sure_of_masks, config)
-    core.add_request(same)
-    with contextlib.suppress(AssertionError):  # a round may commit nothing but masks for ever
-        drain(core, max_steps=100)
-    assert same.output_token_ids != found
 
 
 @pytest.mark.parametrize("cache", ["none", "prefix", "vicinity"])

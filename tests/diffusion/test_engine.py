@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.diffusion import denoise
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.rounds import DenoiseOutput
-from jaxinfer.engine import denoising
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.denoising import Denoiser
-from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.request import RequestStatus
 from jaxinfer.engine.strategy import LandedRounds
 from jaxinfer.show_denoising import BlockHistory
 from tests.builders import drain, make_request, random_model, random_prompts, run_requests
 from tests.diffusion import oracle
-from tests.diffusion.builders import BLOCK, MASK, diffusion_engine, diffusion_model_config, diffusion_of
-from tests.sampling.reference import Filters
-
-LENGTHS = (60, 64, 9, 50, 70, 31, 2)
+from tests.diffusion.builders import (
+    BLOCK,
+    MASK,
+    diffusion_engine,
+    diffusion_model_config,
+    diffusion_of,
+    generated,
+    replace_ending,
+    requests,
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,23 +42,6 @@ def engine(model) -> EngineCore:
 def core(engine) -> EngineCore:
     assert not engine.has_unfinished_requests() and engine.reset_prefix_cache()
     return engine
-
-
-def requests(**more: Any) -> list[Request]:
-    """Greedy and sampled, prompts that end in and between blocks, whole and partial last blocks."""
-    return [
-        make_request(str(i), prompt, max_tokens=24 - i, seed=i, temperature=i % 3 / 2, **more)
-        for i, prompt in enumerate(random_prompts(LENGTHS, vocab_size=MASK))
-    ]
-
-
-def generated(model, request: Request, rule: oracle.Rule | None = None, **more: Any) -> oracle.Generated:
-    params = request.sampling_params
-    filters = Filters(params.temperature, params.top_k, params.top_p, params.min_p)
-    return oracle.generate(
-        model, request.prompt_token_ids, params.max_tokens or 0, rule or oracle.by_threshold(0.1),
-        filters=filters, request_key=request.request_key, eos=sorted(request.ending_token_ids), **more,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +170,6 @@ def test_a_sequence_ends_with_its_first_ending_token(core, model, wanted):
     assert all(request.status is RequestStatus.FINISHED_STOPPED for request in ending)
 
 
-def replace_ending(request: Request, token: int) -> Request:
-    params = request.sampling_params
-    return make_request(
-        request.request_id, request.prompt_token_ids, max_tokens=params.max_tokens or 0, seed=params.seed,
-        temperature=params.temperature, eos_token_ids=[token],
-    )  # fmt: skip
-
-
 def test_a_block_in_which_the_sequence_ends_lands_without_a_commit_round(core, model):
     """And without what would stand behind the end."""
     (prompt,) = random_prompts((9,), vocab_size=MASK)  # its first block has three places
@@ -258,126 +234,6 @@ def test_nothing_of_another_size_than_blocks_enters_the_cache(core, wanted):
 def test_pages_hold_whole_blocks(model):
     with pytest.raises(ValueError, match=r"page_size \(2\) must be a multiple of blocks of 4"):
         diffusion_engine(model, page_size=2)
-
-
-# Planted bugs.
-
-
-def counter_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    after = denoise._after_round
-
-    def bug(model, own, runs, hidden, batch, how):
-        found = after(model, own, runs, hidden, batch, how)
-        return found._replace(blocks=replace(found.blocks, round=own.round + runs))
-
-    monkeypatch.setattr(denoise, "_after_round", bug)
-
-
-def commit_round_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    after = denoise._after_round
-
-    def bug(model, own, runs, hidden, batch, how):
-        found = after(model, own, runs, hidden, batch, how)
-        full = runs & ~found.lands & ~jnp.any(found.tokens == how.mask_token_id, axis=1)
-        # What has just become whole lands at once, with the keys and values of its masks.
-        early = after(model, replace(own, tokens=found.tokens), full, hidden, batch, how)
-
-        def pick(new, old):
-            return jnp.where(full.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
-        of_blocks = {
-            name: pick(getattr(early.blocks, name), getattr(found.blocks, name))
-            for name in ("tokens", "start", "num_given", "round", "num_edits", "ended")
-        }
-        return found._replace(
-            blocks=replace(found.blocks, **of_blocks),
-            landed=pick(early.landed, found.landed),
-            lands=found.lands | full,
-        )
-
-    monkeypatch.setattr(denoise, "_after_round", bug)
-
-
-def blocks_land_up_to_their_first_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    end_of = denoise._end_of
-
-    def bug(tokens, own, batch, how):
-        last, ends = end_of(tokens, own, batch, how)
-        is_mask = tokens == how.mask_token_id
-        return jnp.where(ends & jnp.any(is_mask, axis=1), jnp.maximum(jnp.argmax(is_mask, axis=1) - 1, 0), last), ends
-
-    monkeypatch.setattr(denoise, "_end_of", bug)
-
-
-def prompts_are_causal(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = denoising.BlockDiffusion.prepare
-
-    def bug(self, output, built, batch, runner):
-        before = built.packed["limit"].copy()
-        prepare(self, output, built, batch, runner)
-        built.packed["limit"][:] = before
-
-    monkeypatch.setattr(denoising.BlockDiffusion, "prepare", bug)
-
-
-@pytest.mark.parametrize(
-    "bug",
-    [
-        pytest.param(counter_is_kept, marks=pytest.mark.unoptimized),
-        pytest.param(commit_round_is_left_out, marks=pytest.mark.unoptimized),
-        prompts_are_causal,  # in the programs of the tests above
-    ],
-    ids=lambda bug: bug.__name__,
-)
-def test_planted_bugs_are_found(bug, model, wanted, monkeypatch):
-    bug(monkeypatch)
-    assert run_requests(diffusion_engine(model), requests()) != wanted
-
-
-def test_an_end_counts_once_everything_before_it_is_known(core, model, wanted, monkeypatch):
-    """Planted bug: masks before the end are not waited for."""
-
-    def ending() -> list[Request]:
-        pairs = zip(requests(), wanted, strict=True)
-        return [replace_ending(request, token) for request, tokens in pairs for token in tokens[5:9]]
-
-    several, again = ending(), ending()
-    for number, (request, same) in enumerate(zip(several, again, strict=True)):
-        request.request_id = same.request_id = str(number)
-    assert run_requests(core, several) == [generated(model, request).tokens for request in ending()]
-    blocks_land_up_to_their_first_mask(monkeypatch)
-    wrong = diffusion_engine(model)
-    for request in again:
-        wrong.add_request(request)
-    with pytest.raises(AssertionError, match="unfinished after"):  # the device is done, and the host misses the end
-        drain(wrong, max_steps=len(again) * 24)
-
-
-@pytest.fixture
-def sure_of_masks():
-    """A model that thinks masks likelier than nearly everything."""
-    model = random_model(diffusion_model_config())
-    assert model.lm_head is not None
-    kernel = np.array(model.lm_head.kernel[...])
-    kernel[MASK] = kernel[:MASK].max(axis=0)
-    model.lm_head.kernel[...] = jnp.asarray(kernel)
-    return model
-
-
-def test_the_mask_is_never_drawn(sure_of_masks):
-    got = run_requests(diffusion_engine(sure_of_masks), requests()[:3])
-    assert got == [generated(sure_of_masks, request).tokens for request in requests()[:3]]
-    assert not any(MASK in tokens for tokens in got)
-
-
-def test_drawing_masks_would_go_on_forever(sure_of_masks, monkeypatch):
-    """Planted bug: a round commits masks."""
-    logits = denoise.logits_without
-    monkeypatch.setattr(denoise, "logits_without", lambda model, hidden, mask: logits(model, hidden, -1))
-    core = diffusion_engine(sure_of_masks)
-    core.add_request(requests()[0])
-    with pytest.raises(AssertionError, match="unfinished after 200 steps"):
-        drain(core, max_steps=200)
 
 
 def test_a_denoiser_says_what_an_engine_needs(model):
