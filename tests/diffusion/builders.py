@@ -14,7 +14,7 @@ from jaxinfer.engine.denoising import BlockDiffusion, Denoiser
 from jaxinfer.engine.request import Request
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
-from tests.builders import make_request, model_config, random_prompts
+from tests.builders import make_request, model_config, random_prompts, run_requests
 from tests.diffusion import oracle
 from tests.sampling.reference import Filters
 
@@ -81,3 +81,8 @@ def replace_ending(request: Request, token: int) -> Request:
         request.request_id, request.prompt_token_ids, max_tokens=params.max_tokens or 0, seed=params.seed,
         temperature=params.temperature, eos_token_ids=[token],
     )  # fmt: skip
+
+
+def one_by_one(core: EngineCore, requests: list[Request]) -> list[list[int]]:
+    """The tokens of requests that are alone: they need the fewest programs."""
+    return [run_requests(core, [request])[0] for request in requests]

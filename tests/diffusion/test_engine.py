@@ -23,6 +23,7 @@ from tests.diffusion.builders import (
     diffusion_model_config,
     diffusion_of,
     generated,
+    one_by_one,
     replace_ending,
     requests,
 )
@@ -50,7 +51,7 @@ def wanted(model) -> list[list[int]]:
 
 
 def test_a_request_alone_gets_the_tokens_of_the_loop(core, wanted):
-    assert [run_requests(core, [request])[0] for request in requests()] == wanted
+    assert one_by_one(core, requests()) == wanted
 
 
 def test_requests_together_get_the_tokens_of_the_loop(core, wanted):
@@ -111,7 +112,7 @@ LONG = ("factor", "one token a round")
 @pytest.mark.parametrize("name", ["hierarchy", *(pytest.param(each, marks=pytest.mark.slow) for each in LONG)])
 def test_rules(name, model):
     config, rule = CONFIGS[name]
-    got = run_requests(diffusion_engine(model, config), requests()[:4])
+    got = one_by_one(diffusion_engine(model, config), requests()[:4])
     assert got == [generated(model, request, rule).tokens for request in requests()[:4]]
 
 
@@ -129,7 +130,7 @@ def test_credits_of_rounds_before_count(model):
 @pytest.mark.unoptimized
 def test_committed_tokens_are_edited(model):
     config = DiffusionConfig(threshold=0.1, edit_threshold=0.12, max_post_edit_steps=2)
-    got = run_requests(diffusion_engine(model, config), requests()[:5])
+    got = one_by_one(diffusion_engine(model, config), requests()[:5])
     found = [generated(model, r, edit_threshold=0.12, max_post_edit_steps=2).tokens for r in requests()[:5]]
     assert got == found != [generated(model, request).tokens for request in requests()[:5]]
 
