@@ -9,9 +9,10 @@ import pytest
 
 from jaxinfer.diffusion import denoise
 from jaxinfer.engine import denoising
+from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.request import Request
 from jaxinfer.models.decoder import DecoderLM
-from tests.builders import drain, random_model, run_requests
+from tests.builders import drain, make_request, random_model, random_prompts, run_requests
 from tests.diffusion.builders import (
     MASK,
     diffusion_engine,
@@ -44,12 +45,14 @@ def counter_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(denoise, "_after_round", bug)
 
 
-def commit_round_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def commit_round_is_left_out(monkeypatch: pytest.MonkeyPatch, of_last_blocks: bool = False) -> None:
     after = denoise._after_round
 
     def bug(model, own, runs, hidden, batch, how):
         found = after(model, own, runs, hidden, batch, how)
         full = runs & ~found.lands & ~jnp.any(found.tokens == how.mask_token_id, axis=1)
+        if of_last_blocks:
+            full &= denoise._end_of(found.tokens, own, batch, how)[1]
         # What has just become whole lands at once, with the keys and values of its masks.
         early = after(model, replace(own, tokens=found.tokens), full, hidden, batch, how)
 
@@ -103,6 +106,29 @@ def prompts_are_causal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_planted_bugs_are_found(bug, model, wanted, monkeypatch):
     bug(monkeypatch)
     assert one_by_one(diffusion_engine(model), requests()) != wanted
+
+
+@pytest.mark.unoptimized
+def test_a_page_is_cached_with_the_final_keys_and_values_of_its_last_block(model, monkeypatch):
+    """Planted bug: the last block of a sequence is cached as it was when it had masks."""
+
+    def next_turns(core: EngineCore) -> list[list[int]]:
+        """Of prompts that begin with an answer which ended with a block and its page."""
+        found = []
+        for number, prompt in enumerate(random_prompts((9, 30), vocab_size=MASK)):
+            (tokens,) = one_by_one(core, [make_request("a", prompt, max_tokens=48 - len(prompt), seed=number)])
+            assert len(prompt) + len(tokens) == 48
+            turn = make_request("b", [*prompt, *tokens, 5, 17], max_tokens=20, seed=number)
+            found += one_by_one(core, [turn])
+            assert turn.num_cached_tokens == 48
+            wanted.append(generated(model, turn).tokens)
+        return found
+
+    wanted: list[list[int]] = []
+    assert next_turns(diffusion_engine(model)) == wanted
+    wanted.clear()
+    commit_round_is_left_out(monkeypatch, of_last_blocks=True)
+    assert next_turns(diffusion_engine(model)) != wanted
 
 
 def test_an_end_counts_once_everything_before_it_is_known(model, wanted, monkeypatch):

@@ -52,3 +52,19 @@ def test_of_ties_the_left_one_goes_first():
     confidence, masked = jnp.full((1, BLOCK), 0.4), jnp.ones((1, BLOCK), bool)
     for rule in (Hierarchy(0.9, 0.5), Factor(0.0)):
         assert np.flatnonzero(np.asarray(rule(confidence, masked))[0]).tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ["hierarchy", "factor", "small factor", "factor of 0"])
+def test_ties_that_go_the_other_way_are_found(name):
+    """Planted bug: of equal confidences the right one goes first."""
+    rule, plain = RULES[name]
+    rng = np.random.default_rng(0)
+    confidence = rng.choice(np.float32([0.1, 0.4, 0.6]), (200, BLOCK))
+    masked = rng.random((200, BLOCK)) < 0.7
+    wanted = [plain(*row) if row[1].any() else set() for row in zip(confidence, masked, strict=True)]
+
+    def of_rows(committed: jax.Array) -> list[set[int]]:
+        return [set(np.flatnonzero(row).tolist()) for row in np.asarray(committed)]
+
+    assert of_rows(rule(jnp.asarray(confidence), jnp.asarray(masked))) == wanted
+    assert of_rows(rule(jnp.asarray(confidence[:, ::-1]), jnp.asarray(masked[:, ::-1]))[:, ::-1]) != wanted
