@@ -164,3 +164,8 @@ def run_requests(core: EngineCore, requests: Sequence[Request]) -> list[list[int
         core.add_request(request)
     drain(core)
     return [request.output_token_ids for request in requests]
+
+
+def one_by_one(core: EngineCore, requests: Iterable[Request]) -> list[list[int]]:
+    """Output tokens of requests each of which is alone: it needs the fewest programs."""
+    return [run_requests(core, [request])[0] for request in requests]

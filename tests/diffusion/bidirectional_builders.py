@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.rounds import DenoiseOutput
-from jaxinfer.engine.bidirectional import BidirectionalDenoiser, BidirectionalDiffusion
+from jaxinfer.engine.bidirectional import BidirectionalDiffusion
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.strategy import LandedRounds
 from jaxinfer.models.decoder import DecoderLM
 from tests.builders import drain, make_request, model_config, random_prompts
 from tests.diffusion import vicinity_numpy as loop
-from tests.diffusion.builders import MASK
+from tests.diffusion.builders import MASK, diffusion_engine
 from tests.diffusion.oracle import Rule, by_factor, by_hierarchy, by_threshold
 from tests.sampling.reference import Filters
 
@@ -41,15 +39,7 @@ def diffusion_config(**more: Any) -> DiffusionConfig:
 
 
 def engine_of(model: DecoderLM, config: DiffusionConfig, **limits: Any) -> EngineCore:
-    engine = EngineConfig(
-        **{
-            "max_model_len": 80, "max_num_seqs": 4, "max_num_batched_tokens": 64, "page_size": 8,
-            "kv_cache_tokens": 160, **limits,
-        }
-    )  # fmt: skip
-    dtype = jnp.dtype(jnp.float32)
-    make_strategy = BidirectionalDenoiser(config).strategy(engine, model, dtype=dtype, mesh=None)
-    return EngineCore(model, engine, dtype=dtype, make_strategy=make_strategy)
+    return diffusion_engine(model, config, **{"max_model_len": 80, "kv_cache_tokens": 160, **limits})
 
 
 def strategy_of(core: EngineCore) -> BidirectionalDiffusion:

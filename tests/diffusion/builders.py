@@ -10,16 +10,16 @@ import numpy as np
 from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.denoising import BlockDiffusion, Denoiser
+from jaxinfer.engine.denoisers import denoiser_of
+from jaxinfer.engine.denoising import BlockDiffusion
 from jaxinfer.engine.request import Request
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
-from tests.builders import make_request, model_config, random_prompts, run_requests
+from tests.builders import make_request, model_config, random_prompts
 from tests.diffusion import oracle
 from tests.sampling.reference import Filters
 
 MASK, BLOCK = 100, 4
-LENGTHS = (60, 64, 9, 50, 70, 31, 2)
 
 
 def diffusion_model_config(family: str = "SDARForCausalLM", **overrides: Any) -> ModelConfig:
@@ -27,7 +27,7 @@ def diffusion_model_config(family: str = "SDARForCausalLM", **overrides: Any) ->
 
 
 def diffusion_engine(model: DecoderLM, config: DiffusionConfig | None = None, **limits: Any) -> EngineCore:
-    """`tests.builders.make_engine` that denoises blocks. Random models are never sure: by default a probability of 0.1
+    """`tests.builders.make_engine` of a diffusion model. Random models are never sure: by default a probability of 0.1
     is enough."""
     engine = EngineConfig(
         **{
@@ -37,7 +37,7 @@ def diffusion_engine(model: DecoderLM, config: DiffusionConfig | None = None, **
     )  # fmt: skip
     config = config or DiffusionConfig(threshold=0.1, expected_tpf=1)
     dtype = jnp.dtype(jnp.float32)
-    make_strategy = Denoiser(config).strategy(engine, model, dtype=dtype, mesh=None)
+    make_strategy = denoiser_of(config, model.config).strategy(engine, model, dtype=dtype, mesh=None)
     return EngineCore(model, engine, dtype=dtype, make_strategy=make_strategy)
 
 
@@ -60,7 +60,7 @@ def requests(**more: Any) -> list[Request]:
     """Greedy and sampled, prompts that end in and between blocks, whole and partial last blocks."""
     return [
         make_request(str(i), prompt, max_tokens=24 - i, seed=i, temperature=i % 3 / 2, **more)
-        for i, prompt in enumerate(random_prompts(LENGTHS, vocab_size=MASK))
+        for i, prompt in enumerate(random_prompts((60, 64, 9, 50, 70, 31, 2), vocab_size=MASK))
     ]
 
 
@@ -81,8 +81,3 @@ def replace_ending(request: Request, token: int) -> Request:
         request.request_id, request.prompt_token_ids, max_tokens=params.max_tokens or 0, seed=params.seed,
         temperature=params.temperature, eos_token_ids=[token],
     )  # fmt: skip
-
-
-def one_by_one(core: EngineCore, requests: list[Request]) -> list[list[int]]:
-    """The tokens of requests that are alone: they need the fewest programs."""
-    return [run_requests(core, [request])[0] for request in requests]

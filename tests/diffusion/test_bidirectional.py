@@ -12,7 +12,7 @@ from jaxinfer.engine import bidirectional
 from jaxinfer.engine.bidirectional import BidirectionalDenoiser
 from jaxinfer.engine.request import RequestStatus
 from jaxinfer.models.decoder import DecoderLM
-from tests.builders import drain, make_request, random_model, run_requests
+from tests.builders import drain, make_request, one_by_one, random_model, run_requests
 from tests.diffusion.bidirectional_builders import (
     BLOCK,
     CACHES,
@@ -81,7 +81,7 @@ def test_tokens_do_not_depend_on_neighbours_and_order(cache, model):
     config = diffusion_config(**CACHES[cache], **SMOOTH)
     wanted = [decoded(model, request, config).tokens for request in requests()]
     core = engine_of(model, config)
-    assert [run_requests(core, [request])[0] for request in requests()] == wanted
+    assert one_by_one(core, requests()) == wanted
     many = [*requests(), *requests(), *requests()][:16]
     for number, request in enumerate(many):
         request.request_id = str(number)

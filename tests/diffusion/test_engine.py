@@ -14,7 +14,7 @@ from jaxinfer.engine.denoising import Denoiser
 from jaxinfer.engine.request import RequestStatus
 from jaxinfer.engine.strategy import LandedRounds
 from jaxinfer.show_denoising import BlockHistory
-from tests.builders import drain, make_request, random_model, random_prompts, run_requests
+from tests.builders import drain, make_request, one_by_one, random_model, random_prompts, run_requests
 from tests.diffusion import oracle
 from tests.diffusion.builders import (
     BLOCK,
@@ -23,7 +23,6 @@ from tests.diffusion.builders import (
     diffusion_model_config,
     diffusion_of,
     generated,
-    one_by_one,
     replace_ending,
     requests,
 )

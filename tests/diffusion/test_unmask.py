@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,16 +30,25 @@ confidences = st.sampled_from([0.0, 0.1, 0.3, 0.30001, 0.5, 0.6, 0.7, 0.75, 0.9,
 blocks = st.lists(st.tuples(confidences, st.booleans()), min_size=BLOCK, max_size=BLOCK)
 
 
+def committed(
+    rule: Callable[[jax.Array, jax.Array], jax.Array], confidence: np.ndarray, masked: np.ndarray
+) -> list[set[int]]:
+    """The places of each row that the rule commits."""
+    return [set(np.flatnonzero(row).tolist()) for row in np.asarray(rule(jnp.asarray(confidence), jnp.asarray(masked)))]
+
+
+def wanted_of(rule: oracle.Rule, confidence: np.ndarray, masked: np.ndarray) -> list[set[int]]:
+    """The same of the rule in plain Python; of a row without masks nothing."""
+    return [rule(*row) if row[1].any() else set() for row in zip(confidence, masked, strict=True)]
+
+
 @pytest.mark.parametrize("name", RULES)
 @given(st.lists(blocks, min_size=ROWS, max_size=ROWS))
 @settings(max_examples=150)
 def test_rules_commit_what_they_say(name, rows):
     confidence = np.asarray([[value for value, _ in row] for row in rows], np.float32)
     masked = np.asarray([[mask for _, mask in row] for row in rows])
-    got = np.asarray(JITTED[name](jnp.asarray(confidence), jnp.asarray(masked)))
-    for row in range(ROWS):
-        wanted = RULES[name][1](confidence[row], masked[row]) if masked[row].any() else set()
-        assert set(np.flatnonzero(got[row]).tolist()) == wanted
+    assert committed(JITTED[name], confidence, masked) == wanted_of(RULES[name][1], confidence, masked)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -61,10 +72,10 @@ def test_ties_that_go_the_other_way_are_found(name):
     rng = np.random.default_rng(0)
     confidence = rng.choice(np.float32([0.1, 0.4, 0.6]), (200, BLOCK))
     masked = rng.random((200, BLOCK)) < 0.7
-    wanted = [plain(*row) if row[1].any() else set() for row in zip(confidence, masked, strict=True)]
+    wanted = wanted_of(plain, confidence, masked)
+    assert committed(rule, confidence, masked) == wanted
 
-    def of_rows(committed: jax.Array) -> list[set[int]]:
-        return [set(np.flatnonzero(row).tolist()) for row in np.asarray(committed)]
+    def planted(confidence: jax.Array, masked: jax.Array) -> jax.Array:
+        return rule(confidence[:, ::-1], masked[:, ::-1])[:, ::-1]
 
-    assert of_rows(rule(jnp.asarray(confidence), jnp.asarray(masked))) == wanted
-    assert of_rows(rule(jnp.asarray(confidence[:, ::-1]), jnp.asarray(masked[:, ::-1]))[:, ::-1]) != wanted
+    assert committed(planted, confidence, masked) != wanted

@@ -7,29 +7,26 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxinfer.checkpoint.export import export_hf
-from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion.batches import ForwardBatch, ModelWorkerBatch
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.iteration import DiffusionBatchState, DiffusionBlockMeta, DiffusionIteration
 from jaxinfer.diffusion.sequence_rows import rounded_up
 from jaxinfer.diffusion.worker import DiffusionWorker
-from jaxinfer.engine.bidirectional import BidirectionalDenoiser
-from jaxinfer.engine.core import EngineCore
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.rope import RopeConfig
 from tests.builders import make_request, model_config, random_model, random_prompts, run_requests
 from tests.diffusion import vicinity_numpy as loop
+from tests.diffusion.builders import MASK, diffusion_engine
 from tests.diffusion.oracle import by_threshold
 from tests.sampling.reference import Filters
 
 pytestmark = pytest.mark.unoptimized
 
-MASK, BLOCK, THRESHOLD = 100, 6, 0.25
+BLOCK, THRESHOLD = 6, 0.25
 PLAIN = {"cont_weight": 0.0}
 SMOOTH = {"warmup_steps": 3, "threshold_decay": 0.2}
 DUAL = {"cache": "dual"}
@@ -90,12 +87,7 @@ def of_engine(model: DecoderLM, way: dict[str, Any], batch: ModelWorkerBatch) ->
     config = DiffusionConfig(
         **{"block_size": BLOCK, "threshold": THRESHOLD, "expected_tpf": 2, "cont_weight": 0.3, **way}
     )
-    engine = EngineConfig(
-        max_model_len=80, max_num_seqs=4, max_num_batched_tokens=128, page_size=8, kv_cache_tokens=320
-    )
-    dtype = jnp.dtype(jnp.float32)
-    make_strategy = BidirectionalDenoiser(config).strategy(engine, model, dtype=dtype, mesh=None)
-    core = EngineCore(model, engine, dtype=dtype, make_strategy=make_strategy)
+    core = diffusion_engine(model, config, max_model_len=80, max_num_batched_tokens=128, kv_cache_tokens=320)
     rows = zip(batch.input_ids, MAX_NEW_TOKENS, TEMPERATURE, SEEDS, strict=False)
     requests = [
         make_request(str(index), prompt, max_tokens=count, temperature=temperature, seed=seed)

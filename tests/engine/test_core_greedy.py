@@ -10,6 +10,7 @@ from tests.builders import (
     make_engine,
     make_request,
     model_config,
+    one_by_one,
     random_model,
     random_prompts,
     run_requests,
@@ -56,8 +57,7 @@ def test_the_oracles_tokens_vary_so_that_equality_means_something(family, truth)
 def test_requests_alone_get_the_oracles_tokens(family, idle_engine, truth):
     prompts = random_prompts(LENGTHS)
     core = idle_engine(family, **LIMITS[family])
-    got = [run_requests(core, [request])[0] for request in requests_for(prompts)]
-    assert got == truth(family, prompts)
+    assert one_by_one(core, requests_for(prompts)) == truth(family, prompts)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

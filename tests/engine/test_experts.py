@@ -9,12 +9,12 @@ from tests.builders import (
     make_engine,
     make_request,
     model_config,
+    one_by_one,
     random_model,
     random_prompts,
     run_requests,
 )
-from tests.diffusion import oracle as diffusion_oracle
-from tests.diffusion.builders import MASK, diffusion_engine, diffusion_model_config
+from tests.diffusion.builders import MASK, diffusion_engine, diffusion_model_config, generated
 from tests.oracle import greedy_tokens, sampled_tokens
 from tests.sampling.reference import Filters
 from tests.speculative.builders import speculating_engine
@@ -52,7 +52,7 @@ def test_requests_get_the_oracles_tokens_alone_together_and_from_the_cache(model
     """Prompts are cut into chunks, beside others that decode, in a pool that is too small for all."""
     core = make_engine(model)
     assert all(len(set(tokens)) > TOKENS // 3 for tokens in wanted)
-    assert [run_requests(core, [request])[0] for request in requests()] == wanted
+    assert one_by_one(core, requests()) == wanted
     assert core.reset_prefix_cache()
     assert run_requests(core, requests()) == wanted
     hits = core.get_metrics().prefix_cache_hits
@@ -74,7 +74,6 @@ def test_blocks_of_a_model_with_experts_get_the_tokens_of_the_loop():
     prompts = random_prompts((30, 9, 50, 2), vocab_size=MASK)
     each = [make_request(str(i), prompt, max_tokens=16 + i) for i, prompt in enumerate(prompts)]
     found = run_requests(core, each)
-    rule = diffusion_oracle.by_threshold(0.1)
-    assert found == [diffusion_oracle.generate(model, p, 16 + i, rule).tokens for i, p in enumerate(prompts)]
+    assert found == [generated(model, request).tokens for request in each]
     alone = make_request("alone", prompts[0], max_tokens=16)
     assert core.reset_prefix_cache() and run_requests(core, [alone]) == found[:1]
