@@ -33,6 +33,7 @@ class BranchMethods(ABC):
     ) -> None:
         self.core, self.tokenizer = core, tokenizer
         self._inputs, self._processor = inputs, processor
+        core.landing_listeners.append(processor.process)
         self._skeletons: dict[str, SkeletonOfThought] = {}
         constraints = core.constraints
         self._vocabulary = None if constraints is None else constraints.vocabulary
@@ -91,7 +92,7 @@ class BranchMethods(ABC):
             suffixes: of each branch, text or token ids as the prefix is; it may be empty.
             sampling_params: for all branches, or one for each.
             branch_mode: "in_one_sequence" or "batching"; None: the engine's.
-            max_parallel_branches: most branches that run at once; None: as many as pay.
+            max_parallel_branches: most branches that run at once; None: all.
             predicted_lengths: tokens that each branch is expected to have: the longest start first.
 
         Raises:
@@ -118,6 +119,7 @@ class BranchMethods(ABC):
             prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
             predicted=predicted_lengths, stream=True,
         )  # fmt: skip
+        self.core.check([group])
         return self._steps([group], CompileNotice(), stream=True)
 
     def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
@@ -141,18 +143,20 @@ class BranchMethods(ABC):
         try:
             for number, prompt in self._inputs.tokenized(as_prompt_list(prompts)):
                 while runs and sum(not run.is_done for _, run in runs) >= limits.max_num_seqs // params.beam_width:
-                    self._processor.process(self.core.step())
+                    self.core.step()
                 most = min(params.max_tokens, limits.max_model_len - len(prompt.token_ids))
                 search = BeamSearch(dataclasses.replace(params, max_tokens=most), self.eos_token_ids)
                 runs.append((prompt, BeamRun(self.core, number, prompt.token_ids, search)))
             while not all(run.is_done for _, run in runs):
-                self._processor.process(self.core.step())
+                self.core.step()
         finally:
             for _, run in runs:
                 run.abort()
         tokenizer = self.tokenizer
         outputs: list[BeamSearchOutput] = []
-        for prompt, run in runs:
+        for index, (prompt, run) in enumerate(runs):
+            if run.error is not None:
+                raise RuntimeError(f"beam search for prompt {index} failed: {run.error}")
             sequences = []
             for found in run.search.hypotheses:
                 tokens, text = list(found.tokens), ""
@@ -183,7 +187,7 @@ class BranchMethods(ABC):
             branch_mode: "in_one_sequence" or "batching"; None: the engine's.
             protocol: "plan" ([PLAN] or [DIRECT], kept to by its grammar), "outline" (a numbered list, for any chat
                 model), or "auto": "plan" where the tokenizer has its markers.
-            max_parallel_branches: most points that are written at once; None: as many as pay.
+            max_parallel_branches: most points that are written at once; None: all.
             skeleton: the text of a plan, to expand instead of asking for one.
             on_event: is told of text as it comes.
 

@@ -37,7 +37,7 @@ class EngineConfig:
     branch_mode: str = (
         "in_one_sequence"  # how launches read what sequences of one request share: once, or once for each
     )
-    max_parallel_branches: int | None = None  # sequences of one request that run at once; None: as pays
+    max_parallel_branches: int | None = None  # sequences of one request that run at once; None: all
     seed: int = 0
     max_decode_steps: int = 16  # most decode steps in one launch, where no request needs the host in between; 1: off
     overlap: bool = True  # launch a step before the results of the one before are read

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,13 @@ from jaxinfer.config import (
 )
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.drafters import check_drafter, load_speculator, with_drafter
+from jaxinfer.engine.arrivals import members_of
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.denoisers import denoiser_of, diffusion_of, round_width
 from jaxinfer.engine.memory import plan_memory
 from jaxinfer.engine.memory_share import set_jax_share
 from jaxinfer.engine.metrics import EngineMetrics
-from jaxinfer.engine.output_processor import OutputProcessor
+from jaxinfer.engine.output_processor import Inbox, OutputProcessor
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.input_processor import InputProcessor
@@ -173,7 +173,7 @@ class LLM(BranchMethods):
         core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, vocabulary=vocabulary, **strategy)
         inputs = InputProcessor(engine_config, config, self.generation_config, tokenizer_of_model)
         super().__init__(core, inputs, OutputProcessor(core, tokenizer_of_model), tokenizer_of_model)
-        self._outbox: deque[RequestOutput] = deque()  # for whoever calls `step`
+        self._outbox = self._processor.inbox()  # for callers of `step`
 
     def generate(
         self,
@@ -231,6 +231,7 @@ class LLM(BranchMethods):
         items = as_prompt_list(prompts)
         items = [self._inputs.render(p, i, {}) if is_conversation(p) else p for i, p in enumerate(items)]
         requests = self._inputs.requests(items, sampling_params, stream=True)
+        self.core.check(requests)
         return self._steps(requests, CompileNotice(), stream=True)
 
     def add_request(
@@ -257,19 +258,17 @@ class LLM(BranchMethods):
         if arrival_time is not None:
             for sequence in request.members if isinstance(request, RequestGroup) else [request]:
                 sequence.metrics.arrival_time = arrival_time
-        self._add(request, self._outbox, stream=stream)
+        self._add([request], self._outbox, stream=stream)
         return request.request_id
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine, if there is work; what came of requests that `add_request` queued."""
         if self.core.has_unfinished_requests():
-            self._processor.process(self.core.step())
-        outputs = list(self._outbox)
-        self._outbox.clear()
-        return outputs
+            self.core.step()
+        return self._outbox.take()
 
     def has_unfinished_requests(self) -> bool:
-        """Whether there is a request, whoever queued it, that has not come to its end."""
+        """Whether there is a request, of any caller, that has not come to its end."""
         return self.core.has_unfinished_requests()
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
@@ -286,10 +285,11 @@ class LLM(BranchMethods):
 
     def abort(self, request_id: str) -> bool:
         """End an unfinished request; False if there is none of that id."""
-        aborted = self.core.abort(request_id)
-        for request in aborted:
-            self._processor.close(request)
-        return bool(aborted)
+        return bool(self.core.abort(request_id))
+
+    def abort_all(self) -> int:
+        """End all unfinished requests, of every caller; returns how many there were."""
+        return len(self.core.abort(*self.core.scheduler.requests))
 
     def reset_prefix_cache(self) -> bool:
         """Forget the prefixes that are cached; False if unfinished requests use some of them, which stay."""
@@ -321,13 +321,18 @@ class LLM(BranchMethods):
             raise ValueError("this engine has no tokenizer")
         return self.tokenizer
 
-    def _add(self, request: Request | RequestGroup, inbox: deque[RequestOutput], *, stream: bool) -> None:
-        if isinstance(request, RequestGroup):
-            self.core.add_group(request)
-            self._processor.follow_group(request, inbox, stream=stream)
-        else:
-            self.core.add_request(request)
-            self._processor.follow(request, inbox, stream=stream)
+    def _add(self, requests: Sequence[Request | RequestGroup], inbox: Inbox, *, stream: bool) -> None:
+        """Queue requests, all of them or none."""
+        for request in requests:
+            if isinstance(request, RequestGroup):
+                self._processor.follow_group(request, inbox, stream=stream)
+            else:
+                self._processor.follow(request, inbox, stream=stream)
+        try:
+            self.core.add(requests)
+        except ValueError:
+            self._processor.forget([member.request_id for request in requests for member in members_of(request)])
+            raise
 
     def _run(self, requests: Sequence[Request | RequestGroup], use_tqdm: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
@@ -344,28 +349,26 @@ class LLM(BranchMethods):
 
         Steps serve all requests of the engine: outputs of other callers' requests go to their inboxes.
         """
-        inbox: deque[RequestOutput] = deque()
-        for request in requests:
-            self._add(request, inbox, stream=stream)
+        inbox = self._processor.inbox()
         unfinished = {request.request_id for request in requests}
         listeners = self.core.compile_listeners
         listeners.append(watcher.compiling)
         try:
+            self._add(requests, inbox, stream=stream)
             while unfinished:
-                while inbox:
-                    output = inbox.popleft()
+                for output in inbox.take():
                     if output.finished:
                         unfinished.discard(output.request_id)
                     yield output
                 if unfinished:
-                    landings = self.core.step()
+                    if not self.core.has_unfinished_requests():
+                        raise RuntimeError(f"the engine has nothing left to do, and has no end of {sorted(unfinished)}")
+                    self.core.step()
                     watcher.compiled()
-                    self._processor.process(landings)
         finally:
-            watcher.compiled()
+            self.core.abort(*unfinished)
             listeners.remove(watcher.compiling)
-            for request_id in unfinished:
-                self.abort(request_id)
+            watcher.compiled()
 
 
 def _make_mesh(size: int) -> Mesh | None:

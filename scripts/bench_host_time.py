@@ -15,7 +15,7 @@ import json
 import pstats
 import statistics
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
-from jaxinfer.outputs import RequestOutput
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.step import Step, StepOutput
@@ -92,21 +91,23 @@ class Bench:
         model = random_model(qwen3_config(**MODEL, max_position_embeddings=longest))
         self.core = EngineCore(model, config, dtype=jnp.dtype(jnp.float32))
         self.processor = OutputProcessor(self.core, None)
-        self.inbox: deque[RequestOutput] = deque()
+        self.inbox = self.processor.inbox()
         if not with_device:
-            self.core.runner = _NoDevice(max_decode_steps)  # pyright: ignore[reportAttributeAccessIssue]
+            self.core.launcher.runner = _NoDevice(max_decode_steps)  # pyright: ignore[reportAttributeAccessIssue]
         self.watch = Stopwatch()
         self.watch.watch(self.core.scheduler, "schedule", "scheduler")
         for method in ("remove", "build"):
             self.watch.watch(self.core.input_batch, method, "batch building")
-        self.watch.watch(self.core.runner, "launch", "launch")
+        self.watch.watch(self.core.launcher.runner, "launch", "launch")
         self.watch.watch(self.processor, "process", "outputs")
+        self.core.landing_listeners.append(self.processor.process)
 
     def step(self) -> dict[str, float]:
         """One step; milliseconds of each part."""
         self.watch.seconds.clear()
         before = self.core.metrics.host_seconds_total
-        self.processor.process(self.core.step())
+        self.core.step()
+        self.inbox.take()
         seconds = self.watch.seconds
         # What the engine counts, less what stands for itself: reading results into requests and metrics.
         engine = self.core.metrics.host_seconds_total - before
@@ -147,7 +148,6 @@ class Bench:
             profile.disable()
         for request in requests:
             self.core.abort(request.request_id)
-            self.processor.close(request)
         self.core.step()
         self.core.check_integrity()
         return {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}

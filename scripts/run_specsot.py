@@ -38,7 +38,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
     parser.add_argument("--seed", type=int, help="of sampling")
     parser.add_argument("--max-tokens", type=int, default=128, help="of a point at most (default: %(default)s)")
-    parser.add_argument("--max-parallel", type=int, metavar="N", help="most points at once (default: as many as pay)")
+    parser.add_argument("--max-parallel", type=int, metavar="N", help="most points at once (default: all)")
     add_speculative_options(parser, default_draft_model="the embedded one")
     parser.add_argument("--timeline", type=Path, metavar="PNG", help="draw which branch decoded in which step")
     parser.add_argument("--compare", type=int, nargs="?", const=12, metavar="N", help="over N questions (default: 12)")

@@ -127,16 +127,21 @@ class PrefixCache:
 
     A request opens a handle with `match_and_lock`, publishes pages as they fill with `extend`, and ends it with
     `release`. What a handle covers is never evicted. Tokens may be given as ids or as a key from `page_key`.
+
+    Args:
+        stats: counts to continue; None: they begin at 0.
     """
 
-    def __init__(self, config: PrefixCacheConfig, allocator: PageAllocator) -> None:
+    def __init__(
+        self, config: PrefixCacheConfig, allocator: PageAllocator, stats: PrefixCacheStats | None = None
+    ) -> None:
         self.config = config
         self.allocator = allocator
         policy = config.eviction_policy
         self._tree = RadixTree(config.page_size, make_eviction_policy(policy) if isinstance(policy, str) else policy)
         self._page_bytes = config.page_size * TOKEN_BYTES
         self._max_pages = None if config.max_cached_tokens is None else config.max_cached_tokens // config.page_size
-        self._stats = PrefixCacheStats()
+        self._stats = PrefixCacheStats() if stats is None else stats
         self._lock = threading.RLock()
 
     @property

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from jaxinfer.engine.input_batch import BuiltBatch
+from jaxinfer.engine.landing import LogprobsOf
 from jaxinfer.engine.request import Request
-from jaxinfer.engine.scheduler import Landing, SchedulerOutput
+from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.outputs import Logprob
 from jaxinfer.programs.adjusted_sampling import AdjustedSampling
 from jaxinfer.sampling.adjustments import Adjustments
@@ -62,17 +63,18 @@ def wants_logprobs(output: SchedulerOutput) -> bool:
     return any([request.sampling_params.logprobs is not None for request in output.requests if request.may_adjust])
 
 
-def take_logprobs(landings: Sequence[Landing], built: BuiltBatch, logprobs: TokenLogprobs, width: int = 1) -> None:
-    """Give landed tokens' log probabilities to the requests that want them; `width` of them are of each row."""
+def logprobs_of_launch(built: BuiltBatch, logprobs: TokenLogprobs, width: int = 1) -> LogprobsOf:
+    """What makes the log probabilities of a launch's landed tokens; the launch has `width` entries for each row."""
     arrays = jax.tree.map(np.asarray, logprobs)
-    for request, index, first, last in landings:
+
+    def entries(request: Request, index: int, tokens: Sequence[int]) -> list[dict[int, Logprob]]:
         wanted = request.sampling_params.logprobs
-        if wanted is not None:
-            row = int(built.logits_rows[index]) * width
-            request.logprobs += [
-                _as_dict(arrays, row + place, token, wanted)
-                for place, token in enumerate(request.token_ids[first:last])
-            ]
+        if wanted is None:
+            return []
+        row = int(built.logits_rows[index]) * width
+        return [_as_dict(arrays, row + place, token, wanted) for place, token in enumerate(tokens)]
+
+    return entries
 
 
 def prompt_targets(output: SchedulerOutput, built: BuiltBatch) -> np.ndarray | None:

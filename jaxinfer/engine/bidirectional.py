@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,12 +51,18 @@ class BidirectionalDiffusion(DiffusionStrategy):
         vicinity: how sequences are denoised.
         config: bounds the rounds of a launch.
         buckets: shapes of launches, with one token for each row.
-        state: the device's, see `Canvas`.
+        make_state: makes the device's, see `Canvas`.
     """
 
     wants_landing = True
 
-    def __init__(self, vicinity: Vicinity, config: DiffusionConfig, buckets: Buckets, state: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        vicinity: Vicinity,
+        config: DiffusionConfig,
+        buckets: Buckets,
+        make_state: Callable[[], Mapping[str, Any]],
+    ) -> None:
         self.vicinity, self._config = vicinity, config
         chunks = [shape for shape in buckets.all_shapes() if shape.prefill_tokens]
         widths = {1, vicinity.width}
@@ -64,7 +70,7 @@ class BidirectionalDiffusion(DiffusionStrategy):
         if vicinity.cache == "dual":
             shapes = [replace(shape, block_size=vicinity.width) for shape in buckets.all_loops()] + shapes
         program = DenoiseCanvas(vicinity, config.maximum_unroll, tuple(shapes))
-        super().__init__(program, vicinity.block_size, vicinity.mask_token_id, buckets, state)
+        super().__init__(program, vicinity.block_size, vicinity.mask_token_id, buckets, make_state)
         self.progress: dict[str, Progress] = {}
 
     def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
@@ -137,6 +143,9 @@ class BidirectionalDiffusion(DiffusionStrategy):
         for request_id in request_ids:
             self.progress.pop(request_id, None)
 
+    def start_over(self) -> None:
+        self.progress = {}
+
 
 @dataclass(frozen=True)
 class BidirectionalDenoiser(DiffusionStrategyMaker):
@@ -168,5 +177,7 @@ class BidirectionalDenoiser(DiffusionStrategyMaker):
         )
         return {CANVAS: canvas}
 
-    def _strategy(self, model: ModelConfig, buckets: Buckets, state: Mapping[str, Any]) -> BidirectionalDiffusion:
-        return BidirectionalDiffusion(vicinity_of(self.config, model), self.config, buckets, state)
+    def _strategy(
+        self, model: ModelConfig, buckets: Buckets, make_state: Callable[[], Mapping[str, Any]]
+    ) -> BidirectionalDiffusion:
+        return BidirectionalDiffusion(vicinity_of(self.config, model), self.config, buckets, make_state)

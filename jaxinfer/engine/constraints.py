@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -54,10 +55,16 @@ class DeviceConstraints:
             if arrays is None:
                 logger.debug("an automaton of more than %s is followed by the host", self._limits)
                 return
-            self._current = automaton
             runner.set_model(CONSTRAINT, Constraint(self._words, self._put(arrays)))
+            self._current = automaton
         request.constrain_on_device()
         self._held.append(request)
+
+    def start_over(self, requests: Sequence[Request], runner: Runner) -> None:
+        """Decide anew which of these requests the device holds to their constraints."""
+        self._current, self._held = None, []
+        for request in requests:
+            self.enter(request, runner)
 
     def _put(self, tree: Any) -> Any:
         return jax.device_put(tree, self._whole)

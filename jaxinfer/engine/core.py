@@ -4,88 +4,63 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import jax
-import numpy as np
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.branching.vocabulary import Vocabulary
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.cache.page_allocator import PageAllocator
-from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
+from jaxinfer.cache.prefix_cache import PrefixCache
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.adjusting import (
-    adjustments_of,
-    prompt_targets,
-    take_logprobs,
-    take_prompt_logprobs,
-    wants_logprobs,
-)
+from jaxinfer.engine.arrivals import Arrivals, members_of
 from jaxinfer.engine.constraints import DeviceConstraints
-from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
-from jaxinfer.engine.kv_cache_manager import KVCacheManager
+from jaxinfer.engine.errors import CompileAfterWarmUpError, StalledError
+from jaxinfer.engine.host_state import HostState, requeue
+from jaxinfer.engine.input_batch import InputBatch
+from jaxinfer.engine.launcher import Launcher
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
 from jaxinfer.engine.plain_decoding import PlainDecoding
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.request_group import RequestGroup
-from jaxinfer.engine.scheduler import Landing, SchedulerLimits, SchedulerOutput
-from jaxinfer.engine.strategy import RoundsResult, Strategy
+from jaxinfer.engine.scheduler import Landing, Scheduler
+from jaxinfer.engine.search import Search
+from jaxinfer.engine.strategy import Strategy
+from jaxinfer.engine.suspects import Suspects
+from jaxinfer.engine.transactions import Transactions
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.adjusted_sampling import SamplingShape
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.commit_tail import packed_moves
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import CONSTRAINT, KV, TARGET, everywhere_on
 from jaxinfer.programs.runner import Runner, initial_state
-from jaxinfer.programs.step import StepOutput
 from jaxinfer.programs.warm_up import warm_up
-from jaxinfer.sampling.logprobs import TokenLogprobs
+
+__all__ = ["CompileAfterWarmUpError", "EngineCore", "Landing", "StalledError"]
 
 logger = logging.getLogger(__name__)
 
-
-class CompileAfterWarmUpError(RuntimeError):
-    """A step needed a program that warm-up had not compiled, and the engine was told to treat that as an error."""
-
-
-# A result that was there already when the host asked for it does not tell how long the device took.
-_WAITED = 20e-6
-
-
-@dataclass
-class _Launch:
-    """A step on its way."""
-
-    output: SchedulerOutput
-    built: BuiltBatch
-    token_ids: jax.Array  # int32 [N * width, Q], those of a row in order; -1: none
-    width: int = 1  # the most tokens that a step lands for a row
-    rounds: RoundsResult | None = None  # None: a plain step
-    logprobs: TokenLogprobs | None = None  # [width * Q]
-    prompt_logprobs: TokenLogprobs | None = None
-    begin: float | None = None  # when it was launched; None: programs were compiled for it
-
-
-def _rounds_run(launch: _Launch, landed: np.ndarray) -> int:
-    """In how many rounds of a launch any row took part, or landed something: bool [N * width, rows]."""
-    assert launch.rounds is not None
-    if launch.rounds.ran is None:
-        return int(landed[:: launch.width].any(axis=1).sum())
-    return int(np.asarray(launch.rounds.ran)[:, launch.built.logits_rows].any(axis=1).sum())
+# How long a step that has to wait does so before it returns.
+_WAIT_SECONDS = 0.2
 
 
 class EngineCore:
-    """Continuous batching of one model over one KV pool. Not thread-safe: one caller drives it.
+    """Continuous batching of one model over one KV pool. One thread drives it.
 
     While the device runs a launch, the host prepares the next one; results are read one launch late. Requests whose
     next sampling depends on their latest token through the host (penalties, bad words) make it wait for each result.
 
+    A step is a transaction. Registered requests and their landed tokens are the only truth; where a step is interrupted
+    or raises, everything else is made anew from them before anything else happens, and what had not landed is computed
+    again, to the same tokens. Arrivals and aborts are notes, which are taken at the start of a step, or at once when
+    none runs.
+
     Args:
         vocabulary: where requests are to be held to automata on the device; else the host does that.
+
+    Attributes:
+        landing_listeners: are told, within the step, of what has landed or ended; after an interruption maybe twice.
+        searches: steer some of the requests.
     """
 
     def __init__(
@@ -110,48 +85,69 @@ class EngineCore:
         )  # fmt: skip
         self.strategy = make_strategy(self.programs, self.buckets)
         self.programs = self.programs.followed_by(self.strategy.follower)
-        num_pages = config.num_pages + self.strategy.num_tail_pages
-        cache = KVCache.allocate(
-            model.config, num_pages=num_pages, page_size=config.page_size, dtype=dtype, sharding=sharding_of_pages(mesh)
-        )
-        allocator = PageAllocator(config.num_pages)
-        self.prefix_cache = None
-        if config.enable_prefix_caching:
-            self.prefix_cache = PrefixCache(
-                PrefixCacheConfig(config.page_size, eviction_policy=config.prefix_cache_policy), allocator
-            )
-        self.scheduler = self.strategy.make_scheduler(
-            SchedulerLimits(
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_num_seqs=config.max_num_seqs,
-                prefill_room=self.buckets.prefill_room,
-                scheduling_policy=config.scheduling_policy,
-                block_size=self.strategy.block_size,
-            ),
-            KVCacheManager(allocator, config.page_size, self.prefix_cache, self.strategy.block_size),
-        )
-        self.input_batch = InputBatch(self.buckets, self.strategy, page_size=config.page_size, num_pages=num_pages)
         self.constraints = None if vocabulary is None else DeviceConstraints(vocabulary, mesh)
         of_constraints = {} if self.constraints is None else {CONSTRAINT: self.constraints.model}
+
+        def make_state() -> dict[str, object]:
+            num_pages = config.num_pages + self.strategy.num_tail_pages
+            cache = KVCache.allocate(
+                model.config, num_pages=num_pages, page_size=config.page_size, dtype=dtype,
+                sharding=sharding_of_pages(mesh),
+            )  # fmt: skip
+            seats = initial_state(cache, config.max_num_seqs, everywhere_on(mesh))
+            return {**seats, **self.strategy.make_state()}
+
+        self._make_state = make_state
         self.runner = Runner(
             {TARGET: model, **of_constraints, **self.strategy.models},
-            {**initial_state(cache, config.max_num_seqs, everywhere_on(mesh)), **self.strategy.state},
+            make_state(),
             select_backend(config.attention_backend),
             programs=[*(() if self.strategy.takes_prompts else self.programs.all), *self.strategy.programs],
             mesh=mesh,
             on_compile=self._count_compile,
         )
+        self._transactions = Transactions(self._advance, self._blame, self._recover)
+        self._requests = self._transactions.requests
+        self.landing_listeners = self._transactions.listeners
+        self._host = self._make_host()
         self.warm = False
         self.compile_listeners: list[Callable[[str], None]] = []  # are told what is compiled, in words, before it is
-        self.landing_listeners: list[Callable[[list[Landing]], None]] = []  # may change how requests go on
-        self._in_flight: deque[_Launch] = deque()
-        self._ready = 0.0  # when the results that were read last were there
+        self.searches: list[Search] = []
+        self._waits_for: set[str] = set()
+        self._suspects = Suspects()
         self._progress_log = ProgressLog()
-        self._arrivals = 0
+        self._arrivals = Arrivals(config, model.config.rope)
+
+    def _make_host(self, before: HostState | None = None) -> HostState:
+        return HostState(
+            self.config,
+            self.buckets,
+            self.strategy,
+            self.programs,
+            self.runner,
+            self.metrics,
+            self._transactions.news.append,
+            before,
+        )
 
     @property
-    def kv(self) -> KVCache:
-        """The pool, as the latest launch leaves it."""
+    def scheduler(self) -> Scheduler:
+        return self._host.scheduler
+
+    @property
+    def input_batch(self) -> InputBatch:
+        return self._host.input_batch
+
+    @property
+    def launcher(self) -> Launcher:
+        return self._host.launcher
+
+    @property
+    def prefix_cache(self) -> PrefixCache | None:
+        return self._host.prefix_cache
+
+    @property
+    def kv(self) -> KVCache:  # as the latest launch leaves it
         return self.runner.state[KV]
 
     def warm_up(self, *, progress: bool = True) -> int:
@@ -168,190 +164,210 @@ class EngineCore:
         return count
 
     def add_request(self, request: Request) -> None:
-        """Queue a request; it takes part from the next step on.
-
-        Raises:
-            ValueError: it has no prompt, may grow beyond max_model_len, or its id is in use.
-        """
-        self._check(request)
-        self._number(request)
-        self.scheduler.add_request(request)
+        """Queue a request; see `add`."""
+        self.add([request])
 
     def add_group(self, group: RequestGroup) -> None:
-        """Queue the members of a group.
+        """Queue the members of a group; see `add`."""
+        self.add([group])
+
+    def add(self, items: Sequence[Request | RequestGroup], *, search: Search | None = None) -> None:
+        """Queue requests and groups, all of them or none; they take part from the next step on.
+
+        Args:
+            search: steers them.
 
         Raises:
-            ValueError: as for `add_request`; nothing is queued then.
+            ValueError: one of them has no prompt, may grow beyond max_model_len or the pool, or has an id that is in
+                use; nothing is queued then.
         """
-        for member in group.members:
-            self._check(member)
-        rope = self.model_config.rope
-        if rope.depends_on_length and any(m.num_prompt_tokens > rope.max_position_embeddings for m in group.members):
-            group.share_nothing()
-        for member in group.order:
-            self._number(member)
-        if group.trunk is not None:
-            group.trunk.arrival = group.order[0].arrival
-        self.scheduler.add_group(group)
+        self.check(items)
+        self._transactions.note(partial(self._enter, list(items), search))
 
-    def _check(self, request: Request) -> None:
-        if request.num_prompt_tokens == 0:
-            raise ValueError(f"request {request.request_id!r} has an empty prompt: it needs at least 1 token")
-        if request.max_total_tokens > self.config.max_model_len:
-            raise ValueError(
-                f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, more than "
-                f"max_model_len={self.config.max_model_len}"
-            )
+    def check(self, items: Sequence[Request | RequestGroup]) -> None:
+        """Raise the ValueError with which `add` would refuse these. Changes nothing."""
+        requests = [request for item in items for request in members_of(item)]
+        self._arrivals.check(requests, self.scheduler, self._requests)
 
-    def _number(self, request: Request) -> None:
-        rope = self.model_config.rope
-        if rope.depends_on_length and request.num_prompt_tokens > rope.max_position_embeddings:
-            # What such a prompt's tokens are turned by, and so what is cached of them, depends on its whole length.
-            request.cache_key = (request.cache_key, request.num_prompt_tokens)
-        if self.constraints is not None:
-            self.constraints.enter(request, self.runner)
-        request.arrival = self._arrivals
-        self._arrivals += 1
+    def abort(self, *request_ids: str) -> list[Request]:
+        """End requests, or what is unfinished of groups, by id; ids of which nothing is unfinished are passed over.
+
+        Returns:
+            The requests that end: now, or at the start of the next step where one runs.
+        """
+        found = self._unfinished(request_ids)
+        self._transactions.note(partial(self._abort, request_ids))
+        return found
+
+    def pause(self, reason: str) -> None:
+        """Launch nothing, from the next step on, until `resume` is called for every reason. Steps wait meanwhile."""
+        self._transactions.note(partial(self._waits_for.add, reason))
+
+    def resume(self, reason: str) -> None:  # see `pause`
+        self._transactions.note(partial(self._waits_for.discard, reason))
+
+    def _enter(self, items: Sequence[Request | RequestGroup], search: Search | None) -> None:
+        """Register requests, from when on they are recovered, and queue them."""
+        requests = [request for item in items for request in members_of(item)]
+        for item in items:
+            self._arrivals.number(item)
+        if search is not None and search not in self.searches:
+            self.searches.append(search)
+        self._requests.update({request.request_id: request for request in requests})
+        for item in items:
+            if members_of(item)[0].request_id in self.scheduler.requests:
+                continue  # it was queued by a recovery
+            if self.constraints is not None:
+                for request in members_of(item):
+                    self.constraints.enter(request, self.runner)
+            if isinstance(item, RequestGroup):
+                self.scheduler.add_group(item)
+            else:
+                self.scheduler.add_request(item)
+
+    def _unfinished(self, request_ids: Sequence[str]) -> list[Request]:
+        """Unfinished requests of these ids, or of groups of these ids."""
+        found: list[Request] = []
+        for name in request_ids:
+            request = self._requests.get(name)
+            if request is not None:
+                found.append(request)
+            else:
+                found += [one for one in self._requests.values() if one.group and one.group.request_id == name]
+        return [request for request in found if not request.is_finished]
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        for request in self._unfinished(request_ids):
+            self.finish(request, RequestStatus.FINISHED_ABORTED)
 
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished_requests()
+        """Whether steps have something left to do or to hand out."""
+        return self._transactions.is_pending or bool(self.searches)
+
+    # Steps
 
     def step(self) -> list[Landing]:
         """Launch the next step and account for the results of the one before.
 
+        Where the step before was interrupted, or has raised, the engine is made anew first.
+
         Returns:
-            The tokens that landed; a request that ended with them has a finished status.
+            What has landed since the last step that returned; a request that has ended has a finished status.
+
+        Raises:
+            CompileAfterWarmUpError: with `strict_compiles`.
+            StalledError: nothing can be done for requests that are unfinished.
         """
-        landings = []
-        self.scheduler.rounds = self.strategy.choose(self.scheduler.running, len(self.scheduler.waiting))
-        if self.scheduler.num_adjusting_by_output or self.strategy.wants_landing:
-            landings = self._land_all()
-        launched = self._launch()
-        if not launched or not self.config.overlap:
-            return landings + self._land_all()
-        while len(self._in_flight) > 1:
-            landings += self._land()
-        return landings
+        return self._transactions.step()
 
-    def _launch(self) -> bool:
-        """Schedule and launch; whether there was anything to run."""
-        begin, compiles = time.perf_counter(), self.metrics.num_compiles_total
-        output = self.scheduler.schedule()
-        left = output.finished_req_ids | output.preempted_req_ids
-        if left:
-            self.strategy.left(left)
-            self.input_batch.remove(left)
-        if not output.requests:
-            return False
-        built = self.input_batch.build(output)
-        self.strategy.prepare(output, built, self.input_batch, self.runner)
-        launch_begin = time.perf_counter()
-        launched = self._launch_rounds(output, built) if output.num_rounds else self._launch_step(output, built)
-        metrics = self.metrics
-        metrics.num_launches_total += 1
-        metrics.scheduled_tokens_total += output.total_num_scheduled_tokens
-        if metrics.num_compiles_total == compiles:  # a compile is not the host's everyday work
-            metrics.host_seconds_total += time.perf_counter() - begin
-            launched.begin = launch_begin
-        self._in_flight.append(launched)
-        return True
+    def _advance(self) -> None:
+        moved = self._transactions.notes.take()
+        if self._suspects.clear(self._requests):
+            self.scheduler.waiting.let_all_run()
+            moved = True
+        moved |= self._let_searches_choose()
+        scheduler, launcher = self.scheduler, self.launcher
+        launcher.concerned = scheduler.running
+        scheduler.rounds = self.strategy.choose(scheduler.running, len(scheduler.waiting))
+        if scheduler.num_adjusting_by_output or self.strategy.wants_landing:
+            moved |= self._land(leave=0)
+        launched = not self._waits_for and launcher.launch()
+        landed = self._land(leave=int(launched and self.config.overlap))
+        self._progress_log.tick(self.get_metrics, time.perf_counter())
+        if moved or launched or landed or launcher.has_moved or not (scheduler.requests or self.searches):
+            return
+        if not self._waits_for:
+            raise StalledError(f"no request can run, and nothing is in flight: {self._host.in_words()}")
+        self._transactions.notes.wait(_WAIT_SECONDS)
 
-    def _launch_rounds(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
-        result = self.strategy.launch(built, self.runner)
-        launched = _Launch(output, built, result.token_ids, result.width, result)
-        if result.sampled_after is not None and wants_logprobs(output):
-            hidden, sampled = result.sampled_after
-            launched.logprobs = self.runner.launch(self.programs.prompt_logprobs, hidden.shape[0], hidden, sampled)
-        if result.logprobs is not None and wants_logprobs(output):
-            launched.logprobs = result.logprobs
-        return launched
+    def _land(self, *, leave: int) -> bool:
+        """Read launches until so many are in flight; whether there were any."""
+        launcher = self.launcher
+        found = launcher.num_in_flight > leave
+        while launcher.num_in_flight > leave:
+            launcher.land()
+            self._let_searches_choose()
+        return found
 
-    def _launch_step(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
-        """A step, and what its rows need besides: adjusted sampling and log probabilities."""
-        programs, launch = self.programs, self.runner.launch
-        result: StepOutput = launch(programs.step, built.packed.shape, built.packed.buffer)
-        tokens, logprobs, prompt_logprobs = result.token_ids, None, None
-        adjustments = adjustments_of(output, built, programs.adjusted_sampling)
-        if adjustments is not None:
-            shape = SamplingShape(built.packed.shape.num_logits, adjustments.row.shape[0])
-            tokens, logprobs = launch(programs.adjusted_sampling, shape, result.logits, result.samples, adjustments)
-        targets = prompt_targets(output, built)
-        if targets is not None:
-            positions = result.hidden.shape[0]
-            targets = np.pad(targets, (0, positions - len(targets)))
-            prompt_logprobs = launch(programs.prompt_logprobs, positions, result.hidden, targets)
-        return _Launch(output, built, tokens[None], logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    def _let_searches_choose(self) -> bool:
+        return any([search.advance() for search in list(self.searches)])
 
-    def _land_all(self) -> list[Landing]:
-        landings = []
-        while self._in_flight:
-            landings += self._land()
-        return landings
+    def _blame(self, error: Exception) -> None:
+        """Note that a step has failed; raise the error where no request may be its cause, or where that is wanted."""
+        if isinstance(error, (CompileAfterWarmUpError, StalledError)):
+            raise error
+        self.metrics.num_step_failures_total += 1
+        if not self._suspects.failed(error, self.launcher.concerned, self._requests):
+            raise error
 
-    def _land(self) -> list[Landing]:
-        """Read the oldest launch's results and account for them."""
-        launch = self._in_flight.popleft()
-        waits = time.perf_counter()
-        tokens = np.asarray(launch.token_ids)[:, launch.built.logits_rows]  # waits for the device
-        begin = time.perf_counter()
-        seconds = 0.0
-        if launch.begin is not None and begin - waits > _WAITED:
-            seconds = begin - max(launch.begin, self._ready)
-        self._ready = begin
-        landed = tokens >= 0
-        # What is launched ahead of rows that have ended runs no round at all, and a step that lands nothing runs.
-        steps = 1 if launch.rounds is None else _rounds_run(launch, landed)
-        by_request = tokens.T.tolist()
-        if not landed.all():
-            by_request = [[token for token in row if token >= 0] for row in by_request]
-        if launch.prompt_logprobs is not None:
-            take_prompt_logprobs(launch.output, launch.built, launch.prompt_logprobs)
-        landings = self.scheduler.update_from_output(launch.output, by_request)
-        if launch.logprobs is not None:
-            take_logprobs(landings, launch.built, launch.logprobs, launch.width)
-        for listen in list(self.landing_listeners):
-            listen(landings)
-        self.strategy.landed(launch.output, launch.built, launch.rounds, max(1, steps), seconds, self.metrics)
-        shape = launch.built.packed.shape
-        if launch.rounds is not None and launch.rounds.details is None and seconds and steps:
-            self.scheduler.costs.observe(shape.num_logits, seconds / steps, lanes=shape.lane_pages > 0)
-        metrics = self.metrics
-        metrics.num_steps_total += steps
-        metrics.scheduled_rows_total += steps * len(launch.output.requests)
-        now = time.perf_counter()
-        metrics.count_landings(landings, now)
-        metrics.host_seconds_total += time.perf_counter() - begin
-        self._progress_log.tick(self.get_metrics, now)
-        return landings
+    def _recover(self) -> None:
+        """Make everything anew from registered requests and their landed tokens. Interrupted, it is begun again."""
+        self.metrics.num_recoveries_total += 1
+        self.searches[:] = [search for search in self.searches if search.beams]
+        for search in self.searches:
+            search.restore()
+            self._requests.update({beam.request_id: beam for beam in search.beams})
+        steered = {beam for search in self.searches for beam in search.beams}
+        for request in list(self._requests.values()):
+            if request.is_steered and request not in steered:
+                request.finish(RequestStatus.FINISHED_ABORTED)  # a beam that no search names
+            request.start_over()
+        self.launcher.drop()
+        self.runner.salvage(self._make_state)
+        self.strategy.start_over()
+        unfinished = [request for request in self._requests.values() if not request.is_finished]
+        if self.constraints is not None:
+            self.constraints.start_over(unfinished, self.runner)
+        host = self._make_host(self._host)
+        requeue(host.scheduler, unfinished, self._suspects.only(self._requests))
+        self._host = host
 
-    def finish(self, request: Request, status: RequestStatus) -> None:
-        """End a request now, whatever it is doing; its pages return to the pool and what is in flight is dropped."""
-        self.scheduler.finish_requests([request], status)
+    # What steps, listeners and searches do to requests
+
+    def finish(
+        self,
+        request: Request,
+        status: RequestStatus,
+        *,
+        stop_reason: int | str | None = None,
+        error: str | None = None,
+        num_output_tokens: int | None = None,
+    ) -> None:
+        """End a request now, whatever it is doing; its pages return to the pool and what is in flight is dropped.
+
+        For notes, listeners and searches. One that has ended already keeps its end but for what is said here: a stop
+        string may have come before it.
+
+        Args:
+            num_output_tokens: how many output tokens it keeps; None: all.
+        """
+        before = request.status
+        self._transactions.news.append(request)
+        request.finish(status, stop_reason=stop_reason, error=error, num_output_tokens=num_output_tokens)
+        if not before.is_finished:
+            self.scheduler.release(request, was_running=before is RequestStatus.RUNNING)
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let a sequence go on beside `parent`, whose tokens have all landed; see `Scheduler.fork`."""
-        self._number(child)
+        """Let a sequence continue beside `parent`, whose tokens have all landed; see `Scheduler.fork`."""
+        self._arrivals.number(child)
+        self._requests[child.request_id] = child
         moves = self.scheduler.fork(parent, child)
         program = self.programs.commit_tail
         for ends in packed_moves(moves, program.shapes[0]):
             self.runner.launch(program, program.shapes[0], ends)
 
-    def abort(self, request_id: str) -> list[Request]:
-        """End a request, or what is unfinished of a group, by id; none where there is no such unfinished request."""
-        requests = self.scheduler.requests
-        found = [requests[request_id]] if request_id in requests else []
-        if not found:
-            found = [
-                request for request in requests.values() if request.group and request.group.request_id == request_id
-            ]
-        for request in found:
-            self.finish(request, RequestStatus.FINISHED_ABORTED)
-        return found
+    def drop_search(self, search: Search) -> None:
+        """Let a search steer no more, if it does."""
+        if search in self.searches:
+            self.searches.remove(search)
+
+    # What can be asked
 
     def reset_prefix_cache(self) -> bool:
         """Forget what is cached; False if running requests still use some of it, which stays."""
         if self.prefix_cache is None:
             return True
+        self._transactions.make_whole()
         self.prefix_cache.clear()
         return self.prefix_cache.num_pages == 0
 
@@ -361,27 +377,18 @@ class EngineCore:
 
     def get_metrics(self) -> EngineMetrics:
         """The metrics, gauges brought up to date."""
-        metrics, scheduler, allocator = self.metrics, self.scheduler, self.scheduler.kv.allocator
-        running = [request for request in scheduler.running if not request.is_trunk]
-        metrics.num_requests_running = len(running)
-        metrics.num_requests_waiting = len(scheduler.requests) - len(running)
-        metrics.branch_count = sum(request.group is not None for request in running)
-        metrics.kv_cache_usage_perc = 1 - scheduler.kv.num_available / allocator.num_pages
-        metrics.num_cached_tokens = allocator.num_cached * self.config.page_size
-        if self.prefix_cache is not None:
-            stats = self.prefix_cache.stats
-            metrics.prefix_cache_queries = stats.total_tokens_processed
-            metrics.prefix_cache_hits = stats.tokens_reused
-        metrics.num_preemptions_total = scheduler.num_preemptions
-        return metrics
+        self._transactions.make_whole()
+        self._host.set_gauges(self.metrics)
+        return self.metrics
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every page is in exactly one state."""
+        self._transactions.make_whole()
         self.scheduler.check_integrity()
 
     def _count_compile(self, program: str) -> None:
         self.metrics.num_compiles_total += 1
-        for tell in self.compile_listeners:
+        for tell in list(self.compile_listeners):
             tell(program)
         if not self.warm:
             logger.debug("compiling: %s", program)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,17 +60,21 @@ class BlockDiffusion(DiffusionStrategy):
         denoising: of blocks.
         config: bounds the rounds of a launch.
         buckets: shapes of launches, with one token for each row.
-        state: the device's, see `Blocks`.
+        make_state: makes the device's, see `Blocks`.
     """
 
     def __init__(
-        self, denoising: Denoising, config: DiffusionConfig, buckets: Buckets, state: Mapping[str, Any]
+        self,
+        denoising: Denoising,
+        config: DiffusionConfig,
+        buckets: Buckets,
+        make_state: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.block_size, self._config = denoising.block_size, config
         mixed = [shape for shape in buckets.all_shapes() if shape.prefill_tokens]
         shapes = [replace(shape, block_size=self.block_size) for shape in (*buckets.all_loops(), *mixed)]
         program = Denoise(denoising, config.maximum_unroll, tuple(shapes))
-        super().__init__(program, denoising.block_size, denoising.mask_token_id, buckets, state)
+        super().__init__(program, denoising.block_size, denoising.mask_token_id, buckets, make_state)
         self._entered: set[str] = set()  # requests whose block is in their seat
 
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
@@ -115,6 +119,9 @@ class BlockDiffusion(DiffusionStrategy):
     def left(self, request_ids: Iterable[str]) -> None:
         self._entered.difference_update(request_ids)
 
+    def start_over(self) -> None:
+        self._entered = set()
+
 
 @dataclass(frozen=True)
 class Denoiser(DiffusionStrategyMaker):
@@ -141,5 +148,7 @@ class Denoiser(DiffusionStrategyMaker):
         )  # fmt: skip
         return {BLOCKS: blocks}
 
-    def _strategy(self, model: ModelConfig, buckets: Buckets, state: Mapping[str, Any]) -> BlockDiffusion:
-        return BlockDiffusion(denoising_of(self.config, model), self.config, buckets, state)
+    def _strategy(
+        self, model: ModelConfig, buckets: Buckets, make_state: Callable[[], Mapping[str, Any]]
+    ) -> BlockDiffusion:
+        return BlockDiffusion(denoising_of(self.config, model), self.config, buckets, make_state)

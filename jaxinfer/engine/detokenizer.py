@@ -11,7 +11,9 @@ from jaxinfer.tokenizer import Tokenizer
 class IncrementalDetokenizer:
     """The text of a request's output so far.
 
-    `text` holds complete characters only, cut where a stop string begins (or ends, if it is to be included).
+    Attributes:
+        text: complete characters only, cut where a stop string begins (or ends, if it is to be included).
+        num_tokens: how many tokens it has taken.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
@@ -19,22 +21,21 @@ class IncrementalDetokenizer:
         self._stop = params.stop_strings
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
-        self._num_tokens = 0
+        self.num_tokens = 0
         self._searchable_from = 0  # stop strings count only in text that came after min_tokens
-        self._shown = 0
         self._stopped = False
         self.text = ""
 
     def append(self, token_id: int) -> str | None:
         """Take one token; the stop string that it completed, if any: the text is cut there and takes no more."""
-        self._num_tokens += 1
+        self.num_tokens += 1
         piece = self._stream.append(token_id)
         return self._take(piece)
 
     def _take(self, piece: str) -> str | None:
         begin = len(self.text)
         self.text += piece
-        if self._num_tokens <= self._min_tokens:
+        if self.num_tokens <= self._min_tokens:
             self._searchable_from = len(self.text)
             return None
         if not self._stop or not piece:
@@ -63,13 +64,12 @@ class IncrementalDetokenizer:
         """
         return None if self._stopped else self._take(self._stream.finish())
 
-    def take_delta(self, *, finished: bool) -> str:
-        """Text not taken before; until finished, characters that may begin a stop string are held back."""
+    def shown(self, start: int) -> str:
+        """The text from character `start` on that can be shown: what may begin a stop string is held back."""
         end = len(self.text)
-        if not finished and self._stop:
-            end = max(self._shown, end - self._held_back())
-        delta, self._shown = self.text[self._shown : end], end
-        return delta
+        if self._stop:
+            end = max(start, end - self._held_back())
+        return self.text[start:end]
 
     def _held_back(self) -> int:
         """Length of the longest end of the text, as far as stop strings count there, that begins a stop string."""

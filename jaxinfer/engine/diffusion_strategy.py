@@ -37,18 +37,26 @@ class DiffusionStrategy(UsualStrategy, ABC):
         size: tokens that a round lands for a row at most.
         mask_token_id: what stands where no token is yet.
         buckets: shapes of launches, with one token for each row.
-        state: the device's.
+        make_state: makes the device's.
     """
 
     takes_prompts = True
 
     def __init__(
-        self, program: Program, size: int, mask_token_id: int, buckets: Buckets, state: Mapping[str, Any]
+        self,
+        program: Program,
+        size: int,
+        mask_token_id: int,
+        buckets: Buckets,
+        make_state: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.programs: Sequence[Program] = [program]
-        self.mask_token_id, self.state = mask_token_id, state
+        self.mask_token_id, self._make_state = mask_token_id, make_state
         self._size, self._buckets = size, buckets
         self.listeners: list[Callable[[LandedRounds[DenoiseOutput]], None]] = []  # of each launch that was read
+
+    def make_state(self) -> Mapping[str, Any]:
+        return self._make_state()
 
     @abstractmethod
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds: ...
@@ -110,8 +118,11 @@ class DiffusionStrategyMaker(ABC):
 
         def make(programs: EnginePrograms, buckets: Buckets) -> DiffusionStrategy:
             sharding = whole or everywhere_on(mesh)
-            state = self._state(engine, target.config, dtype, sharding, abstract=abstract)
-            return self._strategy(target.config, buckets, state)
+            return self._strategy(
+                target.config,
+                buckets,
+                lambda: self._state(engine, target.config, dtype, sharding, abstract=abstract),
+            )
 
         return make
 
@@ -132,4 +143,6 @@ class DiffusionStrategyMaker(ABC):
         """What the device keeps of seats, under its name."""
 
     @abstractmethod
-    def _strategy(self, model: ModelConfig, buckets: Buckets, state: Mapping[str, Any]) -> DiffusionStrategy: ...
+    def _strategy(
+        self, model: ModelConfig, buckets: Buckets, make_state: Callable[[], Mapping[str, Any]]
+    ) -> DiffusionStrategy: ...

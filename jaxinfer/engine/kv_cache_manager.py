@@ -56,7 +56,7 @@ class KVCacheManager:
         if self.cache is not None and request.publishes:
             wanted = [] if request.skips_cached_prefix else request.token_ids
             most = len(wanted) if request.is_trunk else max(0, self.num_settled(len(wanted)))
-            found = self.cache.match_and_lock(wanted, request.cache_key, max_tokens=most)
+            found = self.cache.match_and_lock(wanted, (request.cache_key, request.rope_length), max_tokens=most)
             request.prefix, request.pages = found, list(found.pages)
             request.num_computed_tokens = request.num_published_tokens = found.num_cached_tokens
         if trunk is not None and request.num_computed_tokens < trunk.num_tokens:

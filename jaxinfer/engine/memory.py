@@ -154,7 +154,7 @@ def largest_workspace(
     takes_prompts = False
     if maker is not None:
         strategy = maker.strategy(small, model, dtype=dtype, mesh=mesh, abstract=True)(programs, buckets)
-        models, state = {**models, **strategy.models}, {**state, **strategy.state}
+        models, state = {**models, **strategy.models}, {**state, **strategy.make_state()}
         takes_prompts = strategy.takes_prompts
         programs = programs.followed_by(strategy.follower)
         compiled += [(program, shape) for program in strategy.programs for shape in program.planned.values()]

@@ -62,6 +62,8 @@ class EngineMetrics:
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     num_preemptions_total: int = 0
+    num_step_failures_total: int = 0  # steps that raised
+    num_recoveries_total: int = 0  # times that the engine was made anew from what had landed
     num_compiles_total: int = 0
     num_compiles_after_warm_up_total: int = 0
     num_steps_total: int = 0  # device steps; a decode loop runs several in one launch
@@ -96,7 +98,9 @@ class EngineMetrics:
         gaps: dict[tuple[float, int], int] = {}
         before, count, rows = 0.0, 0, 0
         generated = 0
-        for request, _, first, last in landings:
+        for request, first, last in landings:
+            if first == last:
+                continue  # it ended without a further token, or landed again what it had
             times = request.metrics
             generated += last - first
             if first == request.num_prompt_tokens:

@@ -30,9 +30,11 @@ class UsualStrategy:
     most_in_lane: int | None = None
     block_size = 1
     takes_prompts = False
-    state: Mapping[str, Any] = {}
     follower: Follower | None = None
     wants_landing = False
+
+    def make_state(self) -> Mapping[str, Any]:
+        return {}
 
     def widened(self, shape: BatchShape, seated: int) -> BatchShape:
         return shape
@@ -58,6 +60,9 @@ class UsualStrategy:
         pass
 
     def left(self, request_ids: Iterable[str]) -> None:
+        pass
+
+    def start_over(self) -> None:
         pass
 
 

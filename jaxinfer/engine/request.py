@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxinfer.cache.prefix_cache import PrefixMatchResult
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
@@ -35,6 +35,16 @@ class RequestStatus(enum.Enum):
     def __init__(self, reason: str) -> None:
         # An attribute, because it is asked for several times for every token.
         self.is_finished = reason in ("stop", "length", "abort", "error")
+
+
+class Landed(NamedTuple):
+    """What a request has come to. Assigned whole, so an interruption leaves the record before or the record after."""
+
+    num_tokens: int  # of prompt and output; `token_ids` is longer while a landing is prepared
+    num_logprobs: int = 0
+    status: RequestStatus | None = None  # a finished status, or None
+    stop_reason: int | str | None = None
+    error: str | None = None
 
 
 class Group(Protocol):
@@ -73,6 +83,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     num_borrowed_pages: int = 0  # the first of them, which are its trunk's to give back
     cache_key: Hashable = None  # namespace of the prefix cache: equal tokens are shared within one only
+    rope_length: int = 0  # of the prompt, where its rotation depends on that; it separates cached prefixes too
     prefix: PrefixMatchResult | None = None  # what it began with, and its lock on what it shares, while it runs
     num_published_tokens: int = 0  # whose pages are in the cache
     has_twin: bool = False  # another one was first to publish what this one computed: it publishes no more for now
@@ -83,8 +94,8 @@ class Request:
     trunk: Request | None = None  # computes the beginning that it shares with others of its group
     shares_lane: bool = False  # launches of rounds read its trunk once for all of its group
     publishes: bool = True  # what it computes may be shared with others through the prefix cache, and the other way
-    is_steered: bool = False  # somebody says after each token how it goes on
-    is_held: bool = False  # nobody has said yet
+    is_steered: bool = False  # a search chooses after each token how it continues
+    is_held: bool = False  # its latest token has landed, and the search has not chosen yet
     is_trunk: bool = False  # nothing is sampled after its last token
     is_computed: bool = False  # of a trunk: all of it, in the launch that is being planned at the latest
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about
@@ -93,10 +104,13 @@ class Request:
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     canvas: list[int] | None = None  # of a bidirectional model: all that it may come to be, masks included
+    num_to_skip: int = 0  # output tokens that landed before a recovery, and that the device will land again
+    num_handed_out: int = 0  # tokens of prompt and output that landings have told of
     error: str | None = None
     stop_reason: int | str | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(time.perf_counter()))
 
+    landed: Landed = field(init=False)
     token_ids: list[int] = field(init=False)  # prompt and output
     num_prompt_tokens: int = field(init=False)
     ending_token_ids: frozenset[int] = field(init=False)  # what ends it: stop tokens and, unless ignored, EOS
@@ -110,7 +124,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        self.num_prompt_tokens = self.num_handed_out = len(self.token_ids)
+        self.landed = Landed(self.num_prompt_tokens)
         params = self.sampling_params
         stop_ids = frozenset(params.stop_token_ids or ())
         self.ending_token_ids = stop_ids if params.ignore_eos else stop_ids | self.eos_token_ids
@@ -121,7 +136,7 @@ class Request:
         by_output = penalized or bool(self.bad_token_ids)
         self._has_own_adjustments = by_output or bool(params.logit_bias) or params.allowed_token_ids is not None
         self._always_adjusts = self._has_own_adjustments or self.constraint is not None
-        # Somebody who steers looks at log probabilities, and changes none.
+        # A search reads log probabilities, and changes none.
         self.adjusts_by_output = by_output or self.constraint is not None or self.is_steered
         self.may_adjust = self._always_adjusts or params.min_tokens > 0 or params.logprobs is not None
         self._set_needs_host()
@@ -183,54 +198,117 @@ class Request:
     def is_finished(self) -> bool:
         return self.status.is_finished
 
-    def extend(self, tokens: Sequence[int]) -> RequestStatus | None:
-        """Add sampled tokens, no further than the first that ends the request by the rules on tokens and length.
+    def extend(
+        self, tokens: Sequence[int], logprobs: Sequence[dict[int, Logprob]] = (), *, error: str | None = None
+    ) -> RequestStatus | None:
+        """Land sampled tokens, up to the first that ends the request by the rules on tokens and length.
+
+        The landing is prepared in the lists and committed by one assignment, to `landed`; all else follows from that.
+
+        Args:
+            logprobs: an entry for each token, where the request wants them.
+            error: what failed after these tokens: the request ends with it, unless a token has ended it.
 
         Returns:
             The finished status that this brings about, if any.
         """
         known = self.token_ids
-        if (
-            self._output_counts is None
-            and self.constraint is None
-            and len(known) + len(tokens) < self.max_total_tokens
-            and self.ending_token_ids.isdisjoint(tokens)
-        ):
+        first, status, stop_reason = len(known), None, None
+        if len(known) + len(tokens) < self.max_total_tokens and self.ending_token_ids.isdisjoint(tokens):
             known += tokens  # nearly all tokens come this way
-            return None
-        for token in tokens:
-            known.append(token)
-            if self._output_counts is not None:
-                self._output_counts[token] += 1
-            if self.constraint is not None:
-                self._constraint_state = self.constraint.advance(self._constraint_state, token)
-            if token in self.ending_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
-                if token not in self.eos_token_ids or self.sampling_params.ignore_eos:
-                    self.stop_reason = token
-                return RequestStatus.FINISHED_STOPPED
-            if len(known) >= self.max_total_tokens:
-                return RequestStatus.FINISHED_LENGTH
-        return None
+        else:
+            for token in tokens:
+                known.append(token)
+                if token in self.ending_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
+                    if token not in self.eos_token_ids or self.sampling_params.ignore_eos:
+                        stop_reason = token
+                    status = RequestStatus.FINISHED_STOPPED
+                    break
+                if len(known) >= self.max_total_tokens:
+                    status = RequestStatus.FINISHED_LENGTH
+                    break
+        if logprobs:
+            self.logprobs += logprobs[: len(known) - first]
+        if status is None and error is not None:
+            status = RequestStatus.FINISHED_ERROR
+        else:
+            error = None
+        self.landed = Landed(len(known), len(self.logprobs), status, stop_reason, error)
+        if status is not None:
+            self.status, self.stop_reason, self.error = status, stop_reason, error
+        self._follow(known[first:])
+        if self.is_steered:
+            self.is_held, self.in_seat = True, False
+        return status
 
-    def hold(self) -> None:
-        """Wait for `steer` before the next token, whatever was sampled last."""
-        self.in_seat, self.is_held = False, True
+    def finish(
+        self,
+        status: RequestStatus,
+        *,
+        stop_reason: int | str | None = None,
+        error: str | None = None,
+        num_output_tokens: int | None = None,
+    ) -> None:
+        """End the request with a finished status, at once.
+
+        Args:
+            num_output_tokens: how many output tokens it keeps; None: all.
+        """
+        num_tokens = self.landed.num_tokens
+        num_logprobs = self.landed.num_logprobs
+        if num_output_tokens is not None:
+            num_tokens = self.num_prompt_tokens + num_output_tokens
+            num_logprobs = num_logprobs if self.is_steered else min(num_logprobs, num_output_tokens)
+        self.landed = Landed(num_tokens, num_logprobs, status, stop_reason, error)
+        self.settle()
+
+    def settle(self) -> None:
+        """Let lists and status follow from what is committed; for a request that no step is changing."""
+        landed = self.landed
+        del self.token_ids[landed.num_tokens :]
+        del self.logprobs[landed.num_logprobs :]
+        if landed.status is not None:
+            self.status, self.stop_reason, self.error = landed.status, landed.stop_reason, landed.error
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Bring counts and the constraint's state up to date with tokens that have landed."""
+        if self._output_counts is not None:
+            self._output_counts.update(tokens)
+        if self.constraint is not None:
+            for token in tokens:
+                self._constraint_state = self.constraint.advance(self._constraint_state, token)
+
+    def start_over(self) -> None:
+        """Keep what has landed, and forget all that was made of it: pages, seat, what is computed or in flight."""
+        self.settle()
+        if self._output_counts is not None:
+            self._output_counts = Counter[int]()
+        if self.constraint is not None:
+            self._constraint_state = self.constraint.start
+        self._follow(self.output_token_ids)
+        self.is_constrained_on_device = False
+        self._set_needs_host()
+        self.epoch += 1
+        self.num_computed_tokens = self.num_published_tokens = self.num_borrowed_pages = self.num_to_skip = 0
+        self.pages, self.prefix, self.canvas = [], None, None
+        self.has_twin = self.is_computed = False
+        self.seat = -1
+        self.leave_seat()
+        if not self.is_finished:
+            has_run = self.metrics.first_scheduled_time is not None
+            self.status = RequestStatus.PREEMPTED if has_run else RequestStatus.WAITING
+
+    def begin_with(self, tokens: Sequence[int]) -> None:
+        """Have output tokens that were chosen for it, none of which is sampled or told of."""
+        self.token_ids[self.num_prompt_tokens :] = tokens
+        self.landed = Landed(len(self.token_ids), len(self.logprobs))
+        self.num_handed_out = max(self.num_handed_out, len(self.token_ids))
+        self.is_held = False
 
     def steer(self, token: int) -> None:
-        """Go on with a token in the place of the one that was sampled last, which nobody has computed yet."""
+        """Continue with a token in the place of the one that was sampled last, which no step has computed yet."""
         self.token_ids[-1] = token
         self.is_held = False
-
-    def let_go(self) -> None:
-        """Forget what was sampled last: it will be sampled again."""
-        self.truncate_output(self.num_output_tokens - 1)
-        self.is_held = False
-
-    def truncate_output(self, num_output_tokens: int) -> None:
-        """Drop output tokens (and what is kept beside them) from the end."""
-        del self.token_ids[self.num_prompt_tokens + num_output_tokens :]
-        if self.logprobs and not self.is_steered:
-            del self.logprobs[num_output_tokens:]
 
     def adjusts_logits(self, num_outputs: int) -> bool:
         """Whether logits are adjusted before the token after `num_outputs` output tokens is sampled."""

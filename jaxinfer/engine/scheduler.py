@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from jaxinfer.engine.batch_costs import BatchCosts
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
+from jaxinfer.engine.landing import LogprobsOf, land
 from jaxinfer.engine.launch_plan import LaunchPlan
 from jaxinfer.engine.plan_rounds import plan_rounds
 from jaxinfer.engine.request import Group, Request, RequestStatus
 from jaxinfer.engine.request_group import RequestGroup
-from jaxinfer.engine.request_queue import make_request_queue
 from jaxinfer.engine.rounds import Rounds, RowKind
 from jaxinfer.engine.scheduler_output import (
     CachedRequestData,
@@ -27,6 +26,7 @@ from jaxinfer.engine.scheduler_output import (
     SchedulerOutput,
 )
 from jaxinfer.engine.trunks import Trunks
+from jaxinfer.engine.waiting_room import WaitingRoom
 
 __all__ = ["CachedRequestData", "Landing", "NewRequestData", "Scheduler", "SchedulerLimits", "SchedulerOutput"]
 
@@ -37,54 +37,56 @@ _PLAIN = Rounds()
 class Scheduler:
     """Decides what the next step computes; owns the waiting queue and the running list."""
 
+    lands_again = False  # whether a request that starts over lands again what had landed
+
     def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, rounds: Rounds = _PLAIN) -> None:
         self.limits = limits
         self.kv = kv
         self.rounds = rounds  # what a launch of seated rows may be; whoever drives the scheduler may change it
-        self.waiting = make_request_queue(limits.scheduling_policy)
+        self.waiting = WaitingRoom(limits.scheduling_policy)
         self.running: list[Request] = []
         self.trunks = Trunks(kv)
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.num_preemptions = 0
-        self.costs = BatchCosts()  # of decode steps, which whoever runs them tells of
         self._forks: set[Request] = set()  # that run and have not taken their seats yet
         self.num_sharing_lanes = 0  # running requests whose launches of rounds read a trunk together
         self.num_adjusting_by_output = 0  # running requests whose latest token must land before the next launch
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request.
+    def check(self, request: Request) -> None:
+        """Refuse, as a ValueError, a request that could never run. Changes nothing."""
+        if request.max_total_tokens > self.kv.num_slots:
+            raise ValueError(
+                f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, the KV pool holds "
+                f"{self.kv.num_slots}: raise kv_cache_tokens or lower max_tokens"
+            )
 
-        Raises:
-            ValueError: its id is in use, or the whole pool could not hold it.
-        """
+    def add_request(self, request: Request) -> None:
+        """Queue a request; raises ValueError if its id is in use, or the whole pool could not hold it."""
         self._register([request])
-        self.waiting.add_request(request)
+        self.waiting.add(request)
 
     def add_group(self, group: RequestGroup) -> None:
-        """Queue a group's members, as many of them as may run at once.
-
-        Raises:
-            ValueError: as for `add_request`; nothing is queued then.
-        """
+        """Queue a group's members, as many of them as may run at once; raises as `add_request`, for any of them."""
         self._register(group.order)
         for member in group.order[: group.max_parallel]:
-            self.waiting.add_request(member)
+            self.waiting.add(member)
         group.pending.extend(group.order[group.max_parallel :])
 
     def _register(self, requests: Sequence[Request]) -> None:
         for request in requests:
             if request.request_id in self.requests:
                 raise ValueError(f"request_id {request.request_id!r} is in use")
-            if request.max_total_tokens > self.kv.num_slots:
-                raise ValueError(
-                    f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, the KV pool holds "
-                    f"{self.kv.num_slots}: raise kv_cache_tokens or lower max_tokens"
-                )
+            self.check(request)
         self.requests.update((request.request_id, request) for request in requests)
 
+    def steer(self, request: Request, token: int) -> None:
+        """Let a held request continue, with this token in the place of its latest."""
+        request.steer(token)
+        self.waiting.steered(request)
+
     def has_unfinished_requests(self) -> bool:
-        return bool(self.running) or len(self.waiting) > 0
+        return bool(self.requests)
 
     def schedule(self) -> SchedulerOutput:
         """Choose tokens for the next step and take the pages they need."""
@@ -99,7 +101,7 @@ class Scheduler:
             self._schedule_waiting(plan)
         waits, shares_lanes = len(self.waiting) > 0, self.num_sharing_lanes > 1
         num_rounds = plan_rounds(plan, self.rounds, self.kv, self.running, waits=waits, shares_lanes=shares_lanes)
-        finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks need their seats for this launch still
+        finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks need their seats in this launch still
         most, least = self._commit(plan, num_rounds)
         return SchedulerOutput(
             requests=plan.requests,
@@ -207,8 +209,6 @@ class Scheduler:
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         victim.leave_seat()  # what is in flight is sampled again
-        if victim.is_held:
-            victim.let_go()  # so is what nobody has chosen yet
         victim.epoch += 1
         self.num_preemptions += 1
         if victim.is_trunk:
@@ -216,7 +216,18 @@ class Scheduler:
             return
         self._count_running(victim, -1)
         victim.metrics.num_preemptions += 1
-        self.waiting.prepend_request(victim)
+        self.waiting.add(victim, first=True)
+
+    def _park_held(self, plan: LaunchPlan) -> bool:
+        """Take the pages of the latest held request where all that run are held; False: there is none.
+
+        It keeps the token that has landed for it. At the head of the queue it would block the request for which the
+        room is made, so it waits beside the queue for its search.
+        """
+        if not self.running or not all([request.is_held for request in self.running]):
+            return False
+        self._preempt(self.running[-1], plan)
+        return True
 
     def _count_running(self, request: Request, change: int) -> None:
         self.num_adjusting_by_output += change * request.adjusts_by_output
@@ -225,29 +236,28 @@ class Scheduler:
             request.group.num_running += change
 
     def _schedule_waiting(self, plan: LaunchPlan) -> None:
-        while len(self.waiting) and plan.budget > 0 and len(self.running) < self.limits.max_num_seqs:
-            request = self.waiting.peek_request()
-            if self.kv.num_available == 0 and not self.trunks.give_up_idle(request):
-                break  # whatever is cached of it, a request that computes something needs a page to itself
-            trunk = request.trunk
-            if not self._pays(request):
-                assert request.group is not None
-                request.group.pending.appendleft(self.waiting.pop_request())
-            elif trunk is not None and not trunk.is_computed:
-                if trunk in self.running or not self._admit(trunk, plan):
+        while len(self.waiting) and plan.budget > 0:
+            if len(self.running) >= self.limits.max_num_seqs:
+                if not self._park_held(plan):
                     break
-            elif self._admit(request, plan):
-                self.waiting.pop_request()
+                continue
+            request = self.waiting.peek_request()
+            # Whatever is cached of it, a request that computes something needs a page to itself.
+            if self.kv.num_available == 0 and not self.trunks.give_up_idle(request):
+                if not self._park_held(plan):
+                    break
+                continue
+            trunk = request.trunk
+            if trunk is not None and not trunk.is_computed:
+                if trunk in self.running:
+                    break
+                admitted = self._admit(trunk, plan)
             else:
+                admitted = self._admit(request, plan)
+                if admitted:
+                    self.waiting.pop_request()
+            if not admitted and not self._park_held(plan):
                 break
-
-    def _pays(self, request: Request) -> bool:
-        """Whether a sequence makes the batch faster; the first one of its group runs in any case."""
-        group = request.group
-        if group is None or not group.num_running:
-            return True
-        more = min(group.num_unfinished - group.num_running, self.limits.max_num_seqs - len(self.running))
-        return self.costs.pays(len(self.running), more, lanes=request.shares_lane)
 
     def _admit(self, request: Request, plan: LaunchPlan) -> bool:
         """Let a request run, with as many of its tokens as fit into this launch; False: it has to wait."""
@@ -282,23 +292,21 @@ class Scheduler:
         return True
 
     def fork(self, parent: Request, child: Request) -> list[tuple[int, int]]:
-        """Let a sequence, whose tokens are known, go on beside another one of its group from what that has computed.
-
+        """Let a sequence, whose tokens are known, continue beside another one of its group from what that has computed.
         Where there is no seat or no page for it, it waits and computes its own.
 
         Returns:
             Source and destination slots of what has to be copied before the next launch.
         """
-        group = parent.group
+        group = child.group
         assert group is not None
-        child.group, child.trunk = group, parent.trunk
         group.num_unfinished += 1
         self._register([child])
         moves = None
         if parent.pages and len(self.running) < self.limits.max_num_seqs:
             moves = self.kv.fork(parent, child)
         if moves is None:
-            self.waiting.prepend_request(child)
+            self.waiting.add(child, first=True)
             return []
         child.status = RequestStatus.RUNNING
         self._count_running(child, 1)
@@ -306,50 +314,47 @@ class Scheduler:
         self._forks.add(child)
         return moves
 
-    def update_from_output(self, output: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> list[Landing]:
-        """Take a launch's results: append sampled tokens, release what finished.
-
-        Args:
-            sampled: for each of `output.requests` its tokens, any number of them; only read where some may land.
-        """
+    def update_from_output(
+        self,
+        output: SchedulerOutput,
+        sampled: Sequence[Sequence[int]],
+        logprobs_of: LogprobsOf | None = None,
+        before: Callable[[Request], None] | None = None,
+    ) -> list[Landing]:
+        """Take a launch's results: land sampled tokens, see `land`; release what finished."""
         landings: list[Landing] = []
         ended: list[Request] = []
-        running = RequestStatus.RUNNING
         page_size = self.kv.page_size if self.kv.cache is not None else sys.maxsize
-        rows = zip(output.requests, output.most_tokens, output.least_tokens, output.epochs, sampled, strict=True)
-        for index, (request, most, least, epoch, tokens) in enumerate(rows):
-            if not most or request.epoch != epoch or request.status is not running:
-                continue  # a chunk of a prompt; or preempted, aborted or finished since the launch
-            request.num_in_flight -= most
-            request.num_sure_in_flight -= least
-            if not tokens:
-                continue
-            first = len(request.token_ids)
-            status = request.extend(tokens)
-            if status is not None:
-                request.status = status
+        for landing in land(output, sampled, logprobs_of, before):
+            request = landing.request
+            if request.is_finished:
                 ended.append(request)
-            last = len(request.token_ids)
-            computed = request.num_computed_tokens = self.kv.num_settled(last)
-            landings.append(Landing(request, index, first, last))
+            computed = request.num_computed_tokens = self.kv.num_settled(landing.last)
+            landings.append(landing)
             if computed - request.num_published_tokens >= page_size:
                 self.kv.publish(request, computed)
         self._forget(ended)
         return landings
 
     def finish_requests(self, requests: Sequence[Request], status: RequestStatus) -> None:
-        """End requests from outside (a stop string, an abort, an error), wherever they stand."""
+        """End requests from outside, wherever they stand."""
         for request in requests:
             if request.is_finished:
                 raise ValueError(f"request {request.request_id!r} is finished already ({request.status.value})")
-            if request.status is not RequestStatus.RUNNING:
-                group = request.group
-                if group is not None and request in group.pending:
-                    group.pending.remove(request)
-                else:
-                    self.waiting.remove_request(request)
-            request.status = status
-        self._forget(requests)
+        for request in requests:
+            was_running = request.status is RequestStatus.RUNNING
+            request.finish(status)
+            self.release(request, was_running=was_running)
+
+    def release(self, request: Request, *, was_running: bool) -> None:
+        """Let go of a request that has ended from outside: its place in a queue, its pages and its seat."""
+        if not was_running:
+            group = request.group
+            if group is not None and request in group.pending:
+                group.pending.remove(request)
+            else:
+                self.waiting.remove(request)
+        self._forget([request])
 
     def _forget(self, ended: Sequence[Request]) -> None:
         if not ended:
@@ -371,7 +376,7 @@ class Scheduler:
         """Its place, if it had one, goes to the next of its group; of the last one, the trunk ends with it."""
         group.num_unfinished -= 1
         if group.pending and group.num_unfinished - len(group.pending) < group.max_parallel:
-            self.waiting.prepend_request(group.pending.popleft())
+            self.waiting.add(group.pending.popleft(), first=True)
         trunk = group.trunk
         if group.num_unfinished or trunk is None:
             return
@@ -389,5 +394,4 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises AssertionError unless every page is free, cached or held by exactly one running request or trunk."""
         self.kv.check_integrity([*self.running, *self.trunks.held])
-        for request in self.waiting:
-            assert not request.pages, "a waiting request holds pages"
+        self.waiting.check_integrity()

@@ -102,10 +102,8 @@ class SchedulerOutput:
 
 
 class Landing(NamedTuple):
-    """Tokens that came back for a request, at least one: `request.token_ids[first:last]`, from entry `index` of their
-    launch."""
+    """Tokens that came back for a request, `request.token_ids[first:last]`; none where it has ended without any."""
 
     request: Request
-    index: int
     first: int
     last: int

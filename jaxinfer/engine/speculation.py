@@ -45,7 +45,7 @@ class Speculation(UsualStrategy):
         shapes: of rounds and of catching up.
         max_rounds: most rounds in one launch.
         hidden_sizes: numbers of hidden states that log probabilities are made of.
-        state: the proposer's, on the device.
+        make_state: makes the proposer's state on the device.
         num_pages, page_size, num_seats: of the pool and the engine.
         max_catch_up: tokens that a drafter may catch up on before one launch.
         window: as of `DrafterLanes`.
@@ -61,7 +61,7 @@ class Speculation(UsualStrategy):
         *,
         max_rounds: int,
         hidden_sizes: Sequence[int],
-        state: Mapping[str, Any],
+        make_state: Callable[[], Mapping[str, Any]],
         num_pages: int,
         page_size: int,
         num_seats: int,
@@ -70,12 +70,13 @@ class Speculation(UsualStrategy):
         tails: TailPages | None = None,
     ) -> None:
         self.follower, self._proposer = proposer, proposer
-        self.models, self.state = proposer.models, state
+        self.models, self._make_state = proposer.models, make_state
         self.controller = controller
-        self.lanes = DrafterLanes(
-            num_pages=num_pages, page_size=page_size, num_seats=num_seats, knows_pages=proposer.knows_pages,
-            window=window,
+        self._make_lanes = functools.partial(
+            DrafterLanes, num_pages=num_pages, page_size=page_size, num_seats=num_seats,
+            knows_pages=proposer.knows_pages, window=window,
         )  # fmt: skip
+        self.lanes = self._make_lanes()
         self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
         self._rounds = device_rounds.Rounds(proposer, max_rounds, (*shapes.rounds, *shapes.lanes), hidden_sizes, tails)
         self._tails = tails
@@ -262,6 +263,12 @@ class Speculation(UsualStrategy):
 
     def left(self, request_ids: Iterable[str]) -> None:
         self.lanes.left(request_ids, self._page_table)
+
+    def make_state(self) -> Mapping[str, Any]:
+        return self._make_state()
+
+    def start_over(self) -> None:
+        self.lanes = self._make_lanes()
 
     def _let_catch_up(self, output: SchedulerOutput, batch: InputBatch, runner: Runner) -> None:
         """Launch what the drafter lacks of rows that it does not follow, as far as the host knows their tokens."""

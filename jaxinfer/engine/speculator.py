@@ -159,7 +159,7 @@ class Speculator:
                 shapes,
                 max_rounds=self.max_rounds(engine),
                 hidden_sizes=programs.prompt_logprobs.shapes,
-                state=self._state(engine, dtype, mesh, whole or everywhere_on(mesh), abstract),
+                make_state=lambda: self._state(engine, dtype, mesh, whole or everywhere_on(mesh), abstract),
                 num_pages=engine.num_pages,
                 page_size=engine.page_size,
                 num_seats=engine.max_num_seqs,

@@ -87,9 +87,8 @@ class Strategy(Protocol):
         """Whether its rounds compute prompts too: then no plain step ever runs."""
         ...
 
-    @property
-    def state(self) -> Mapping[str, Any]:
-        """Parts of the device's state that its programs change, besides the target's pool and the seats."""
+    def make_state(self) -> Mapping[str, Any]:
+        """Parts of the device's state that its programs change, besides the target's pool and the seats: new ones."""
         ...
 
     @property
@@ -161,6 +160,10 @@ class Strategy(Protocol):
 
     def left(self, request_ids: Iterable[str]) -> None:
         """Requests that finished or were preempted leave their seats."""
+        ...
+
+    def start_over(self) -> None:
+        """Forget all that is noted of requests, seats and pages. What was measured stays."""
         ...
 
 

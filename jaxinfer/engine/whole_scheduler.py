@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.launch_plan import LaunchPlan
@@ -25,20 +24,21 @@ class WholeScheduler(Scheduler):
         mask_token_id: what stands on a canvas where no token is yet.
     """
 
+    lands_again = True  # a canvas begins again at its prompt, as its rounds depend on all rounds before
+
     def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, mask_token_id: int) -> None:
         super().__init__(limits, kv)
         self.mask_token_id = mask_token_id
 
-    def _register(self, requests: Sequence[Request]) -> None:
+    def check(self, request: Request) -> None:
         most = self.limits.prefill_room(0, 1)
-        for request in requests:
-            if request.max_total_tokens > most:
-                raise ValueError(
-                    f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, and a "
-                    f"bidirectional model computes them all at once, at most {most} with max_num_batched_tokens="
-                    f"{self.limits.max_num_batched_tokens}: raise that or lower max_tokens"
-                )
-        super()._register(requests)
+        if request.max_total_tokens > most:
+            raise ValueError(
+                f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, and a bidirectional "
+                f"model computes them all at once, at most {most} with max_num_batched_tokens="
+                f"{self.limits.max_num_batched_tokens}: raise that or lower max_tokens"
+            )
+        super().check(request)
 
     def add_group(self, group: RequestGroup) -> None:
         group.share_nothing()
@@ -95,7 +95,8 @@ class WholeScheduler(Scheduler):
             self.waiting.pop_request()
             request.status = RequestStatus.RUNNING
             request.metrics.first_scheduled_time = time.perf_counter()
-            request.canvas = [*request.token_ids, *[self.mask_token_id] * (total - request.num_tokens)]
+            masks = [self.mask_token_id] * (total - request.num_prompt_tokens)
+            request.canvas = [*request.prompt_token_ids, *masks]
             self._count_running(request, 1)
             self.running.append(request)
             plan.first_scheduled.add(request.request_id)

@@ -104,7 +104,7 @@ class AbstractEngine:
                 strategy = maker.strategy(
                     engine, model, dtype=dtype, mesh=target.mesh, whole=target.sharding, abstract=True
                 )(programs, Buckets.from_config(engine))
-                models, state = {**models, **strategy.models}, {**state, **strategy.state}
+                models, state = {**models, **strategy.models}, {**state, **strategy.make_state()}
                 of_strategy = strategy.programs
                 of_engine = () if strategy.takes_prompts else programs.followed_by(strategy.follower).all
             self.runner = Runner(

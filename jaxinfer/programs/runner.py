@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,8 @@ from jaxinfer.programs.program import (
     sharding_of_logits,
 )
 from jaxinfer.programs.seats import Seats
+
+logger = logging.getLogger(__name__)
 
 
 class Runner:
@@ -61,6 +64,10 @@ class Runner:
         for name, model in self.models.items():
             self.set_model(name, model)
         self._compiled: dict[Program, Any] = {}
+        # Calls compare static arguments: of numbers, without running Python that an interruption could end there.
+        self._numbers: dict[Any, int] = {}
+        self._shapes: list[Any] = []
+        self._outcome: tuple[dict[str, Any], Any] | None = None
 
     def set_model(self, name: str, model: Any) -> None:
         """What programs read under that name from now on, of the same shapes as before."""
@@ -82,9 +89,28 @@ class Runner:
 
     def launch(self, program: Program, shape: Any, *inputs: Any) -> Any:
         """Run a program; its results, which may not be there yet."""
-        changed, results = self._function(program)(*self._arguments(program), inputs, shape=shape)
-        self.state.update(changed)
+        # Never a local: the frames of a traceback would keep a pool alive, and nobody could take it from there.
+        self._outcome = self._function(program)(*self._arguments(program), inputs, number=self._number_of(shape))
+        assert self._outcome is not None
+        self.state.update(self._outcome[0])
+        results, self._outcome = self._outcome[1], None
         return results
+
+    def salvage(self, make_state: Callable[[], Mapping[str, Any]]) -> None:
+        """Make the state whole after a launch that was interrupted or has failed: what it has made is taken over, and
+        parts that are lost are made anew, once the device holds none of them.
+
+        Args:
+            make_state: makes all parts.
+        """
+        if self._outcome is not None:
+            self.state.update(self._outcome[0])
+            self._outcome = None
+        lost = [name for name, part in self.state.items() if not _is_whole(part)]
+        for name in lost:
+            self.state[name] = None
+        for name in lost:
+            self.state[name] = make_state()[name]
 
     def launch_idle(self, program: Program, shape: Any) -> Any:
         """Run a program on padding: it compiles, and changes nothing."""
@@ -97,7 +123,15 @@ class Runner:
     def compile(self, program: Program, shape: Any) -> jax.stages.Compiled:
         """The compiled program, for its memory analysis or its text; nothing runs, models and state may be abstract."""
         inputs = program.idle(shape, self.place)
-        return self._function(program).lower(*self._arguments(program), inputs, shape=shape).compile()
+        number = self._number_of(shape)
+        return self._function(program).lower(*self._arguments(program), inputs, number=number).compile()
+
+    def _number_of(self, shape: Any) -> int:
+        number = self._numbers.get(shape)
+        if number is None:
+            self._shapes.append(shape)
+            number = self._numbers[shape] = len(self._shapes) - 1
+        return number
 
     def _arguments(self, program: Program) -> tuple[dict[str, list[Any]], dict[str, Any]]:
         leaves = {name: self._leaves[name] for name in program.reads if name != CONSTRAINT or name in self._leaves}
@@ -110,9 +144,10 @@ class Runner:
         return found
 
     def _jitted(self, program: Program) -> Any:
-        @partial(jax.jit, static_argnames="shape", donate_argnames="state")
-        def run(leaves: dict[str, list[jax.Array]], state: dict[str, Any], inputs: tuple[Any, ...], shape: Any):
+        @partial(jax.jit, static_argnames="number", donate_argnames="state")
+        def run(leaves: dict[str, list[jax.Array]], state: dict[str, Any], inputs: tuple[Any, ...], number: int):
             # While tracing, that is once for every compiled program.
+            shape = self._shapes[number]
             self._on_compile(program.describe(shape))
             models = {}
             for name, values in leaves.items():
@@ -121,6 +156,19 @@ class Runner:
             return program.run(Device(models, state, self._backend, self.mesh), shape, *inputs)
 
         return run
+
+
+def _is_whole(part: Any) -> bool:
+    """Whether every array of a part of the state is there, once the device has computed it."""
+    leaves = jax.tree.leaves(part)
+    if not leaves or any(leaf.is_deleted() for leaf in leaves):
+        return False
+    try:
+        jax.block_until_ready(leaves)
+    except Exception as error:  # whatever a launch failed with is an error of all that it has made
+        logger.warning("a part of the device's state is lost: %s", error)
+        return False
+    return True
 
 
 def initial_state(kv: KVCache, num_seats: int, whole: jax.sharding.Sharding | None = None) -> dict[str, Any]:

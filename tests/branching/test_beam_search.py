@@ -109,7 +109,7 @@ def test_a_search_can_be_given_up(idle_engine):
         core.step()
     run.abort()
     drain(core)
-    assert run.is_done and not core.landing_listeners and core.scheduler.kv.allocator.num_held == 0
+    assert run.is_done and not core.searches and core.scheduler.kv.allocator.num_held == 0
 
 
 @pytest.mark.parametrize(

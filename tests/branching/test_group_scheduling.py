@@ -108,18 +108,3 @@ def test_of_a_group_that_is_aborted_while_its_trunk_is_computed_nothing_is_left(
     sim.drain()
     assert other.output_token_ids == expected_output(other.prompt_token_ids, 5)
     assert not sim.device.batch.seat_of.keys() - {"other"}
-
-
-@pytest.mark.parametrize(("each", "most"), [(10.0, 1), (1.5, 4)])
-def test_members_run_beside_each_other_where_that_pays(each, most):
-    """With steps that cost ten times as much for twice as many sequences, and with half as much more."""
-    sim, seen = GroupSimulation(rows=4), 0
-    for power in range(3):
-        for lanes in (False, True):
-            sim.scheduler.costs.observe(2**power, each**power, lanes=lanes)
-    group = sim.add_group(group_of(4))
-    while sim.scheduler.has_unfinished_requests():
-        sim.step()
-        seen = max(seen, group.num_running)
-    assert seen == most
-    check_tokens(group)

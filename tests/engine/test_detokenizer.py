@@ -76,7 +76,9 @@ def run(tokenizer, token_ids, stops, **params):
         stop = detokenizer.append(token)
         if stop is None and count == len(token_ids):
             stop = detokenizer.finish()
-        deltas.append(detokenizer.take_delta(finished=stop is not None or count == len(token_ids)))
+        start = sum(map(len, deltas))
+        is_last = stop is not None or count == len(token_ids)
+        deltas.append(detokenizer.text[start:] if is_last else detokenizer.shown(start))
         if stop is not None:
             return deltas, stop, count
     return deltas, None, len(token_ids)
@@ -169,7 +171,7 @@ def test_without_stop_strings_nothing_but_incomplete_characters_is_held_back(tok
     deltas = []
     for byte in "aé".encode():
         detokenizer.append(byte)
-        deltas.append(detokenizer.take_delta(finished=False))
+        deltas.append(detokenizer.shown(sum(map(len, deltas))))
     assert deltas == ["a", "", "é"]
 
 

@@ -1,7 +1,5 @@
 """From tokens that land to what a user sees: how every kind of ending looks, whole and streamed."""
 
-from collections import deque
-
 import pytest
 
 from jaxinfer.engine.output_processor import OutputProcessor
@@ -29,13 +27,13 @@ class Engine:
         self.processor = OutputProcessor(self, tokenizer)
         self.stopped = []
 
-    def finish(self, request, status):
-        assert not request.is_finished
-        request.status = status
-        self.stopped.append(request.request_id)
+    def finish(self, request, status, **how):
+        if not request.is_finished:
+            self.stopped.append(request.request_id)
+        request.finish(status, **how)
 
     def follow(self, *, stream, request_id="0", **params):
-        inbox = deque()
+        inbox = self.processor.inbox()
         request = make_request(request_id, [X], eos_token_ids=EOS, **params)
         request.status = RequestStatus.RUNNING
         self.processor.follow(request, inbox, stream=stream)
@@ -44,22 +42,22 @@ class Engine:
     def take(self, request, tokens):
         """Append tokens until one ends the request, as the scheduler does."""
         first = request.num_tokens
-        status = request.extend(tokens)
-        if status is not None:
-            request.status = status
-        return Landing(request, 0, first, request.num_tokens)
+        request.extend(tokens)
+        return Landing(request, first, request.num_tokens)
 
     def run(self, tokens, *, stream, at_once=1, **params):
         """The outputs of one request on which these tokens land, `at_once` together, until it is finished; a request
         that is not finished by them is aborted."""
         request, inbox = self.follow(stream=stream, **params)
+        outputs = []
         for start in range(0, len(tokens), at_once):
             if not request.is_finished:
                 self.processor.process([self.take(request, tokens[start : start + at_once])])
+                outputs += inbox.take()
         if not request.is_finished:
-            request.status = RequestStatus.FINISHED_ABORTED
-            self.processor.close(request)
-        return list(inbox)
+            request.finish(RequestStatus.FINISHED_ABORTED)
+            self.processor.process([Landing(request, request.num_tokens, request.num_tokens)])
+        return outputs + inbox.take()
 
 
 # name: (tokens that would land, parameters) -> (text, number of tokens, finish reason, stop reason)
@@ -247,9 +245,10 @@ def test_requests_that_land_in_one_step_go_to_their_own_inboxes(tokenizer):
     two, inbox_of_two = engine.follow(stream=True, request_id="2")
     for first, second in zip(b"abc", b"xyz", strict=True):
         engine.processor.process([engine.take(two, [second]), engine.take(one, [first])])
-    assert "".join(output.outputs[0].text for output in inbox_of_one) == "abc"
-    assert "".join(output.outputs[0].text for output in inbox_of_two) == "xyz"
-    assert {output.request_id for output in inbox_of_one} == {"1"}
+    outputs_of_one = inbox_of_one.take()
+    assert "".join(output.outputs[0].text for output in outputs_of_one) == "abc"
+    assert "".join(output.outputs[0].text for output in inbox_of_two.take()) == "xyz"
+    assert {output.request_id for output in outputs_of_one} == {"1"}
 
 
 def test_an_output_says_whose_it_is(tokenizer):
@@ -259,12 +258,14 @@ def test_an_output_says_whose_it_is(tokenizer):
     assert output.outputs[0].index == 0
 
 
-def test_a_finished_request_is_forgotten(tokenizer):
+def test_a_finished_request_is_told_of_once(tokenizer):
     engine = Engine(tokenizer)
-    request, _ = engine.follow(stream=False, max_tokens=1)
-    engine.processor.process([engine.take(request, [A])])
-    with pytest.raises(KeyError):
-        engine.processor.close(request)
+    request, inbox = engine.follow(stream=False, max_tokens=1)
+    landing = engine.take(request, [A])
+    engine.processor.process([landing])
+    assert len(inbox.take()) == 1
+    engine.processor.process([landing])
+    assert inbox.take() == [] and not engine.processor._followers
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -274,21 +275,24 @@ def test_a_request_whose_text_cannot_be_made_ends_alone_and_with_the_reason(toke
     broken, inbox_of_broken = engine.follow(stream=stream, request_id="1", max_tokens=2)
     sound, inbox_of_sound = engine.follow(stream=stream, request_id="2", max_tokens=2)
     engine.processor.process([engine.take(broken, [A, -1]), engine.take(sound, [A, B])])
-    (output,) = inbox_of_broken
+    (output,) = inbox_of_broken.take()
     assert (output.finished, output.outputs[0].finish_reason, output.outputs[0].text) == (True, "error", "")
     assert output.error.startswith("TypeError: ")
     assert "request 1 failed" in caplog.text
-    assert (inbox_of_sound[0].outputs[0].text, inbox_of_sound[0].error) == ("ab", None)
+    (output,) = inbox_of_sound.take()
+    assert (output.outputs[0].text, output.error) == ("ab", None)
 
 
 def test_a_request_that_fails_in_the_middle_leaves_the_engine(tokenizer):
     engine = Engine(tokenizer)
     broken, inbox = engine.follow(stream=True, request_id="1")
     engine.processor.process([engine.take(broken, [A])])
+    outputs = inbox.take()
     engine.processor.process([engine.take(broken, [-1])])
+    outputs += inbox.take()
     assert engine.stopped == ["1"]
-    assert [output.outputs[0].text for output in inbox] == ["a", ""]
-    assert [output.finished for output in inbox] == [False, True]
+    assert [output.outputs[0].text for output in outputs] == ["a", ""]
+    assert [output.finished for output in outputs] == [False, True]
 
 
 def test_tokens_of_a_request_that_nobody_follows_are_passed_over(tokenizer):

@@ -139,9 +139,8 @@ def test_the_tokens_of_the_prompt_are_marked_where_repetition_is_penalized():
 
 def test_truncating_the_output_leaves_the_prompt_and_the_first_tokens():
     request = make_request("a", [4, 5])
-    feed(request, 7, 8, 9)
-    request.logprobs = [{7: None}, {8: None}, {9: None}]
-    request.truncate_output(1)
+    request.extend([7, 8, 9], [{7: None}, {8: None}, {9: None}])
+    request.finish(RequestStatus.FINISHED_STOPPED, num_output_tokens=1)
     assert request.token_ids == [4, 5, 7] and request.logprobs == [{7: None}]
 
 

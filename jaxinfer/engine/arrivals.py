@@ -1,0 +1,59 @@
+"""Requests before they are queued: what is refused, and the order in which they came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.request import Request
+from jaxinfer.engine.request_group import RequestGroup
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.models.rope import RopeConfig
+
+
+def members_of(item: Request | RequestGroup) -> list[Request]:
+    """The requests of a group in the order in which they arrive, or the request alone."""
+    return item.order if isinstance(item, RequestGroup) else [item]
+
+
+class Arrivals:
+    """Checks and numbers the requests of one engine."""
+
+    def __init__(self, config: EngineConfig, rope: RopeConfig) -> None:
+        self._config, self._rope = config, rope
+        self._count = 0
+
+    def check(self, requests: Sequence[Request], scheduler: Scheduler, known: Iterable[str]) -> None:
+        """Refuse, as a ValueError, what cannot run. Changes nothing.
+
+        Args:
+            known: ids that are in use.
+        """
+        ids = set(known)
+        for request in requests:
+            if request.request_id in ids:
+                raise ValueError(f"request_id {request.request_id!r} is in use")
+            ids.add(request.request_id)
+            if request.num_prompt_tokens == 0:
+                raise ValueError(f"request {request.request_id!r} has an empty prompt: it needs at least 1 token")
+            if request.max_total_tokens > self._config.max_model_len:
+                raise ValueError(
+                    f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, more than "
+                    f"max_model_len={self._config.max_model_len}"
+                )
+            scheduler.check(request)
+
+    def number(self, item: Request | RequestGroup) -> None:
+        """Number requests, and separate what they may not share. Numbers only grow, whatever was numbered before."""
+        rope, members = self._rope, members_of(item)
+        for request in members:
+            if rope.depends_on_length and request.num_prompt_tokens > rope.max_position_embeddings:
+                # What its tokens are rotated by, and so what is cached of them, depends on the prompt's whole length.
+                request.rope_length = request.num_prompt_tokens
+            request.arrival = self._count
+            self._count += 1
+        if isinstance(item, RequestGroup):
+            if any([request.rope_length for request in members]):
+                item.share_nothing()
+            if item.trunk is not None:
+                item.trunk.arrival = members[0].arrival

@@ -1,0 +1,121 @@
+"""What an engine keeps on the host beside its requests. A recovery makes all of it anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
+from jaxinfer.config import EngineConfig
+from jaxinfer.engine.input_batch import InputBatch
+from jaxinfer.engine.kv_cache_manager import KVCacheManager
+from jaxinfer.engine.launcher import Launcher
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.request import Request, RequestStatus
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.scheduler_output import SchedulerLimits
+from jaxinfer.engine.strategy import Strategy
+from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.engine_programs import EnginePrograms
+from jaxinfer.programs.runner import Runner
+
+
+class HostState:
+    """Pages, prefix cache, queues, seats and launches of one engine, without any request.
+
+    Args:
+        landing: is told of each request before its tokens land.
+        before: whose counters continue; None: they begin at 0.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        buckets: Buckets,
+        strategy: Strategy,
+        programs: EnginePrograms,
+        runner: Runner,
+        metrics: EngineMetrics,
+        landing: Callable[[Request], None],
+        before: HostState | None = None,
+    ) -> None:
+        allocator = PageAllocator(config.num_pages)
+        self.prefix_cache: PrefixCache | None = None
+        if config.enable_prefix_caching:
+            settings = PrefixCacheConfig(config.page_size, eviction_policy=config.prefix_cache_policy)
+            known = None if before is None or before.prefix_cache is None else before.prefix_cache.stats
+            self.prefix_cache = PrefixCache(settings, allocator, known)
+        self.scheduler = strategy.make_scheduler(
+            SchedulerLimits(
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_num_seqs=config.max_num_seqs,
+                prefill_room=buckets.prefill_room,
+                scheduling_policy=config.scheduling_policy,
+                block_size=strategy.block_size,
+            ),
+            KVCacheManager(allocator, config.page_size, self.prefix_cache, strategy.block_size),
+        )
+        if before is not None:
+            self.scheduler.num_preemptions = before.scheduler.num_preemptions
+        num_pages = config.num_pages + strategy.num_tail_pages
+        self.input_batch = InputBatch(buckets, strategy, page_size=config.page_size, num_pages=num_pages)
+        self.launcher = Launcher(self.scheduler, self.input_batch, strategy, programs, runner, metrics, landing)
+
+    def set_gauges(self, metrics: EngineMetrics) -> None:
+        """Bring gauges, and counters that are kept here, up to date."""
+        scheduler, allocator = self.scheduler, self.scheduler.kv.allocator
+        running = [request for request in scheduler.running if not request.is_trunk]
+        metrics.num_requests_running = len(running)
+        metrics.num_requests_waiting = len(scheduler.requests) - len(running)
+        metrics.branch_count = sum(request.group is not None for request in running)
+        metrics.kv_cache_usage_perc = 1 - scheduler.kv.num_available / allocator.num_pages
+        metrics.num_cached_tokens = allocator.num_cached * scheduler.kv.page_size
+        if self.prefix_cache is not None:
+            stats = self.prefix_cache.stats
+            metrics.prefix_cache_queries = stats.total_tokens_processed
+            metrics.prefix_cache_hits = stats.tokens_reused
+        metrics.num_preemptions_total = scheduler.num_preemptions
+
+    def in_words(self) -> str:
+        """Which requests wait where, for an error."""
+        scheduler, waiting, kv = self.scheduler, self.scheduler.waiting, self.scheduler.kv
+        groups = {id(r.group): r.group for r in scheduler.requests.values() if r.group is not None}.values()
+        lists = {
+            "running": scheduler.running,
+            "held among them": [request for request in scheduler.running if request.is_held],
+            "waiting": list(waiting),
+            "parked": waiting.parked,
+            "aside": waiting.aside,
+            "pending in groups": [request for group in groups for request in group.pending],
+        }
+        words = [f"{name}: {', '.join(r.request_id for r in found)}" for name, found in lists.items() if found]
+        return "; ".join([*words, f"{kv.num_available} of {kv.allocator.num_pages} pages available"])
+
+
+def requeue(scheduler: Scheduler, requests: Iterable[Request], only: frozenset[str] | None = None) -> None:
+    """Queue requests that have started over, those that have run first, then by arrival, in a scheduler without any.
+
+    Their groups' counters are counted again. Places up to `max_parallel` are given in the same order.
+
+    Args:
+        requests: unfinished ones.
+        only: ids of those that may run; the others wait until `waiting.let_all_run`.
+    """
+    order = sorted(requests, key=lambda request: (request.status is RequestStatus.WAITING, request.arrival))
+    for group in {id(request.group): request.group for request in order if request.group is not None}.values():
+        group.pending.clear()
+        group.num_unfinished = group.num_running = 0
+        if group.trunk is not None:
+            group.trunk.start_over()
+    scheduler.waiting.only = only
+    scheduler.requests = {request.request_id: request for request in order}
+    for request in order:
+        if scheduler.lands_again:
+            request.num_to_skip = request.num_output_tokens
+        group = request.group
+        if group is not None:
+            group.num_unfinished += 1
+            if group.num_unfinished > group.max_parallel:
+                group.pending.append(request)
+                continue
+        scheduler.waiting.add(request)

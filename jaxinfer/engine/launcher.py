@@ -1,0 +1,178 @@
+"""Launches and landings: what the scheduler decides runs on the device, and its results are read one launch late."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jaxinfer.engine.adjusting import (
+    adjustments_of,
+    logprobs_of_launch,
+    prompt_targets,
+    take_prompt_logprobs,
+    wants_logprobs,
+)
+from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.request import Request
+from jaxinfer.engine.scheduler import Scheduler
+from jaxinfer.engine.scheduler_output import SchedulerOutput
+from jaxinfer.engine.strategy import RoundsResult, Strategy
+from jaxinfer.programs.adjusted_sampling import SamplingShape
+from jaxinfer.programs.engine_programs import EnginePrograms
+from jaxinfer.programs.runner import Runner
+from jaxinfer.programs.step import StepOutput
+from jaxinfer.sampling.logprobs import TokenLogprobs
+
+# A result that was there already when the host asked for it does not tell how long the device took.
+_WAITED = 20e-6
+
+
+@dataclass
+class _Launch:
+    """A step in flight."""
+
+    output: SchedulerOutput
+    built: BuiltBatch
+    token_ids: jax.Array  # int32 [N * width, Q], those of a row in order; -1: none
+    width: int = 1  # the most tokens that a step lands for a row
+    rounds: RoundsResult | None = None  # None: a plain step
+    logprobs: TokenLogprobs | None = None  # [width * Q]
+    prompt_logprobs: TokenLogprobs | None = None
+    begin: float | None = None  # when it was launched; None: programs were compiled for it
+
+
+def _rounds_run(launch: _Launch, landed: np.ndarray) -> int:
+    """In how many rounds of a launch any row took part, or landed something: bool [N * width, rows]."""
+    assert launch.rounds is not None
+    if launch.rounds.ran is None:
+        return int(landed[:: launch.width].any(axis=1).sum())
+    return int(np.asarray(launch.rounds.ran)[:, launch.built.logits_rows].any(axis=1).sum())
+
+
+class Launcher:
+    """Runs the launches of one scheduler and lands their results.
+
+    Args:
+        landing: is told of each request before its tokens land.
+
+    Attributes:
+        concerned: the requests of the work at hand: all unfinished ones while a launch is planned, its rows while it is
+            launched, those of the launch that is read.
+        has_moved: whether the latest `launch` took requests out of their seats.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        input_batch: InputBatch,
+        strategy: Strategy,
+        programs: EnginePrograms,
+        runner: Runner,
+        metrics: EngineMetrics,
+        landing: Callable[[Request], None],
+    ) -> None:
+        self.scheduler, self.input_batch, self.strategy = scheduler, input_batch, strategy
+        self.programs, self.runner, self.metrics = programs, runner, metrics
+        self._landing = landing
+        self.concerned: Sequence[Request] = ()
+        self.has_moved = False
+        self._in_flight: deque[_Launch] = deque()
+        self._ready = 0.0  # when the results that were read last were there
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def drop(self) -> None:
+        """Forget what is in flight."""
+        self._in_flight.clear()
+        self.concerned = ()
+
+    def launch(self) -> bool:
+        """Schedule and launch; whether there was anything to run."""
+        begin, compiles = time.perf_counter(), self.metrics.num_compiles_total
+        self.concerned = list(self.scheduler.requests.values())
+        output = self.scheduler.schedule()
+        left = output.finished_req_ids | output.preempted_req_ids
+        self.has_moved = bool(left)
+        if left:
+            self.strategy.left(left)
+            self.input_batch.remove(left)
+        if not output.requests:
+            return False
+        self.concerned = output.requests
+        built = self.input_batch.build(output)
+        self.strategy.prepare(output, built, self.input_batch, self.runner)
+        launch_begin = time.perf_counter()
+        launched = self._launch_rounds(output, built) if output.num_rounds else self._launch_step(output, built)
+        metrics = self.metrics
+        metrics.num_launches_total += 1
+        metrics.scheduled_tokens_total += output.total_num_scheduled_tokens
+        if metrics.num_compiles_total == compiles:  # a compile is not the host's everyday work
+            metrics.host_seconds_total += time.perf_counter() - begin
+            launched.begin = launch_begin
+        self._in_flight.append(launched)
+        return True
+
+    def _launch_rounds(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
+        result = self.strategy.launch(built, self.runner)
+        launched = _Launch(output, built, result.token_ids, result.width, result)
+        if result.sampled_after is not None and wants_logprobs(output):
+            hidden, sampled = result.sampled_after
+            launched.logprobs = self.runner.launch(self.programs.prompt_logprobs, hidden.shape[0], hidden, sampled)
+        if result.logprobs is not None and wants_logprobs(output):
+            launched.logprobs = result.logprobs
+        return launched
+
+    def _launch_step(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
+        """A step, and what its rows need besides: adjusted sampling and log probabilities."""
+        programs, launch = self.programs, self.runner.launch
+        result: StepOutput = launch(programs.step, built.packed.shape, built.packed.buffer)
+        tokens, logprobs, prompt_logprobs = result.token_ids, None, None
+        adjustments = adjustments_of(output, built, programs.adjusted_sampling)
+        if adjustments is not None:
+            shape = SamplingShape(built.packed.shape.num_logits, adjustments.row.shape[0])
+            tokens, logprobs = launch(programs.adjusted_sampling, shape, result.logits, result.samples, adjustments)
+        targets = prompt_targets(output, built)
+        if targets is not None:
+            positions = result.hidden.shape[0]
+            targets = np.pad(targets, (0, positions - len(targets)))
+            prompt_logprobs = launch(programs.prompt_logprobs, positions, result.hidden, targets)
+        return _Launch(output, built, tokens[None], logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def land(self) -> None:
+        """Read the oldest launch's results and account for them."""
+        launch = self._in_flight[0]
+        self.concerned = launch.output.requests
+        waits = time.perf_counter()
+        tokens = np.asarray(launch.token_ids)[:, launch.built.logits_rows]  # waits for the device
+        begin = time.perf_counter()
+        seconds = 0.0
+        if launch.begin is not None and begin - waits > _WAITED:
+            seconds = begin - max(launch.begin, self._ready)
+        self._ready = begin
+        landed = tokens >= 0
+        # What is launched ahead of rows that have ended runs no round at all, and a step that lands nothing runs.
+        steps = 1 if launch.rounds is None else _rounds_run(launch, landed)
+        by_request = tokens.T.tolist()
+        if not landed.all():
+            by_request = [[token for token in row if token != -1] for row in by_request]
+        if launch.prompt_logprobs is not None:
+            take_prompt_logprobs(launch.output, launch.built, launch.prompt_logprobs)
+        entries = None
+        if launch.logprobs is not None:
+            entries = logprobs_of_launch(launch.built, launch.logprobs, launch.width)
+        landings = self.scheduler.update_from_output(launch.output, by_request, entries, self._landing)
+        metrics = self.metrics
+        self.strategy.landed(launch.output, launch.built, launch.rounds, max(1, steps), seconds, metrics)
+        self._in_flight.popleft()
+        metrics.num_steps_total += steps
+        metrics.scheduled_rows_total += steps * len(launch.output.requests)
+        metrics.count_landings(landings, time.perf_counter())
+        metrics.host_seconds_total += time.perf_counter() - begin

@@ -1,0 +1,134 @@
+"""Steps and notes as transactions: each ends whole, or what follows begins by making the engine anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxinfer.engine.notes import Notes
+from jaxinfer.engine.request import Request
+from jaxinfer.engine.scheduler_output import Landing
+
+
+class Transactions:
+    """Keeps the truth of one engine, registered requests and how much of them was handed out, and runs what changes it.
+
+    A mark is set before a step and cleared at its end. Where it is still set, the step before was interrupted: whatever
+    comes next recovers first. So nothing has to be undone, and an interruption of a recovery changes nothing either.
+
+    Args:
+        advance: makes one step.
+        blame: is told of an exception that a step has raised, and raises what must leave the step.
+        recover: makes everything but requests and landed tokens anew.
+
+    Attributes:
+        requests: registered ones by id: unfinished, or their end was not handed out yet.
+        news: requests that may have landed tokens or ended since landings were last told of.
+        notes: what is to be done between steps.
+        listeners: are told of landings within the step, maybe twice of the same where a step is interrupted.
+        runs: whether a step runs, or what is done between two.
+    """
+
+    def __init__(
+        self, advance: Callable[[], None], blame: Callable[[Exception], None], recover: Callable[[], None]
+    ) -> None:
+        self._advance, self._blame, self._remake = advance, blame, recover
+        self.requests: dict[str, Request] = {}
+        self.news: list[Request] = []
+        self.notes = Notes()
+        self.listeners: list[Callable[[list[Landing]], None]] = []
+        self.runs = False
+        self._outgoing: list[Landing] = []  # what the step that runs, or ran last, hands out
+        self._open: list[bool] = []  # the mark: not empty while a step runs, and after one that was interrupted
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether something is unfinished, noted or not handed out."""
+        return bool(self.requests or self.notes or (self._open and self._outgoing))
+
+    def step(self) -> list[Landing]:
+        """Make a step; what has landed since the last one that returned."""
+        if self._open:
+            self._recover()
+        else:
+            self._outgoing = []
+        self._open.append(True)
+        self.runs = True
+        try:
+            try:
+                self._advance()
+            except Exception as error:
+                if _is_interrupt(error):
+                    raise KeyboardInterrupt from error
+                self._blame(error)
+                self._recover()
+            self._announce()
+        finally:
+            self.runs = False
+        # One expression: with a line between the two, an interruption there would lose what the step hands out.
+        return self._open.clear() or self._outgoing
+
+    def note(self, function: Callable[[], None]) -> None:
+        """Have something done between steps, at once if none runs."""
+        self.notes.add(function)
+        if not self.runs:
+            self.between_steps(self.notes.take)
+
+    def between_steps(self, work: Callable[[], object]) -> None:
+        """Do something that changes what steps change. Listeners are told of what it ends; no step hands that out."""
+        was_open = bool(self._open)
+        if was_open:
+            self._recover()
+        else:
+            self._outgoing = []
+        self._open.append(True)
+        self.runs = True
+        try:
+            work()
+            self._announce()
+        finally:
+            self.runs = False
+        if not was_open:  # else the next step has something to hand out
+            self._outgoing = []
+            self._open.clear()
+
+    def make_whole(self) -> None:
+        """Recover, if a step was interrupted and none runs."""
+        if self._open and not self.runs:
+            self.between_steps(lambda: None)
+
+    def _recover(self) -> None:
+        self._mark_handed_out()
+        self._remake()
+        self.news[:] = self.requests.values()
+
+    def _announce(self) -> None:
+        """Tell listeners of what has landed or ended, and hand it out."""
+        landings: list[Landing] = []
+        for request in dict.fromkeys(self.news):
+            first, last = request.num_handed_out, request.landed.num_tokens
+            if last > first or (request.is_finished and self._is_registered(request)):
+                landings.append(Landing(request, first, last))
+        for listen in list(self.listeners):
+            listen(landings)
+        # A listener may have cut a request at a stop string.
+        self._outgoing = [*self._outgoing, *[each._replace(last=each.request.landed.num_tokens) for each in landings]]
+        self._mark_handed_out()
+        self.news.clear()
+
+    def _mark_handed_out(self) -> None:
+        for request, _, last in self._outgoing:
+            request.num_handed_out = last
+            if request.is_finished and self._is_registered(request):
+                del self.requests[request.request_id]
+
+    def _is_registered(self, request: Request) -> bool:
+        return self.requests.get(request.request_id) is request
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether an error is what a library has made of a KeyboardInterrupt in a function that it called."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt) or "KeyboardInterrupt" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

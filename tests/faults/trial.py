@@ -1,0 +1,176 @@
+"""Runs what is asked of an engine while something goes wrong, and holds what comes of it against an undisturbed run."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxinfer.engine.beam_search import BeamRun
+from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.output_processor import OutputProcessor
+from jaxinfer.engine.request_group import RequestGroup
+from jaxinfer.outputs import RequestOutput
+from tests.faults.lines import Fault, InjectedError, Line, Recording
+from tests.faults.ways import Item, Way, tokenizer
+
+# A run that takes so many times the steps of an undisturbed one, and these besides, hangs.
+_MOST_STEPS, _MORE_STEPS = 20, 100
+
+
+class HangError(AssertionError):
+    """Requests are unfinished after far too many steps."""
+
+
+@dataclass
+class Answer:
+    """What a reader has of one sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    num_logprobs: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_ends: int = 0
+
+    def add(self, part: Any) -> None:
+        assert self.finish_reason is None, "something came after the end"
+        self.tokens += part.token_ids
+        self.text += part.text
+        self.num_logprobs += len(part.logprobs or ())
+        self.finish_reason, self.stop_reason = part.finish_reason, part.stop_reason
+        self.num_ends += part.finished
+
+
+type Answers = dict[str, Any]
+
+
+class Trial:
+    """An engine of one way of decoding, whose programs are compiled by the first run.
+
+    Args:
+        beside: whether others are asked for beside the first.
+    """
+
+    def __init__(self, way: Way, *, beside: bool, core: EngineCore | None = None) -> None:
+        self.way, self.beside = way, beside
+        self.core = core or way.make()
+        self.processor = OutputProcessor(self.core, tokenizer())
+        self.core.landing_listeners.append(self.processor.process)
+        self.num_steps = 10**6
+        self.expected = self.run()  # compiles
+        self.num_steps, self.expected = 10**6, self.run()
+
+    def record(self) -> Recording:
+        """The lines of an undisturbed run, of the calls that may be interrupted."""
+        recording = Recording()
+        self.run(recording)
+        return recording
+
+    def record_recovery(self) -> Recording:
+        """The lines of a recovery."""
+        transactions = self.core._transactions
+        recording, remake = Recording(), transactions._remake
+
+        def recorded() -> None:
+            with recording:
+                remake()
+
+        transactions._remake = recorded
+        interruptions = iter([3])
+
+        def interrupted(step: int) -> bool:
+            return step == next(interruptions, None)
+
+        self.run(interrupt=interrupted)
+        transactions._remake = remake
+        return recording
+
+    def run(
+        self, fault: Fault | Recording | None = None, *, interrupt: Callable[[int], bool] = lambda step: False
+    ) -> Answers:
+        """What readers get, with the calls that may be interrupted inside of `fault`, or recorded.
+
+        Args:
+            interrupt: before which steps the engine is to find that the step before was interrupted.
+        """
+        core, inbox = self.core, self.processor.inbox()
+        core.reset_prefix_cache()
+        items: Mapping[int, list[Item]] = self.way.items(self.beside)
+        answers: dict[str, Answer] = {}
+        searches: dict[str, BeamRun] = {}
+        step = 0
+
+        def guarded(call: Callable[[], Any]) -> Any:
+            with fault if fault is not None and fault.is_armed else contextlib.nullcontext():
+                for _ in range(4):
+                    with contextlib.suppress(InjectedError, KeyboardInterrupt):
+                        return call()
+            raise AssertionError("interrupted more often than faults were injected")
+
+        while step <= max(items) or core.has_unfinished_requests():
+            if step > _MOST_STEPS * min(self.num_steps, 1000) + _MORE_STEPS:
+                raise HangError(f"unfinished after {step} steps: {core._host.in_words()}")
+            for item in items.get(step, ()):
+                self._add(item, inbox, searches)
+            if interrupt(step):
+                core._transactions._open.append(True)
+            guarded(core.step)
+            for output in guarded(inbox.take):
+                _sort(output, answers)
+            step += 1
+        self.num_steps = min(self.num_steps, step)
+        core.check_integrity()
+        assert core.scheduler.kv.allocator.num_held == 0, "pages are held by nobody"
+        assert len(core.input_batch.free_seats) + len(core.scheduler.finished_req_ids) == core.config.max_num_seqs
+        assert not self.processor._followers and not core._requests and not core.searches
+        found: Answers = {name: vars(answer) for name, answer in answers.items()}
+        for name, search in searches.items():
+            assert search.error is None, search.error
+            found[name] = [(one.tokens, round(one.score, 3)) for one in search.search.hypotheses]
+        return found
+
+    def _add(self, item: Item, inbox: Any, searches: dict[str, BeamRun]) -> None:
+        if isinstance(item, RequestGroup):
+            self.processor.follow_group(item, inbox, stream=item.members[0].stream)
+            self.core.add_group(item)
+        elif callable(item):
+            search = item(self.core)
+            searches[search._request_id] = search
+        else:
+            self.processor.follow(item, inbox, stream=item.stream)
+            self.core.add_request(item)
+
+    def outcome(self, fault: Fault) -> str:
+        """In a word what became of a run with a fault and of the same again: "right", or what was wrong."""
+        try:
+            if (found := self.run(fault)) != self.expected:
+                return f"wrong: {_difference(found, self.expected)}"
+            if (found := self.run()) != self.expected:
+                return f"wrong afterwards: {_difference(found, self.expected)}"
+        except HangError:
+            return "hang"
+        except Exception as error:
+            return f"dead: {type(error).__name__}: {error}"
+        return "right" if fault.num_raised else "right (line not reached)"
+
+
+def _sort(output: RequestOutput, answers: dict[str, Answer]) -> None:
+    for part in output.outputs:
+        answers.setdefault(f"{output.request_id}/{part.index}", Answer()).add(part)
+
+
+def faults_of(line: Line, count: int, rng: random.Random) -> list[Fault]:
+    """At the first and one more occurrence of a line: a RuntimeError and a KeyboardInterrupt, in either order."""
+    errors: list[Callable[[], BaseException]] = [lambda: InjectedError("injected"), KeyboardInterrupt]
+    rng.shuffle(errors)
+    occurrences = [1] if count == 1 else [1, rng.randint(2, count)]
+    return [Fault(line, occurrence, error) for occurrence, error in zip(occurrences, errors, strict=False)]
+
+
+def _difference(found: Answers, expected: Answers) -> str:
+    """The first answer that differs."""
+    name = next(name for name in {**expected, **found} if found.get(name) != expected.get(name))
+    return f"{name} {found.get(name)} instead of {expected.get(name)}"
