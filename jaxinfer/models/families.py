@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from jaxinfer.models.config_fields import UnsupportedConfigError, flag, is_active
+from jaxinfer.models.config_fields import UnsupportedConfigError, flag, is_active, size
 from jaxinfer.models.experts_config import BAILING_EXPERTS, LLADA_EXPERTS, QWEN_EXPERTS, ExpertsFields
 
 
@@ -23,7 +23,9 @@ class Family:
     mlp_bias_field: bool = False
     qk_norm: bool = False
     qk_norm_field: str | None = None  # says whether there is such a norm
-    sliding_fields: bool = False
+    # Layers that `use_sliding_window` gives a window: none, as the field is unknown; those that `layer_types` names, or
+    # else all from number `max_window_layers` on; or all layers, whatever these two fields say.
+    windows: Literal["none", "by_layer", "everywhere"] = "none"
     has_partial_rope: bool = False  # `partial_rotary_factor` or `rotary_dim` may say that not all of a head is rotated
     has_norm_head: bool = False  # `norm_head` may say that the output head is to be normed
     has_nextn_layers: bool = False  # `num_nextn_predict_layers` may follow, which draft and are not computed
@@ -84,7 +86,7 @@ _LING_2 = _LING | {
     "score_function": "sigmoid", "moe_router_enable_expert_bias": True, "use_qk_norm": True, "eos_token_id": 156892,
 }  # fmt: skip
 _ATTENTION_BIAS: dict[str, Any] = {"qkv_bias_fields": ("attention_bias",), "o_bias_fields": ("attention_bias",)}
-_QWEN_3: dict[str, Any] = _ATTENTION_BIAS | {"qk_norm": True, "sliding_fields": True}
+_QWEN_3: dict[str, Any] = _ATTENTION_BIAS | {"qk_norm": True}
 _LING_FIELDS: dict[str, Any] = {
     "qkv_bias_fields": ("use_bias", "use_qkv_bias"), "o_bias_fields": ("use_bias",), "qk_norm_field": "use_qk_norm",
     "has_partial_rope": True, "has_norm_head": True, "has_nextn_layers": True, "experts": BAILING_EXPERTS,
@@ -137,12 +139,12 @@ FAMILIES = {
             defaults=_COMMON | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048,
                                 "bos_token_id": 1, "eos_token_id": 2},
         ),
-        Family("Qwen2ForCausalLM", "qwen2", qkv_bias=True, sliding_fields=True, defaults=_QWEN),
-        Family("Qwen3ForCausalLM", "qwen3", **_QWEN_3, defaults=_QWEN | {"head_dim": 128}),
-        Family("SDARForCausalLM", "sdar", **_QWEN_3, has_remote_code=True, is_diffusion=True,
+        Family("Qwen2ForCausalLM", "qwen2", qkv_bias=True, windows="by_layer", defaults=_QWEN),
+        Family("Qwen3ForCausalLM", "qwen3", **_QWEN_3, windows="by_layer", defaults=_QWEN | {"head_dim": 128}),
+        Family("SDARForCausalLM", "sdar", **_QWEN_3, windows="by_layer", has_remote_code=True, is_diffusion=True,
                defaults=_QWEN | {"head_dim": 128, "block_size": 4, "mask_token_id": 151669,
                                  "eos_token_id": [151645, 151643]}),
-        Family("Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN_3, experts=QWEN_EXPERTS,
+        Family("Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN_3, windows="everywhere", experts=QWEN_EXPERTS,
                unused_fields=frozenset({"output_router_logits", "router_aux_loss_coef"}),
                defaults=_QWEN | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
                                  "num_key_value_heads": 4, "decoder_sparse_step": 1, "moe_intermediate_size": 768,
@@ -225,15 +227,26 @@ def refuse_active(values: Mapping[str, Any], family: Family) -> None:
     for name, only in family.fixed.items():
         if values.get(name, only) != only:
             raise UnsupportedConfigError(f"{name}={values[name]!r} is not supported; {only!r} is")
-    window = values.get("sliding_window")
-    layer_types = values.get("layer_types")
-    if layer_types is not None:
-        other = sorted(set(layer_types) - {"full_attention"})
-        if other:
-            raise UnsupportedConfigError(f"layer_types contains {', '.join(other)}; only full_attention is supported")
-    elif family.sliding_fields:
-        used = flag(values, "use_sliding_window") and window is not None
-        if used and values["max_window_layers"] < values["num_hidden_layers"]:
-            raise UnsupportedConfigError(f"use_sliding_window with sliding_window={window} is not supported")
-    elif window is not None or values.get("use_sliding_window"):
-        raise UnsupportedConfigError(f"sliding_window={window} is not supported")
+    other = sorted(set(values.get("layer_types") or ()) - {"full_attention"})
+    if other:
+        raise UnsupportedConfigError(f"layer_types contains {', '.join(other)}; only full_attention is supported")
+    if family.windows == "none" and (values.get("sliding_window") is not None or values.get("use_sliding_window")):
+        raise UnsupportedConfigError(f"sliding_window={values.get('sliding_window')} is not supported")
+    layers = _windowed_layers(values, family)
+    if layers:
+        raise UnsupportedConfigError(
+            f"use_sliding_window gives {len(layers)} of {values['num_hidden_layers']} layers of {family.architecture} "
+            f"a window (sliding_window={values['sliding_window']}), which is not supported"
+        )
+
+
+def _windowed_layers(values: Mapping[str, Any], family: Family) -> range:
+    """Numbers of the layers that have a window where `layer_types` names none."""
+    if family.windows == "none" or not flag(values, "use_sliding_window") or values.get("sliding_window") is None:
+        return range(0)
+    num_layers = size(values, "num_hidden_layers")
+    if family.windows == "everywhere":
+        return range(num_layers)
+    if values.get("layer_types") is not None:
+        return range(0)
+    return range(size(values, "max_window_layers", 0), num_layers)
