@@ -51,6 +51,19 @@ class Family:
         return self.renamed.get(name, name)
 
     @property
+    def read_fields(self) -> frozenset[str]:
+        """Fields of its configurations that are computed with, or refused where they ask for something else."""
+        names = (_READ - self.absent - self.renamed.keys()) | self.own_fields
+        return names | (_WINDOW_FIELDS if self.windows != "none" else frozenset())
+
+    @property
+    def known_fields(self) -> frozenset[str]:
+        """Fields of its configurations that are read here, and those that change no output."""
+        # The code that these files name is what was written anew here; the code of other files is not.
+        own_code = {"auto_map"} if self.has_remote_code else set()
+        return self.read_fields | _INERT | self.unused_fields | own_code
+
+    @property
     def own_fields(self) -> frozenset[str]:
         """Fields of its configurations that are read here and that not all families have."""
         names = {*self.qkv_bias_fields, *self.o_bias_fields}
@@ -97,6 +110,10 @@ _LING_FIELDS: dict[str, Any] = {
         "moe_shared_expert_intermediate_size",
     }),
 }  # fmt: skip
+# Of the trainer: experts' parallelism, the loss, prints, slices of a forward pass, recomputation.
+_SDAR_TRAINING = frozenset({
+    "ep_size", "use_deepep", "fuse_cross_entropy", "debug", "micro_forward", "skip_checkpoint",
+})  # fmt: skip
 # What an absent field means is taken from the published code. Of what it may say besides, `fixed` is computed here.
 _LLADA: dict[str, Any] = {
     "has_remote_code": True, "is_diffusion": True, "is_bidirectional": True, "has_padded_vocab": True, "names": "llada",
@@ -142,6 +159,7 @@ FAMILIES = {
         Family("Qwen2ForCausalLM", "qwen2", qkv_bias=True, windows="by_layer", defaults=_QWEN),
         Family("Qwen3ForCausalLM", "qwen3", **_QWEN_3, windows="by_layer", defaults=_QWEN | {"head_dim": 128}),
         Family("SDARForCausalLM", "sdar", **_QWEN_3, windows="by_layer", has_remote_code=True, is_diffusion=True,
+               unused_fields=_SDAR_TRAINING,
                defaults=_QWEN | {"head_dim": 128, "block_size": 4, "mask_token_id": 151669,
                                  "eos_token_id": [151645, 151643]}),
         Family("Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN_3, windows="everywhere", experts=QWEN_EXPERTS,
@@ -163,11 +181,13 @@ _READ = frozenset({
     "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
     "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act",
     "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings",
-    "partial_rotary_factor", "bos_token_id", "eos_token_id", "dtype", "torch_dtype", "sliding_window",
-    "use_sliding_window", "max_window_layers", "layer_types", "quantization_config", "auto_map",
+    "partial_rotary_factor", "bos_token_id", "eos_token_id", "dtype", "torch_dtype", "layer_types",
+    "quantization_config",
 })  # fmt: skip
+_WINDOW_FIELDS = frozenset({"sliding_window", "use_sliding_window", "max_window_layers"})
 # Fields that never change a forward pass at inference: training, bookkeeping, generation defaults that Hugging Face
-# used to write here (generation_config.json is read instead), and pretraining_tp, which slices sums but not results.
+# used to write here (generation_config.json is read instead), pretraining_tp, which slices sums but not results, and
+# max_window_layers, which says nothing without use_sliding_window.
 _INERT = frozenset({
     "attention_dropout", "hidden_dropout", "initializer_range", "use_cache", "pretraining_tp", "transformers_version",
     "_name_or_path", "name_or_path", "_commit_hash", "pad_token_id", "sep_token_id", "decoder_start_token_id",
@@ -180,6 +200,7 @@ _INERT = frozenset({
     "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
     "suppress_tokens", "begin_suppress_tokens", "model_max_length", "max_sequence_length", "_attn_implementation",
     "attn_implementation", "_attn_implementation_autoset", "unsloth_version", "unsloth_fixed",
+    "max_window_layers",
 })  # fmt: skip
 
 
@@ -207,21 +228,9 @@ def family_of(hf: Mapping[str, Any]) -> Family:
     raise UnsupportedConfigError(f"unknown architecture {found}; supported: {', '.join(FAMILIES)}")
 
 
-def refuse_unknown(hf: Mapping[str, Any], family: Family) -> None:
-    known = (_READ - family.absent - family.renamed.keys()) | _INERT | family.own_fields | family.unused_fields
-    for name, value in hf.items():
-        if name not in known and is_active(value):
-            raise UnsupportedConfigError(
-                f"config.json sets {name}={value!r}, which {family.architecture} here does not know; "
-                "remove the field if it does not change the model's output"
-            )
-
-
 def refuse_active(values: Mapping[str, Any], family: Family) -> None:
     if is_active(values.get("quantization_config")):
         raise UnsupportedConfigError("quantization_config is set: quantized checkpoints are not supported")
-    if is_active(values.get("auto_map")) and not family.has_remote_code:
-        raise UnsupportedConfigError("auto_map is set: code that comes with a checkpoint is never run")
     if values.get("use_rmsnorm") is False:
         raise UnsupportedConfigError("use_rmsnorm=False is not supported")
     for name, only in family.fixed.items():
@@ -230,8 +239,6 @@ def refuse_active(values: Mapping[str, Any], family: Family) -> None:
     other = sorted(set(values.get("layer_types") or ()) - {"full_attention"})
     if other:
         raise UnsupportedConfigError(f"layer_types contains {', '.join(other)}; only full_attention is supported")
-    if family.windows == "none" and (values.get("sliding_window") is not None or values.get("use_sliding_window")):
-        raise UnsupportedConfigError(f"sliding_window={values.get('sliding_window')} is not supported")
     layers = _windowed_layers(values, family)
     if layers:
         raise UnsupportedConfigError(
