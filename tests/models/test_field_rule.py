@@ -18,7 +18,11 @@ REFUSED = [
     ("llama", "use_sliding_window", 5, "other models of transformers compute something"),
     ("llama", "mlp_ratio", 5, "other models of transformers compute something"),
     ("llama", "sliding_window", 4, "shared code reads it"),
-    ("qwen2", "attention_chunk_size", 4, "shared code reads it"),
+    # One of each shared file, which no other of them names.
+    ("qwen2", "mtp_layer_types", 4, "shared code reads it"),
+    ("qwen2", "long_factor", 4, "shared code reads it"),
+    ("qwen2", "block_sequence_ids", 4, "shared code reads it"),
+    ("qwen2", "kv_sharing_modes", 4, "shared code reads it"),
     # Configuration classes do not declare these four.
     ("glm4_moe", "head_dim", 3, "glm4_moe in transformers computes with it"),
     ("minimax_m2", "rotary_dim", 3, "minimax_m2 in transformers computes with it"),
