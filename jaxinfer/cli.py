@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer.bench.options import BENCH_EXAMPLES, add_benchmarks
+from jaxinfer.config_field_options import add_config_field_options, config_options
 from jaxinfer.planning.options import PLAN_EXAMPLES, add_plan_arguments
 from jaxinfer.speculative_options import add_speculative_options, speculative_config
 
@@ -116,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     convert.add_argument("destination", metavar="DST", help="directory to create")
     convert.add_argument("--dtype", help="dtype of the stored weights, such as bfloat16 (default: the source's)")
     convert.add_argument("--overwrite", action="store_true", help="replace DST if it exists")
+    add_config_field_options(convert)
     convert.set_defaults(run=run_convert)
 
     bench = add_verb("bench", "measure throughput or latency", BENCH_EXAMPLES, [])
@@ -133,6 +135,7 @@ def _engine_options() -> argparse.ArgumentParser:
     group.add_argument("--dtype", default="auto", help="dtype of weights and KV (default: auto)")
     group.add_argument("--max-model-len", type=int, metavar="N", help="longest prompt plus output, in tokens")
     add_speculative_options(group, default_draft_model="the embedded one")
+    add_config_field_options(group)
     return parser
 
 
@@ -230,7 +233,9 @@ def run_convert(args: argparse.Namespace) -> None:
     """`jaxinfer convert`: the command line of `convert_checkpoint`."""
     from jaxinfer.checkpoint.convert import convert_checkpoint
 
-    convert_checkpoint(args.source, args.destination, dtype=args.dtype, overwrite=args.overwrite)
+    convert_checkpoint(
+        args.source, args.destination, dtype=args.dtype, overwrite=args.overwrite, **config_options(args)
+    )
     print(f"converted {args.source} to {args.destination}")
 
 
@@ -242,8 +247,9 @@ def _open(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     SamplingParams(**given)  # a bad value is reported before a model is loaded
     llm = LLM(
-        args.model, dtype=args.dtype, max_model_len=args.max_model_len, speculative_config=speculative_config(args)
-    )
+        args.model, dtype=args.dtype, max_model_len=args.max_model_len, speculative_config=speculative_config(args),
+        **config_options(args),
+    )  # fmt: skip
     return llm, llm.default_sampling_params(**given)
 
 

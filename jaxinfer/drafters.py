@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Unpack
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -21,6 +22,7 @@ from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.config import SpeculativeConfig, check_model_len
 from jaxinfer.engine.speculator import Speculator, check_vocabularies
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.unknown_fields import ConfigOptions
 
 _EMBEDDED = {"draft_model": ("draft model", EMBEDDED_DRAFT), "eagle3": ("head", EMBEDDED_EAGLE3)}
 
@@ -45,17 +47,30 @@ def with_drafter(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
     return dataclasses.replace(config, model=find_checkpoint(config.model))
 
 
-def check_drafter(config: SpeculativeConfig, target: Path, max_model_len: int) -> None:
-    """Raises ValueError, which says what differs, unless a draft model has the target's tokens and positions
-    as far as requests reach.
+def check_drafter(
+    config: SpeculativeConfig,
+    target: Path,
+    of_target: ModelConfig,
+    max_model_len: int,
+    **options: Unpack[ConfigOptions],
+) -> ModelConfig | None:
+    """Return a draft model's configuration, once it is known to fit; None for other methods.
 
     Of a head, its configuration says whose it is: `load_head` compares.
+
+    Args:
+        of_target: the configuration in `target`.
+        options: as for `read_config`.
+
+    Raises:
+        ValueError: the draft model lacks the target's tokens, or its positions as far as requests reach; says what
+            differs.
     """
     if config.method != "draft_model":
-        return
+        return None
     drafter = config.model
     assert drafter is not None
-    (_, of_target), (_, of_drafter) = read_config(target), read_config(drafter)
+    _, of_drafter = read_config(drafter, **options)
     check_vocabularies(of_target, of_drafter)
     words, others = _vocabulary(target), _vocabulary(Path(drafter))
     if words is not None and others is not None and words != others:
@@ -68,12 +83,23 @@ def check_drafter(config: SpeculativeConfig, target: Path, max_model_len: int) -
         check_model_len(of_drafter, max_model_len)
     except ValueError as error:
         raise ValueError(f"the draft model in {drafter} does not reach so far: {error}") from error
+    return of_drafter
 
 
 def load_speculator(
-    config: SpeculativeConfig, target: ModelConfig, *, dtype: jnp.dtype, mesh: Mesh | None
+    config: SpeculativeConfig,
+    target: ModelConfig,
+    drafter: ModelConfig | None,
+    *,
+    dtype: jnp.dtype,
+    mesh: Mesh | None,
+    **options: Unpack[ConfigOptions],
 ) -> Speculator:
     """What speculates as the configuration says; a draft model or a head is loaded.
+
+    Args:
+        drafter: the draft model's configuration, as `check_drafter` has returned it.
+        options: as for `load_head`.
 
     Raises:
         FileNotFoundError, CheckpointError, UnsupportedConfigError, ValueError: as for `load_checkpoint`, `load_head`.
@@ -81,8 +107,8 @@ def load_speculator(
     if config.model is None:
         return Speculator(config)
     if config.method == "eagle3":
-        return Speculator(config, load_head(config.model, target, dtype=dtype, mesh=mesh))
-    return Speculator(config, load_checkpoint(config.model, dtype=dtype, mesh=mesh)[1])
+        return Speculator(config, load_head(config.model, target, dtype=dtype, mesh=mesh, **options))
+    return Speculator(config, load_checkpoint(config.model, dtype=dtype, mesh=mesh, config=drafter)[1])
 
 
 def _vocabulary(directory: Path) -> dict[str, int] | None:

@@ -43,6 +43,7 @@ from jaxinfer.engine.output_processor import Inbox, OutputProcessor
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.input_processor import InputProcessor
+from jaxinfer.models.unknown_fields import ConfigOptions
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.progress import CompileNotice, CompileWatcher, GenerationProgress
 from jaxinfer.prompts import as_prompt_list, is_conversation
@@ -85,6 +86,9 @@ class LLM(BranchMethods):
         tensor_parallel_size: devices that share every layer.
         attention_backend: "auto", "xla" or "pallas" (a kernel for Hopper GPUs).
         seed: of requests that bring no seed of their own.
+        strict_config: refuse every unknown field of a `config.json`, also one that the reference cannot read.
+        ignore_config_fields: names of unknown fields to ignore, of the model's `config.json` and a drafter's; you know
+            that they change no output.
 
     Raises:
         FileNotFoundError, CheckpointError, UnsupportedConfigError: the checkpoint cannot be used, and why.
@@ -111,7 +115,10 @@ class LLM(BranchMethods):
         tensor_parallel_size: int = 1,
         attention_backend: str = "auto",
         seed: int = 0,
+        strict_config: bool = False,
+        ignore_config_fields: Sequence[str] = (),
     ) -> None:
+        fields: ConfigOptions = {"strict_config": strict_config, "ignore_config_fields": ignore_config_fields}
         speculative = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
         enable_compile_cache()
         set_jax_share(gpu_memory_utilization)  # before anything below starts JAX
@@ -123,7 +130,7 @@ class LLM(BranchMethods):
             if value is not None:
                 check_positive_integer(name, value)
         directory = find_checkpoint(embedded_checkpoint() if model is None else model)
-        _, config = read_config(directory)
+        _, config = read_config(directory, **fields)
         diffusion = diffusion_of(config, diffusion_config, speculative)
         if diffusion is not None:
             max_num_seqs = min(max_num_seqs, max(1, max_num_batched_tokens // round_width(diffusion, config)))
@@ -150,13 +157,14 @@ class LLM(BranchMethods):
         tokenizer_of_model = None
         if not skip_tokenizer_init and (tokenizer is not None or Tokenizer.exists(tokenizer_directory)):
             tokenizer_of_model = Tokenizer(tokenizer_directory)
+        drafter = None
         if speculative is not None:
             speculative = with_drafter(speculative, directory)
-            check_drafter(speculative, directory, max_model_len)
-        config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh)
+            drafter = check_drafter(speculative, directory, config, max_model_len, **fields)
+        config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh, config=config)
         maker = None if diffusion is None else denoiser_of(diffusion, config)
         if speculative is not None:
-            maker = load_speculator(speculative, config, dtype=resolved, mesh=mesh)
+            maker = load_speculator(speculative, config, drafter, dtype=resolved, mesh=mesh, **fields)
         self.memory_budget = plan_memory(
             module, engine_config, dtype=resolved, kv_cache_tokens=kv_cache_tokens,
             gpu_memory_utilization=gpu_memory_utilization, mesh=mesh, maker=maker,

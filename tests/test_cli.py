@@ -1,6 +1,7 @@
 """The `jaxinfer` command: its options reach the engine, its errors are one line, its help shows examples."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -188,6 +189,27 @@ def test_engine_options_reach_the_engine(echo):
     main(["generate", "hello", "--model", "somewhere", "--dtype", "float32", "--max-model-len", "64"])
     assert echo.latest.model == "somewhere"
     assert echo.latest.options == {"dtype": "float32", "max_model_len": 64, "speculative_config": None}
+
+
+def test_options_about_unknown_fields_reach_the_engine(echo):
+    assert main(["generate", "hello", "--ignore-config-field", "a", "--ignore-config-field", "b"]) == 0
+    assert echo.latest.options["ignore_config_fields"] == ("a", "b") and "strict_config" not in echo.latest.options
+    assert main(["generate", "hello", "--strict-config"]) == 0
+    assert echo.latest.options["strict_config"] is True and "ignore_config_fields" not in echo.latest.options
+
+
+def test_converting_reads_past_fields_on_request_only(tmp_path, capsys):
+    source = tmp_path / "source"
+    shape = ModelConfig("LlamaForCausalLM", 64, 16, 24, 1, 2, 2, 8, 2048)
+    export_hf(random_model(shape), shape, source)
+    values = json.loads((source / "config.json").read_text()) | {"logit_scale": 2.0, "is_llama_config": True}
+    (source / "config.json").write_text(json.dumps(values))
+    argv = ["convert", str(source), str(tmp_path / "converted")]
+    assert main(argv) == 1
+    assert "--ignore-config-field logit_scale" in capsys.readouterr().err
+    assert main([*argv, "--ignore-config-field", "logit_scale", "--strict-config"]) == 1
+    assert "is_llama_config=True" in capsys.readouterr().err
+    assert main([*argv, "--ignore-config-field", "logit_scale"]) == 0
 
 
 def test_speculation_reaches_the_engine(echo, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer.config_field_options import config_options
 from jaxinfer.speculative_options import speculative_config
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `LLM` as far as options give them."""
     names = ("dtype", "max_model_len", *_OPTIONS)
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return {**given, "speculative_config": speculative_config(args)}
+    return {**given, **config_options(args), "speculative_config": speculative_config(args)}
 
 
 def engine_settings(llm: LLM) -> dict[str, Any]:

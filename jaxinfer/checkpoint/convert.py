@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from tqdm import tqdm
 
@@ -26,6 +26,7 @@ from jaxinfer.checkpoint.eagle3 import layout_in
 from jaxinfer.checkpoint.errors import CheckpointError
 from jaxinfer.checkpoint.huggingface import HuggingFaceWeights
 from jaxinfer.checkpoint.orbax_store import save_parameters
+from jaxinfer.models.unknown_fields import ConfigOptions
 
 
 def convert_checkpoint(
@@ -36,6 +37,7 @@ def convert_checkpoint(
     revision: str | None = None,
     overwrite: bool = False,
     progress: bool = True,
+    **options: Unpack[ConfigOptions],
 ) -> Path:
     """Convert a Hugging Face checkpoint; the result holds Orbax weights, configuration, tokenizer and chat template.
 
@@ -51,6 +53,8 @@ def convert_checkpoint(
         revision: branch, tag or commit of a hub id.
         overwrite: replace an existing `dst`.
         progress: show a progress bar.
+        options: `ignore_config_fields` and `strict_config`, about unknown fields of the configuration, see
+            `ConfigOptions`. The configuration is copied as it is, so that loading the result asks for them again.
 
     Returns:
         `dst` as a path.
@@ -72,7 +76,7 @@ def convert_checkpoint(
         raise FileExistsError(f"{target} is the source; choose another destination")
     if is_converted(source):
         raise CheckpointError(f"{source} is converted already")
-    layout, contents = layout_in(source)
+    layout, contents = layout_in(source, **options)
     with _unfinished(target) as folder:
         with tqdm(unit="B", unit_scale=True, desc=f"converting {source.name}", disable=not progress) as bar:
             weights = HuggingFaceWeights(source, layout, wanted, on_read=bar.update)

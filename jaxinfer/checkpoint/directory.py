@@ -7,10 +7,11 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from jaxinfer.checkpoint.errors import CheckpointError
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.unknown_fields import ConfigOptions
 
 FORMAT_FILE = "jaxinfer.json"  # written last: a converted directory without it is not finished
 FORMAT_VERSION = 2
@@ -131,15 +132,18 @@ def is_converted(directory: Path) -> bool:
     return True
 
 
-def read_config(path: str | os.PathLike[str]) -> tuple[dict[str, Any], ModelConfig]:
+def read_config(path: str | os.PathLike[str], **options: Unpack[ConfigOptions]) -> tuple[dict[str, Any], ModelConfig]:
     """`config.json` of a checkpoint directory, as it stands there and as the engine understands it.
+
+    Args:
+        options: `ignore_config_fields` and `strict_config`, about unknown fields, see `ConfigOptions`.
 
     Raises:
         CheckpointError: there is no `config.json`, or it is not a JSON object.
         UnsupportedConfigError: it describes a model that is not supported.
     """
     values = read_hf_config(path)
-    return values, ModelConfig.from_hf(values)
+    return values, ModelConfig.from_hf(values, **options)
 
 
 def read_hf_config(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -151,13 +155,16 @@ def read_hf_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     return read_json(_config_file(path))
 
 
-def read_config_file(file: Path) -> ModelConfig:
+def read_config_file(file: Path, **options: Unpack[ConfigOptions]) -> ModelConfig:
     """The configuration in a file, whatever its name.
+
+    Args:
+        options: as for `read_config`.
 
     Raises:
         CheckpointError, UnsupportedConfigError: as for `read_config`.
     """
-    return ModelConfig.from_hf(read_json(file))
+    return ModelConfig.from_hf(read_json(file), **options)
 
 
 def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:

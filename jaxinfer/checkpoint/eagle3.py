@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,8 @@ from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import mapped_name, parameters
 from jaxinfer.models.config import ModelConfig, UnsupportedConfigError
 from jaxinfer.models.eagle3 import Eagle3Head
-from jaxinfer.models.eagle3_config import Eagle3Config, draft_vocab_size, head_layer, is_head
+from jaxinfer.models.eagle3_config import Eagle3Config, draft_vocab_size, head_fields, head_layer, is_head
+from jaxinfer.models.unknown_fields import ConfigOptions
 
 HEAD_ENTRY = "head"
 
@@ -82,9 +83,12 @@ def head_contents(tensors: Mapping[str, StoredTensor], hf: Mapping[str, Any]) ->
     )
 
 
-def layout_in(directory: Path) -> tuple[Layout, dict[str, Any]]:
+def layout_in(directory: Path, **options: Unpack[ConfigOptions]) -> tuple[Layout, dict[str, Any]]:
     """The layout of the weights in a Hugging Face directory, a model's or a head's, and what only its weights say, for
     the converted directory's `jaxinfer.json`.
+
+    Args:
+        options: about unknown fields of the configuration, see `ConfigOptions`.
 
     Raises:
         CheckpointError: it holds no configuration or no readable weights.
@@ -92,13 +96,19 @@ def layout_in(directory: Path) -> tuple[Layout, dict[str, Any]]:
     """
     hf = read_hf_config(directory)
     if not is_head(hf):
-        return layout_of(ModelConfig.from_hf(hf)), {}
+        return layout_of(ModelConfig.from_hf(hf, **options)), {}
+    hf = head_fields(hf, **options)
     contents = head_contents(open_checkpoint(directory), hf)
     return contents.layout(hf), {HEAD_ENTRY: dataclasses.asdict(contents)}
 
 
 def load_head(
-    path: str | os.PathLike[str], target: ModelConfig, *, dtype: Any = None, mesh: Mesh | None = None
+    path: str | os.PathLike[str],
+    target: ModelConfig,
+    *,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    **options: Unpack[ConfigOptions],
 ) -> Eagle3Head:
     """The EAGLE-3 head of a converted directory, a Hugging Face directory or a hub id, on its devices.
 
@@ -111,6 +121,7 @@ def load_head(
         dtype: of the weights ("float32", "bfloat16", "float16"); None or "auto" for the checkpoint's. Token ids are
             int32 always.
         mesh: as for `load_checkpoint`.
+        options: `ignore_config_fields` and `strict_config`, about unknown fields, see `ConfigOptions`.
 
     Returns:
         The head; its `config` is as the devices compute it, like that of `load_checkpoint`.
@@ -124,7 +135,7 @@ def load_head(
     """
     wanted, directory = parse_dtype(dtype), find_checkpoint(path)
     converted = is_converted(directory)
-    hf = read_hf_config(directory)
+    hf = head_fields(read_hf_config(directory), **options)
     config = Eagle3Config.from_hf(hf, target)
     contents = _read_contents(directory) if converted else head_contents(open_checkpoint(directory), hf)
     _check_fits(contents, config, target, directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,16 @@ from jaxinfer.checkpoint.weight_map import MESH_AXIS, Parameter, parameters
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.registry import build_model
+from jaxinfer.models.unknown_fields import ConfigOptions
 
 
 def load_checkpoint(
-    path: str | os.PathLike[str], *, dtype: Any = None, mesh: Mesh | None = None
+    path: str | os.PathLike[str],
+    *,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    config: ModelConfig | None = None,
+    **options: Unpack[ConfigOptions],
 ) -> tuple[ModelConfig, DecoderLM]:
     """The model of a converted directory, a Hugging Face directory or a hub id, its parameters on their devices.
 
@@ -41,6 +47,8 @@ def load_checkpoint(
         path: the directory, or a hub id.
         dtype: of the parameters ("float32", "bfloat16", "float16"); None or "auto" for the checkpoint's.
         mesh: has an axis "tensor" over which the parameters are split; None for the default device.
+        config: as `read_config` has returned it; None to read it here.
+        options: `ignore_config_fields` and `strict_config` for reading it, see `ConfigOptions`.
 
     Returns:
         The configuration as the devices compute it (its dtype is the parameters'; on a mesh of more devices than
@@ -55,7 +63,8 @@ def load_checkpoint(
     wanted = parse_dtype(dtype)
     directory = find_checkpoint(path)
     converted = is_converted(directory)
-    _, config = read_config(directory)
+    if config is None:
+        _, config = read_config(directory, **options)
     effective = for_tensor_parallel(config, tensor_size(mesh))
     if converted:
         source = StoredParameters(directory / WEIGHTS_FOLDER, parameters(config), wanted)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxinfer.models.config_fields import UnsupportedConfigError, flag, positive, size, token, token_ids
 from jaxinfer.models.experts_config import ExpertsConfig
-from jaxinfer.models.families import FAMILIES, Family, family_of, refuse_active, refuse_unknown
+from jaxinfer.models.families import FAMILIES, Family, family_of, refuse_active
 from jaxinfer.models.rope import RopeConfig
+from jaxinfer.models.unknown_fields import accepted_fields
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,24 @@ class ModelConfig:
         return self.experts is not None and layer not in self.experts.dense_layers
 
     @classmethod
-    def from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
+    def from_hf(
+        cls, hf: Mapping[str, Any], *, ignore_config_fields: Collection[str] = (), strict_config: bool = False
+    ) -> ModelConfig:
         """The configuration that a Hugging Face `config.json` describes.
 
+        An unknown field that the reference cannot read either is ignored; one warning names all such fields.
+
+        Args:
+            ignore_config_fields: names of unknown fields to ignore, which the caller knows to change no output.
+            strict_config: refuse every unknown field.
+
         Raises:
-            UnsupportedConfigError: unknown architecture, or an active field that no code here honours, by name.
+            UnsupportedConfigError: unknown architecture, an active field that no code here honours, or a name in
+                `ignore_config_fields` of a field that is read; says which.
         """
         family = family_of(hf)
-        values = {**family.defaults, **hf}
-        refuse_unknown(hf, family)
+        accepted = accepted_fields(hf, family, ignore_config_fields=ignore_config_fields, strict_config=strict_config)
+        values = {**family.defaults, **accepted}
         refuse_active(values, family)
         name_of = family.name_of
         num_heads, kv_heads = size(values, name_of("num_attention_heads")), values.get(name_of("num_key_value_heads"))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from jaxinfer.models.config import ModelConfig, UnsupportedConfigError
+from jaxinfer.models.families import FAMILIES
+from jaxinfer.models.field_rule import verdict
+from jaxinfer.models.unknown_fields import ConfigOptions, sifted
 
 # The architectures of heads, and the family whose layer each has. The last one of a family is its usual name.
 HEAD_ARCHITECTURES = {
@@ -55,15 +58,19 @@ class Eagle3Config:
         return len(self.capture) * self.target_hidden_size
 
     @classmethod
-    def from_hf(cls, hf: Mapping[str, Any], target: ModelConfig) -> Eagle3Config:
+    def from_hf(cls, hf: Mapping[str, Any], target: ModelConfig, **options: Unpack[ConfigOptions]) -> Eagle3Config:
         """The configuration that a head's `config.json` describes, for a target.
 
         Whether the head has embeddings of its own stands in its weights alone: `has_embeddings` is False here.
+
+        Args:
+            options: about unknown fields, see `head_fields`.
 
         Raises:
             UnsupportedConfigError: it is no head, an active field that no code here honours, or a head of another
                 target; says which field.
         """
+        hf = head_fields(hf, **options)
         layer, words = head_layer(hf), draft_vocab_size(hf)
         if layer.vocab_size != target.vocab_size:
             raise UnsupportedConfigError(
@@ -86,13 +93,28 @@ def is_head(hf: Mapping[str, Any]) -> bool:
     return hf.get(DRAFT_VOCABULARY) is not None or any("eagle3" in name.lower() for name in _architectures(hf))
 
 
+def head_fields(hf: Mapping[str, Any], **options: Unpack[ConfigOptions]) -> dict[str, Any]:
+    """Return the fields of a head's `config.json` without the unknown ones that `options` ignore.
+
+    transformers computes no heads, so its source cannot tell what an unknown field does: all others are refused.
+
+    Raises:
+        UnsupportedConfigError, ValueError: as for `accepted_fields`.
+    """
+    family = FAMILIES[_family(hf)]
+    return sifted(
+        hf, "an EAGLE-3 head", read=family.read_fields | _OWN, known=family.known_fields | _OWN,
+        judge=lambda name: verdict("eagle3", name), **options,
+    )  # fmt: skip
+
+
 def head_layer(hf: Mapping[str, Any]) -> ModelConfig:
     """Sizes, rope and norms of a head from its `config.json`; its rope is its own, whatever the target has.
 
     Raises:
         UnsupportedConfigError: see `Eagle3Config.from_hf`.
     """
-    family = _family(hf)
+    family, hf = _family(hf), head_fields(hf)
     layers = hf.get("num_hidden_layers")
     if layers not in (None, 1):
         raise UnsupportedConfigError(f"num_hidden_layers={layers} is not supported: a head has one layer")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from jaxinfer.models.config_fields import UnsupportedConfigError, flag, is_active
+from jaxinfer.models.config_fields import UnsupportedConfigError, flag, is_active, size
 from jaxinfer.models.experts_config import BAILING_EXPERTS, LLADA_EXPERTS, QWEN_EXPERTS, ExpertsFields
 
 
@@ -23,7 +23,9 @@ class Family:
     mlp_bias_field: bool = False
     qk_norm: bool = False
     qk_norm_field: str | None = None  # says whether there is such a norm
-    sliding_fields: bool = False
+    # Layers that `use_sliding_window` gives a window: none, as the field is unknown; those that `layer_types` names, or
+    # else all from number `max_window_layers` on; or all layers, whatever these two fields say.
+    windows: Literal["none", "by_layer", "everywhere"] = "none"
     has_partial_rope: bool = False  # `partial_rotary_factor` or `rotary_dim` may say that not all of a head is rotated
     has_norm_head: bool = False  # `norm_head` may say that the output head is to be normed
     has_nextn_layers: bool = False  # `num_nextn_predict_layers` may follow, which draft and are not computed
@@ -47,6 +49,19 @@ class Family:
     def name_of(self, name: str) -> str:
         """What its configurations call a field of the others."""
         return self.renamed.get(name, name)
+
+    @property
+    def read_fields(self) -> frozenset[str]:
+        """Fields of its configurations that are computed with, or refused where they ask for something else."""
+        names = (_READ - self.absent - self.renamed.keys()) | self.own_fields
+        return names | (_WINDOW_FIELDS if self.windows != "none" else frozenset())
+
+    @property
+    def known_fields(self) -> frozenset[str]:
+        """Fields of its configurations that are read here, and those that change no output."""
+        # The code that these files name is what was written anew here; the code of other files is not.
+        own_code = {"auto_map"} if self.has_remote_code else set()
+        return self.read_fields | _INERT | self.unused_fields | own_code
 
     @property
     def own_fields(self) -> frozenset[str]:
@@ -84,7 +99,7 @@ _LING_2 = _LING | {
     "score_function": "sigmoid", "moe_router_enable_expert_bias": True, "use_qk_norm": True, "eos_token_id": 156892,
 }  # fmt: skip
 _ATTENTION_BIAS: dict[str, Any] = {"qkv_bias_fields": ("attention_bias",), "o_bias_fields": ("attention_bias",)}
-_QWEN_3: dict[str, Any] = _ATTENTION_BIAS | {"qk_norm": True, "sliding_fields": True}
+_QWEN_3: dict[str, Any] = _ATTENTION_BIAS | {"qk_norm": True}
 _LING_FIELDS: dict[str, Any] = {
     "qkv_bias_fields": ("use_bias", "use_qkv_bias"), "o_bias_fields": ("use_bias",), "qk_norm_field": "use_qk_norm",
     "has_partial_rope": True, "has_norm_head": True, "has_nextn_layers": True, "experts": BAILING_EXPERTS,
@@ -95,6 +110,10 @@ _LING_FIELDS: dict[str, Any] = {
         "moe_shared_expert_intermediate_size",
     }),
 }  # fmt: skip
+# Of the trainer: experts' parallelism, the loss, prints, slices of a forward pass, recomputation.
+_SDAR_TRAINING = frozenset({
+    "ep_size", "use_deepep", "fuse_cross_entropy", "debug", "micro_forward", "skip_checkpoint",
+})  # fmt: skip
 # What an absent field means is taken from the published code. Of what it may say besides, `fixed` is computed here.
 _LLADA: dict[str, Any] = {
     "has_remote_code": True, "is_diffusion": True, "is_bidirectional": True, "has_padded_vocab": True, "names": "llada",
@@ -137,12 +156,13 @@ FAMILIES = {
             defaults=_COMMON | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048,
                                 "bos_token_id": 1, "eos_token_id": 2},
         ),
-        Family("Qwen2ForCausalLM", "qwen2", qkv_bias=True, sliding_fields=True, defaults=_QWEN),
-        Family("Qwen3ForCausalLM", "qwen3", **_QWEN_3, defaults=_QWEN | {"head_dim": 128}),
-        Family("SDARForCausalLM", "sdar", **_QWEN_3, has_remote_code=True, is_diffusion=True,
+        Family("Qwen2ForCausalLM", "qwen2", qkv_bias=True, windows="by_layer", defaults=_QWEN),
+        Family("Qwen3ForCausalLM", "qwen3", **_QWEN_3, windows="by_layer", defaults=_QWEN | {"head_dim": 128}),
+        Family("SDARForCausalLM", "sdar", **_QWEN_3, windows="by_layer", has_remote_code=True, is_diffusion=True,
+               unused_fields=_SDAR_TRAINING,
                defaults=_QWEN | {"head_dim": 128, "block_size": 4, "mask_token_id": 151669,
                                  "eos_token_id": [151645, 151643]}),
-        Family("Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN_3, experts=QWEN_EXPERTS,
+        Family("Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN_3, windows="everywhere", experts=QWEN_EXPERTS,
                unused_fields=frozenset({"output_router_logits", "router_aux_loss_coef"}),
                defaults=_QWEN | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
                                  "num_key_value_heads": 4, "decoder_sparse_step": 1, "moe_intermediate_size": 768,
@@ -161,11 +181,13 @@ _READ = frozenset({
     "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
     "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act",
     "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings",
-    "partial_rotary_factor", "bos_token_id", "eos_token_id", "dtype", "torch_dtype", "sliding_window",
-    "use_sliding_window", "max_window_layers", "layer_types", "quantization_config", "auto_map",
+    "partial_rotary_factor", "bos_token_id", "eos_token_id", "dtype", "torch_dtype", "layer_types",
+    "quantization_config",
 })  # fmt: skip
+_WINDOW_FIELDS = frozenset({"sliding_window", "use_sliding_window", "max_window_layers"})
 # Fields that never change a forward pass at inference: training, bookkeeping, generation defaults that Hugging Face
-# used to write here (generation_config.json is read instead), and pretraining_tp, which slices sums but not results.
+# used to write here (generation_config.json is read instead), pretraining_tp, which slices sums but not results, and
+# max_window_layers, which says nothing without use_sliding_window.
 _INERT = frozenset({
     "attention_dropout", "hidden_dropout", "initializer_range", "use_cache", "pretraining_tp", "transformers_version",
     "_name_or_path", "name_or_path", "_commit_hash", "pad_token_id", "sep_token_id", "decoder_start_token_id",
@@ -178,6 +200,7 @@ _INERT = frozenset({
     "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
     "suppress_tokens", "begin_suppress_tokens", "model_max_length", "max_sequence_length", "_attn_implementation",
     "attn_implementation", "_attn_implementation_autoset", "unsloth_version", "unsloth_fixed",
+    "max_window_layers",
 })  # fmt: skip
 
 
@@ -205,35 +228,32 @@ def family_of(hf: Mapping[str, Any]) -> Family:
     raise UnsupportedConfigError(f"unknown architecture {found}; supported: {', '.join(FAMILIES)}")
 
 
-def refuse_unknown(hf: Mapping[str, Any], family: Family) -> None:
-    known = (_READ - family.absent - family.renamed.keys()) | _INERT | family.own_fields | family.unused_fields
-    for name, value in hf.items():
-        if name not in known and is_active(value):
-            raise UnsupportedConfigError(
-                f"config.json sets {name}={value!r}, which {family.architecture} here does not know; "
-                "remove the field if it does not change the model's output"
-            )
-
-
 def refuse_active(values: Mapping[str, Any], family: Family) -> None:
     if is_active(values.get("quantization_config")):
         raise UnsupportedConfigError("quantization_config is set: quantized checkpoints are not supported")
-    if is_active(values.get("auto_map")) and not family.has_remote_code:
-        raise UnsupportedConfigError("auto_map is set: code that comes with a checkpoint is never run")
     if values.get("use_rmsnorm") is False:
         raise UnsupportedConfigError("use_rmsnorm=False is not supported")
     for name, only in family.fixed.items():
         if values.get(name, only) != only:
             raise UnsupportedConfigError(f"{name}={values[name]!r} is not supported; {only!r} is")
-    window = values.get("sliding_window")
-    layer_types = values.get("layer_types")
-    if layer_types is not None:
-        other = sorted(set(layer_types) - {"full_attention"})
-        if other:
-            raise UnsupportedConfigError(f"layer_types contains {', '.join(other)}; only full_attention is supported")
-    elif family.sliding_fields:
-        used = flag(values, "use_sliding_window") and window is not None
-        if used and values["max_window_layers"] < values["num_hidden_layers"]:
-            raise UnsupportedConfigError(f"use_sliding_window with sliding_window={window} is not supported")
-    elif window is not None or values.get("use_sliding_window"):
-        raise UnsupportedConfigError(f"sliding_window={window} is not supported")
+    other = sorted(set(values.get("layer_types") or ()) - {"full_attention"})
+    if other:
+        raise UnsupportedConfigError(f"layer_types contains {', '.join(other)}; only full_attention is supported")
+    layers = _windowed_layers(values, family)
+    if layers:
+        raise UnsupportedConfigError(
+            f"use_sliding_window gives {len(layers)} of {values['num_hidden_layers']} layers of {family.architecture} "
+            f"a window (sliding_window={values['sliding_window']}), which is not supported"
+        )
+
+
+def _windowed_layers(values: Mapping[str, Any], family: Family) -> range:
+    """Numbers of the layers that have a window where `layer_types` names none."""
+    if family.windows == "none" or not flag(values, "use_sliding_window") or values.get("sliding_window") is None:
+        return range(0)
+    num_layers = size(values, "num_hidden_layers")
+    if family.windows == "everywhere":
+        return range(num_layers)
+    if values.get("layer_types") is not None:
+        return range(0)
+    return range(size(values, "max_window_layers", 0), num_layers)

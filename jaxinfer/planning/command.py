@@ -12,6 +12,7 @@ from rich.console import Console
 from jaxinfer.checkpoint.directory import find_config, read_config_file, read_json
 from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.config import EngineConfig, SpeculativeConfig, check_model_len, check_positive_integer, page_size_for
+from jaxinfer.config_field_options import config_options
 from jaxinfer.engine.memory_share import share_in_environment
 from jaxinfer.engine.speculator import check_vocabularies
 from jaxinfer.models.config import ModelConfig
@@ -62,7 +63,7 @@ def request_of(args: argparse.Namespace) -> Request:
     for name in ("max_num_seqs", "max_model_len", "page_size", "tensor_parallel_size"):
         if getattr(args, name) is not None:
             check_positive_integer(name, getattr(args, name))
-    model = read_config_file(find_config(args.model))
+    model = read_config_file(find_config(args.model), **config_options(args))
     return Request(
         model=model,
         engine=_engine(args, model),
@@ -87,8 +88,8 @@ def _speculation(args: argparse.Namespace, target: ModelConfig) -> PlannedSpecul
         raise ValueError(f"--speculative {config.method} needs --draft-model, {what}")
     file = find_config(args.draft_model)
     if config.method == "eagle3":
-        return PlannedSpeculation(config, Eagle3Config.from_hf(read_json(file), target))
-    drafter = read_config_file(file)
+        return PlannedSpeculation(config, Eagle3Config.from_hf(read_json(file), target, **config_options(args)))
+    drafter = read_config_file(file, **config_options(args))
     check_vocabularies(target, drafter)
     return PlannedSpeculation(config, drafter)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from jaxinfer.config_field_options import add_config_field_options
 from jaxinfer.speculative_options import add_speculative_options
 
 EXIT_DOES_NOT_FIT = 3
@@ -41,6 +42,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs that share every layer")
     add_speculative_options(parser)
+    add_config_field_options(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.set_defaults(run=_plan)
 

@@ -198,10 +198,24 @@ def test_a_damaged_file_is_named_and_leaves_nothing_behind(tmp_path, source):
     assert os.listdir(tmp_path) == ["source"]
 
 
-def test_remote_code_is_refused_with_the_reason(tmp_path, source):
+def test_remote_code_is_named_and_never_run(tmp_path, source, caplog):
     edit_config(source, auto_map={"AutoModelForCausalLM": "modeling_custom.Model"})
-    with pytest.raises(UnsupportedConfigError, match="auto_map is set: code that comes with a checkpoint is never run"):
+    (source / "modeling_custom.py").write_text("raise SystemExit")
+    convert(source, tmp_path / "out")
+    assert "code that comes with a checkpoint is never run" in caplog.text
+    assert not (tmp_path / "out" / "modeling_custom.py").exists()
+
+
+def test_unknown_fields_are_refused_unless_they_are_to_be_ignored(tmp_path, source):
+    edit_config(source, rope_interleaved=True)
+    with pytest.raises(UnsupportedConfigError, match="rope_interleaved=True"):
         convert(source, tmp_path / "out")
+    fields = {"ignore_config_fields": ["rope_interleaved"], "strict_config": True}
+    convert(source, tmp_path / "out", **fields)
+    # config.json is copied unchanged, so that loading the result asks again.
+    with pytest.raises(UnsupportedConfigError, match="rope_interleaved=True"):
+        load_checkpoint(tmp_path / "out")
+    assert_same_parameters(load_checkpoint(tmp_path / "out", **fields)[1], load_checkpoint(source, **fields)[1])
 
 
 def test_pickle_files_are_refused_with_the_reason(tmp_path, source):

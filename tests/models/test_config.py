@@ -179,7 +179,6 @@ def test_published_configurations_have_the_published_number_of_parameters(name):
 
 REFUSED = [
     *((a, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config") for a in ALL),
-    *((a, {"auto_map": {"AutoModelForCausalLM": "modeling.Model"}}, "auto_map") for a in ALL),
     *((a, {"partial_rotary_factor": 0.5}, "partial_rotary_factor") for a in ALL),
     *((a, {"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'") for a in ALL),
     *((a, {"hidden_act": None}, "hidden_act=None") for a in ALL),
