@@ -364,15 +364,17 @@ class LLM(BranchMethods):
         try:
             self._add(requests, inbox, stream=stream)
             while unfinished:
-                for output in inbox.take():
+                outputs = inbox.take()
+                for output in outputs:
                     if output.finished:
                         unfinished.discard(output.request_id)
                     yield output
-                if unfinished:
-                    if not self.core.has_unfinished_requests():
-                        raise RuntimeError(f"the engine has nothing left to do, and has no end of {sorted(unfinished)}")
-                    self.core.step()
-                    watcher.compiled()
+                if outputs:
+                    continue  # more may have landed meanwhile, in steps of other callers
+                if not self.core.has_unfinished_requests():
+                    raise RuntimeError(f"the engine has nothing left to do, and has no end of {sorted(unfinished)}")
+                self.core.step()
+                watcher.compiled()
         finally:
             self.core.abort(*unfinished)
             listeners.remove(watcher.compiling)

@@ -271,10 +271,13 @@ class EngineCore:
         scheduler.rounds = self.strategy.choose(scheduler.running, len(scheduler.waiting))
         if scheduler.num_adjusting_by_output or self.strategy.wants_landing:
             moved |= self._land(leave=0)
-        launched = not self._waits_for and launcher.launch()
+        launched = False
+        if not self._waits_for:
+            launched = launcher.launch()
+            moved |= launcher.has_moved
         landed = self._land(leave=int(launched and self.config.overlap))
         self._progress_log.tick(self.get_metrics, time.perf_counter())
-        if moved or launched or landed or launcher.has_moved or not (scheduler.requests or self.searches):
+        if moved or launched or landed or not (scheduler.requests or self.searches):
             return
         if not self._waits_for:
             raise StalledError(f"no request can run, and nothing is in flight: {self._host.in_words()}")
@@ -322,8 +325,6 @@ class EngineCore:
         requeue(host.scheduler, unfinished, self._suspects.only(self._requests))
         self._host = host
 
-    # What steps, listeners and searches do to requests
-
     def finish(
         self,
         request: Request,
@@ -360,8 +361,6 @@ class EngineCore:
         """Let a search steer no more, if it does."""
         if search in self.searches:
             self.searches.remove(search)
-
-    # What can be asked
 
     def reset_prefix_cache(self) -> bool:
         """Forget what is cached; False if running requests still use some of it, which stays."""

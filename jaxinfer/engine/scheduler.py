@@ -197,6 +197,9 @@ class Scheduler:
         return pages
 
     def _victim(self) -> Request:
+        held = [request for request in self.running if request.is_held]
+        if held:
+            return held[-1]  # nothing that has landed is lost, and the others of its search need not wait for its pages
         if self.limits.scheduling_policy == "priority":
             return max(self.running, key=lambda request: (request.priority, request.arrival))
         return self.running[-1]

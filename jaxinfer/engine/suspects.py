@@ -50,6 +50,8 @@ class Suspects:
             return False
         logger.error("a step has failed; what had not landed is computed again", exc_info=error)
         self.clear(requests)
+        # A trunk that only one of its members lets run is a row of all of them.
+        failing = [unit for unit in failing if unit in self._alone] or failing
         known = [unit for unit in self._needed if unit in failing]
         if not known:
             self._suspect(failing, by_unit)

@@ -112,6 +112,31 @@ def test_a_search_can_be_given_up(idle_engine):
     assert run.is_done and not core.searches and core.scheduler.kv.allocator.num_held == 0
 
 
+@pytest.mark.parametrize(("searches", "width"), [(1, 8), (2, 4)])
+def test_beams_that_do_not_fit_into_the_pool_together_take_turns(searches, width, idle_engine):
+    """Held beams give up their pages to those that are waited for, and keep the tokens that have landed."""
+    params, prompts = BeamSearchParams(width, 90), random_prompts([3] * searches, seed=0)
+    found = []
+    for tokens in (1024, 160):
+        core = idle_engine(max_num_seqs=8, kv_cache_tokens=tokens)
+        runs = [BeamRun(core, f"beams {n}", prompt, BeamSearch(params)) for n, prompt in enumerate(prompts)]
+        preemptions = core.scheduler.num_preemptions
+        drain(core)
+        found.append([[(one.tokens, round(one.score, 4)) for one in run.search.hypotheses] for run in runs])
+    assert core.scheduler.num_preemptions > preemptions, "the pool held all beams"
+    assert found[0] == found[1]
+
+
+def test_a_search_of_which_a_beam_is_aborted_fails_whole(idle_engine):
+    core, [prompt] = idle_engine(max_num_seqs=8, kv_cache_tokens=512), random_prompts([40])
+    run = BeamRun(core, "beams", prompt, BeamSearch(BeamSearchParams(4, 40)))
+    for _ in range(8):
+        core.step()
+    core.abort(run.beams[0].request_id)
+    drain(core)
+    assert run.is_done and run.error == "a beam was aborted" and core.scheduler.kv.allocator.num_held == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

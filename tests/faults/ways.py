@@ -44,7 +44,7 @@ def tokenizer() -> Tokenizer:
 
 
 def _plain(beside: bool) -> dict[int, list[Item]]:
-    first, second, third = random_prompts((21, 9, 30), seed=1)
+    first, second, third, fourth = random_prompts((21, 9, 110, 90), seed=1)
     items: dict[int, list[Item]] = {0: [make_request("a", first, max_tokens=MOST_TOKENS, stream=True)]}
     if beside:
         sampled = make_request("b", second, max_tokens=9, temperature=1.0, seed=4, logprobs=2, prompt_logprobs=1)
@@ -52,7 +52,9 @@ def _plain(beside: bool) -> dict[int, list[Item]]:
             "c", third, max_tokens=MOST_TOKENS, temperature=0.8, seed=5, presence_penalty=0.5, stream=True
         )
         items[1] = [sampled]
-        items[3] = [penalized, make_request("d", [*first, 3], max_tokens=10, temperature=1.0, seed=9, top_k=20)]
+        # More than the pool holds: one of them is preempted.
+        items[3] = [penalized, make_request("d", fourth, max_tokens=10, temperature=1.0, seed=9, top_k=20)]
+        items[6] = [make_request("e", [*first, 3], max_tokens=6)]
         items[4] = [make_group("g", second, [[1], [2, 3]], max_tokens=5, temperature=1.0)]
     return items
 
@@ -93,7 +95,7 @@ def _denoised(beside: bool) -> dict[int, list[Item]]:
     return items
 
 
-LIMITS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 64, "kv_cache_tokens": 128}
+TREES = {"num_speculative_tokens": 12, "tree_depth": 2, "tree_top_k": 4}
 
 
 def _model() -> Any:
@@ -103,29 +105,27 @@ def _model() -> Any:
 def _speculating(method: str) -> EngineCore:
     model = _model()
     if method == "ngram":
-        return speculating_engine(model, **LIMITS)
+        return speculating_engine(model)
     if method == "draft_model":
-        return speculating_engine(model, disturbed(model, 0.05), **LIMITS)
-    options = {"num_speculative_tokens": 6, "tree_depth": 2, "tree_top_k": 3}
-    return speculating_engine(model, random_head(model.config), speculative=options, **LIMITS)
+        return speculating_engine(model, disturbed(model, 0.1))
+    return speculating_engine(model, random_head(model.config), speculative=TREES)
 
 
 WAYS = {
     way.name: way
     for way in (
-        Way("plain", lambda: make_engine(_model(), **LIMITS), _plain),
+        Way("plain", lambda: make_engine(_model()), _plain),
         Way("ngram", lambda: _speculating("ngram"), _plain),
         Way("draft_model", lambda: _speculating("draft_model"), _plain),
         Way("eagle3", lambda: _speculating("eagle3"), _plain),
-        Way("branched", lambda: make_engine(_model(), **LIMITS), _branched),
-        Way("beam", lambda: make_engine(_model(), **LIMITS), _beam),
-        Way("block", lambda: diffusion_engine(random_model(diffusion_model_config()), **LIMITS), _denoised),
+        Way("branched", lambda: make_engine(_model()), _branched),
+        Way("beam", lambda: make_engine(_model()), _beam),
+        Way("block", lambda: diffusion_engine(random_model(diffusion_model_config())), _denoised),
         Way(
             "bidirectional",
             lambda: bidirectional.engine_of(
                 random_model(bidirectional.bidirectional_config()),
-                bidirectional.diffusion_config(cache="dual", **bidirectional.SMOOTH),
-                **{**LIMITS, "max_num_batched_tokens": 48},
+                bidirectional.diffusion_config(**bidirectional.CACHES["vicinity"], **bidirectional.SMOOTH),
             ),
             _denoised,
         ),
