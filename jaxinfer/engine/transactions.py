@@ -39,19 +39,21 @@ class Transactions:
         self.runs = False
         self._outgoing: list[Landing] = []  # what the step that runs, or ran last, hands out
         self._open: list[bool] = []  # the mark: not empty while a step runs, and after one that was interrupted
+        self._keeps_outgoing = False  # for the next step: an interrupted one has not handed it out
 
     @property
     def is_pending(self) -> bool:
         """Whether something is unfinished, noted or not handed out."""
-        return bool(self.requests or self.notes or (self._open and self._outgoing))
+        return bool(self.requests or self.notes or (self._outgoing and (self._open or self._keeps_outgoing)))
 
     def step(self) -> list[Landing]:
         """Make a step; what has landed since the last one that returned."""
         if self._open:
             self._recover()
-        else:
+        elif not self._keeps_outgoing:
             self._outgoing = []
         self._open.append(True)
+        self._keeps_outgoing = False
         self.runs = True
         try:
             try:
@@ -75,10 +77,10 @@ class Transactions:
 
     def between_steps(self, work: Callable[[], object]) -> None:
         """Do something that changes what steps change. Listeners are told of what it ends; no step hands that out."""
-        was_open = bool(self._open)
-        if was_open:
+        keeps = bool(self._open) or self._keeps_outgoing
+        if self._open:
             self._recover()
-        else:
+        elif not keeps:
             self._outgoing = []
         self._open.append(True)
         self.runs = True
@@ -87,9 +89,8 @@ class Transactions:
             self._announce()
         finally:
             self.runs = False
-        if not was_open:  # else the next step has something to hand out
-            self._outgoing = []
-            self._open.clear()
+        self._keeps_outgoing = keeps
+        self._open.clear()
 
     def make_whole(self) -> None:
         """Recover, if a step was interrupted and none runs."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import jax
 
 from jaxinfer.engine.beam_search import BeamRun
 from jaxinfer.engine.core import EngineCore
@@ -56,12 +60,28 @@ class Trial:
 
     def __init__(self, way: Way, *, beside: bool, core: EngineCore | None = None) -> None:
         self.way, self.beside = way, beside
-        self.core = core or way.make()
-        self.processor = OutputProcessor(self.core, tokenizer())
-        self.core.landing_listeners.append(self.processor.process)
-        self.num_steps = 10**6
+        self._open(core or way.make())
         self.expected = self.run()  # compiles
         self.num_steps, self.expected = 10**6, self.run()
+
+    def _open(self, core: EngineCore) -> None:
+        self.core, self.num_steps = core, 10**6
+        self.processor = OutputProcessor(core, tokenizer())
+        core.landing_listeners.append(self.processor.process)
+
+    def with_new_engine(self) -> Trial:
+        """A trial with the same answers, whose engine has traced no program yet."""
+        jax.clear_caches()
+        other = copy.copy(self)
+        other._open(self.way.make())
+        return other
+
+    def record_traced(self) -> Counter[Line]:
+        """The lines that run while the programs of a new engine are traced, and at no other time."""
+        recording = Recording()
+        self.with_new_engine().run(recording)
+        known = self.record().counts
+        return Counter({line: count for line, count in recording.counts.items() if line not in known})
 
     def record(self) -> Recording:
         """The lines of an undisturbed run, of the calls that may be interrupted."""
