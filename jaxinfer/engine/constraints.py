@@ -43,10 +43,10 @@ class DeviceConstraints:
 
     def enter(self, request: Request, runner: Runner) -> None:
         """Let the device hold a new request to its constraint, if it can."""
+        self.drop_finished()
         automaton = request.constraint
         if automaton is None:
             return
-        self._held = [other for other in self._held if not other.is_finished]
         if automaton is not self._current:
             if self._held:
                 return
@@ -58,6 +58,10 @@ class DeviceConstraints:
             runner.set_model(CONSTRAINT, Constraint(self._words, self._put(arrays)))
         request.constrain_on_device()
         self._held.append(request)
+
+    def drop_finished(self) -> None:
+        """Forget requests that have ended: nothing holds on to their tokens, and the next automaton may take over."""
+        self._held = [request for request in self._held if not request.is_finished]
 
     def _put(self, tree: Any) -> Any:
         return jax.device_put(tree, self._whole)
