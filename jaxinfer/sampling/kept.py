@@ -43,7 +43,9 @@ def kept_of_candidates(
     nucleus = (before < wanted[:, None]) | (rank == 0)
     # Top-k ends within the candidates; or it is off (the mass it keeps would be unknown) and the nucleus is full; or
     # there is nothing besides them.
-    covered = (top_k <= count) | ((top_k >= vocab) & (total >= wanted)) | (weights[:, -1] <= 0) | (count == vocab)
+    # (The last of them is not asked for by its index: XLA would sort the vocabulary to have it.)
+    covered = (top_k <= count) | ((top_k >= vocab) & (total >= wanted)) | (count == vocab)
+    covered |= jnp.min(weights, axis=-1) <= 0
     return in_top_k & nucleus & (weights > 0), covered
 
 

@@ -165,7 +165,8 @@ def _attend_tiles(tiles: _Tiles, q: jax.Array, k_pages: jax.Array, v_pages: jax.
         own = tile - tile[0] == jnp.arange(count)[:, None]
         before = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, tile[0], count), state)
         top = jnp.maximum(before.top, jnp.max(jnp.where(own[..., None, None], found.top, _LOWEST), axis=1))
-        before, found = before.scaled_to(top), found.scaled_to(top[tile - tile[0]])
+        # Behind a barrier: the sum would make the factors of every element again for each tile.
+        before, found = before.scaled_to(top), lax.optimization_barrier(found.scaled_to(top[tile - tile[0]]))
         merged = _Partial(
             # No product with 0 and 1: that of one tile may be NaN, which is nothing to the others.
             before.acc + jnp.sum(jnp.where(own[..., None, None, None], found.acc, 0.0), axis=1),
