@@ -28,11 +28,12 @@ class DrafterLanes:
 
     Attributes:
         filled: bool [num_pages], whether the drafter has computed all of what is in a page.
-        length: int64 [num_seats + 1], leading tokens that it has of the sequence in a seat, from `start` on; of one that it
-            follows, maybe more.
+        length: int64 [num_seats + 1], leading tokens that it has of the sequence in a seat, from `start` on; of one
+            that it follows, maybe more.
         start: int64 [num_seats + 1], the first token that it sees.
         follows: bool [num_seats + 1].
-        continues: bool [num_seats + 1], of a sequence that it does not follow, whether a chunk can follow on its `length`.
+        continues: bool [num_seats + 1], of a sequence that it does not follow, whether a chunk can follow on its
+            `length`.
     """
 
     def __init__(

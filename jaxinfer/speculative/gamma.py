@@ -57,7 +57,7 @@ class GammaController(Protocol):
     """Chooses what a launch drafts, and hears what came of it."""
 
     def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
-        """What to draft in each round of a launch for the R sequences in these seats, some of which may be `NO_SEAT`."""
+        """What to draft in each round of a launch for the R sequences in these seats, any of which may be `NO_SEAT`."""
         ...
 
     def would_draft(self, rows: int, pages_per_row: int) -> bool:

@@ -116,8 +116,8 @@ class Proposer(Protocol):
 
 
 def entropies(logits: jax.Array) -> jax.Array:
-    """Entropies float32 [Q], in nats, of the distributions that logits [Q, V] stand for; ln V where they stand for none,
-    as NaN does."""
+    """Entropies float32 [Q], in nats, of the distributions that logits [Q, V] stand for; ln V where NaN stands for
+    none."""
     log_p = jax.nn.log_softmax(logits, axis=-1)
     entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
     return jnp.where(jnp.isfinite(entropy), entropy, jnp.log(float(logits.shape[-1])))
