@@ -34,7 +34,9 @@ class InputProcessor:
         self.config = config
         self.model_config = model_config
         self.generation_config = generation_config
-        self.tokenizer = tokenizer
+        mask = model_config.mask_token_id
+        # What the mask token is written as is text in a prompt.
+        self.tokenizer = tokenizer if tokenizer is None or mask is None else tokenizer.without(mask)
         self._num_requests = 0
 
     def render(self, conversation: Any, index: int, template_arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,6 +159,8 @@ class InputProcessor:
             if mask is not None and mask in tokens.token_ids:
                 raise ValueError(f"prompt {index} has the mask token ({mask}), which stands for what is not there yet")
             self._check_params(params[index], index)
+            if params[index].top_k >= self.model_config.vocab_size:
+                params[index] = replace(params[index], top_k=0)
             tokenized.append(tokens)
         return list(zip(tokenized, params, strict=True))
 
@@ -176,6 +180,25 @@ class InputProcessor:
                     raise ValueError(
                         f"sampling_params of prompt {index}: {name} has {token}, outside the vocabulary of {vocab}"
                     )
+        self._check_something_is_left(params, index)
+
+    def _check_something_is_left(self, params: SamplingParams, index: int) -> None:
+        """Raise ValueError, naming the fields, if they bar every token from being the first one."""
+        vocab, allowed = self.model_config.vocab_size, params.allowed_token_ids
+        bad = {sequence[0] for sequence in self._bad_token_ids(params) if len(sequence) == 1}
+        ending = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self.eos_token_ids)
+        ending = ending if params.min_tokens else set()
+        if allowed is None and len(bad) + len(ending) < vocab:
+            return
+        left = set(range(vocab) if allowed is None else allowed)
+        if left - bad - ending:
+            return
+        barring = {"allowed_token_ids": allowed is not None, "min_tokens": left & ending, "bad_words": left & bad}
+        fields = [f"{name}={getattr(params, name)!r}" for name, bars in barring.items() if bars]
+        raise ValueError(
+            f"sampling_params of prompt {index}: {' and '.join(fields)} leave no token to sample (before min_tokens "
+            "no token may end the sequence)"
+        )
 
     def _request(
         self,
@@ -241,4 +264,4 @@ def _check_of_blocks(params: SamplingParams, index: int) -> None:
 
 
 def _with_seed(params: SamplingParams, index: int) -> SamplingParams:
-    return params if params.seed is None else replace(params, seed=params.seed + index)
+    return params if params.seed is None else replace(params, seed=(params.seed + index) % _WORD**2)

@@ -7,14 +7,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxinfer.limits import MAX_LOGPROBS
+from jaxinfer.limits import MAX_LOGPROBS, MAX_SAMPLES
 
 _UINT64 = 2**64
+# Devices compute with float32. Up to here products with logits, and sums of them, stay finite there.
+_LARGE, _SMALL = 1e30, 1e-30
+_SMALLEST = 2.0**-126  # what is less counts as 0 on some devices
 
 
 def _is_number(value: Any, kind: type) -> bool:
     allowed = numbers.Integral if kind is int else numbers.Real
     return isinstance(value, allowed) and not isinstance(value, bool)
+
+
+def _plain(value: Any, kind: type) -> Any:
+    """A number of NumPy, say, as Python's own, whose sums and comparisons have no limits."""
+    try:
+        return kind(value)
+    except OverflowError:  # an integer beyond all floats
+        return float("inf") if value > 0 else float("-inf")
 
 
 def _is_token(value: Any) -> bool:
@@ -33,11 +44,13 @@ def _is_sequence(value: Any) -> bool:
 class SamplingParams:
     """Parameters of one request. Bad values raise ValueError naming field and value.
 
+    Filters apply in vLLM's order: temperature, min_p, top_k, top_p.
+
     Args:
         n: completions per prompt.
-        temperature: 0 is greedy; applies before top_k, top_p and min_p.
-        top_p: keep the most likely tokens up to this probability mass, in (0, 1].
-        top_k: keep this many tokens; 0 or -1 is off.
+        temperature: 0 is greedy, and so is what float32 does not tell from 0; applies before top_k, top_p and min_p.
+        top_p: keep the most likely tokens up to this mass, in (0, 1], of the mass that min_p and top_k leave.
+        top_k: keep this many tokens; 0 or -1 is off, and so is a number beyond the vocabulary.
         min_p: keep tokens at least this fraction as likely as the most likely one, in [0, 1].
         presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once or per occurrence.
         repetition_penalty: divides positive (multiplies negative) logits of tokens in prompt or output; 1 is off.
@@ -46,7 +59,9 @@ class SamplingParams:
         bad_words: texts that are never completed, with or without a space before them.
         logprobs, prompt_logprobs: log probabilities of each token and of that many most likely ones, by the model's own
             distribution (before temperature and adjustments).
-        seed: the request's random numbers are a function of the seed and the token's position alone.
+        seed: the request's random numbers are a function of the seed and the token's position alone. Sample i of `n`
+            has seed + i, so choose seeds at least n apart; equal seeds give different prompts equal noise at equal
+            positions.
         stop: strings that end the text (they are not part of it unless `include_stop_str_in_output`).
         stop_token_ids: tokens that end it, besides the checkpoint's end-of-sequence tokens.
         ignore_eos: go on after the checkpoint's end-of-sequence tokens.
@@ -82,8 +97,8 @@ class SamplingParams:
     stop_strings: tuple[str, ...] = field(init=False, default=(), repr=False)
 
     def __post_init__(self) -> None:
-        self._check("n", int, lambda x: x >= 1, "an integer of at least 1")
-        self._check("temperature", float, lambda x: 0 <= x < float("inf"), "a finite number of at least 0")
+        self._check("n", int, lambda x: 1 <= x <= MAX_SAMPLES, f"an integer in [1, {MAX_SAMPLES}]")
+        self._check("temperature", float, lambda x: 0 <= x <= _LARGE, f"a number in [0, {_LARGE:g}]")
         self._check("top_p", float, lambda x: 0 < x <= 1, "a number in (0, 1]")
         self._check("top_k", int, lambda x: x >= -1, "an integer: -1 or 0 (off) or at least 1")
         self._check("min_p", float, lambda x: 0 <= x <= 1, "a number in [0, 1]")
@@ -96,35 +111,53 @@ class SamplingParams:
             self._check("min_tokens", int, lambda x: x <= limit, f"at most max_tokens ({limit})")
         for name in ("presence_penalty", "frequency_penalty"):
             self._check(name, float, lambda x: -2 <= x <= 2, "a number in [-2, 2]")
-        self._check("repetition_penalty", float, lambda x: 0 < x < float("inf"), "a finite number above 0")
-        object.__setattr__(self, "stop_strings", self._as_strings(self.stop))
+        self._check(
+            "repetition_penalty", float, lambda x: _SMALL <= x <= _LARGE, f"a number in [{_SMALL:g}, {_LARGE:g}]"
+        )
+        if self.temperature < _SMALLEST:
+            self._set("temperature", 0.0)
+        self._set("top_p", max(self.top_p, _SMALLEST))
+        self._set("stop_strings", self._as_strings(self.stop))
         if self.stop_strings and not self.detokenize:
             raise ValueError(f"stop={self.stop!r} needs detokenize=True")
-        ids = self.stop_token_ids
-        if ids is not None and not (_is_sequence(ids) and all(_is_token(x) for x in ids)):
-            raise ValueError(f"stop_token_ids must be a list of non-negative integers, got {ids!r}")
-
+        self._check_tokens("stop_token_ids", "a list of non-negative integers", least=0)
         if not isinstance(self.skip_reading_prefix_cache, bool):
             raise ValueError(f"skip_reading_prefix_cache must be True or False, got {self.skip_reading_prefix_cache!r}")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._check(name, int, lambda x: 0 <= x <= MAX_LOGPROBS, f"an integer in [0, {MAX_LOGPROBS}], or None")
-        allowed = self.allowed_token_ids
-        if allowed is not None and not (_is_sequence(allowed) and allowed and all(_is_token(x) for x in allowed)):
-            raise ValueError(f"allowed_token_ids must be a non-empty list of token ids, got {allowed!r}")
+        self._check_tokens("allowed_token_ids", "a non-empty list of token ids", least=1)
         bias = self.logit_bias
         if bias is not None and not (
             isinstance(bias, Mapping) and all(_is_token(t) and _is_bias(b) for t, b in bias.items())
         ):
             raise ValueError(f"logit_bias must map token ids to numbers in [-100, 100], got {bias!r}")
-        words = self.bad_words
-        if words is not None and not (_is_sequence(words) and all(isinstance(w, str) and w for w in words)):
-            raise ValueError(f"bad_words must be a list of non-empty strings, got {words!r}")
+        if bias is not None:
+            self._set("logit_bias", {int(token): float(added) for token, added in bias.items()})
+        if self.bad_words is not None:
+            words = list(self.bad_words) if _is_sequence(self.bad_words) else [None]
+            if not all(isinstance(word, str) and word for word in words):
+                raise ValueError(f"bad_words must be a list of non-empty strings, got {self.bad_words!r}")
+            self._set("bad_words", words)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def _check(self, name: str, kind: type, ok: Callable[[Any], bool], allowed: str) -> None:
         value = getattr(self, name)
-        if not (_is_number(value, kind) and ok(value)):
+        if not (_is_number(value, kind) and ok(_plain(value, kind))):
             raise ValueError(f"{name} must be {allowed}, got {value!r}")
+        self._set(name, _plain(value, kind))
+
+    def _check_tokens(self, name: str, allowed: str, *, least: int) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        tokens = list(value) if _is_sequence(value) else []
+        if not _is_sequence(value) or len(tokens) < least or not all(_is_token(token) for token in tokens):
+            raise ValueError(f"{name} must be {allowed}, got {value!r}")
+        tokens = [int(token) for token in tokens]
+        self._set(name, tuple(tokens) if isinstance(value, tuple) else tokens)
 
     @staticmethod
     def _as_strings(stop: Any) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +12,11 @@ from typing import Any
 
 import tokenizers
 
+from jaxinfer.messages import ContentForms, content_forms, in_form
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+# Of characters that stand for nothing in any text.
+_NEVER_WRITTEN = "\U0010fffe\U0010ffff\U0010fffe"
 
 
 class Tokenizer:
@@ -33,6 +39,11 @@ class Tokenizer:
         if not isinstance(backend, tokenizers.Tokenizer):
             raise ValueError(f"the tokenizer of {directory} is {type(self.hf).__name__}, which has no fast form")
         self.fast = backend
+        # A text is encoded whole and as it is. Set once: later changes would be seen by other threads' calls.
+        self.fast.no_truncation()
+        self.fast.no_padding()
+        self._encoder = self.fast
+        self._forms: ContentForms | None = None  # of contents that the chat template reads
 
     @staticmethod
     def exists(directory: str | os.PathLike[str]) -> bool:
@@ -49,7 +60,24 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"the text is not valid Unicode: {error}") from error
-        return self.hf.encode(text, add_special_tokens=add_special_tokens)
+        return self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def without(self, token_id: int) -> Tokenizer:
+        """The same tokenizer, in whose texts this special token does not occur: what it is written as is text.
+
+        Other tokens and texts are as before. A token that is none of the added ones stays as it is.
+        """
+        described = json.loads(self.fast.to_str())
+        for token in described["added_tokens"]:
+            if token["id"] == token_id:
+                token["content"] = _NEVER_WRITTEN
+        encoder = tokenizers.Tokenizer.from_str(json.dumps(described))
+        added = self.fast.get_added_tokens_decoder()
+        if any(encoder.token_to_id(token.content) != number for number, token in added.items() if number != token_id):
+            return self  # the token is a word of the model's too, and those after it would have other numbers
+        found = copy.copy(self)
+        found._encoder = encoder
+        return found
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are no character become U+FFFD."""
@@ -66,17 +94,29 @@ class Tokenizer:
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer.
 
+        Args:
+            messages: whose contents are strings, or lists of parts {"type": "text", "text": ...}.
+
         Raises:
-            ValueError: the checkpoint has no chat template, or the template refuses the messages.
+            ValueError: the checkpoint has no chat template, a part is not text, or the template refuses the messages.
         """
         if not self.hf.chat_template:
             raise ValueError("the checkpoint has no chat template: use generate with a text prompt")
         arguments = {"add_generation_prompt": True, **template_arguments}
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> str:
+            return str(self.hf.apply_chat_template(list(messages), tokenize=False, **arguments))
+
+        forms = self._forms
+        if forms is None or "chat_template" in arguments:
+            forms = content_forms(render)
+            self._forms = self._forms if "chat_template" in arguments else forms
+        messages = in_form(messages, forms)
         try:
-            text = self.hf.apply_chat_template(list(messages), tokenize=False, **arguments)
+            text = render(messages)
         except Exception as error:  # templates raise jinja's errors for roles that they do not know
             raise ValueError(f"the chat template refused the messages: {error}") from error
-        return self.encode(str(text), add_special_tokens=False)  # the template has put them in
+        return self.encode(text, add_special_tokens=False)  # the template has put them in
 
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TokenStream:
         """A decoder of tokens that arrive one by one after a prompt."""

@@ -34,6 +34,7 @@ FLOORS = {
     "jaxinfer.sampling_params": 0,
     "jaxinfer.limits": 0,
     "jaxinfer.outputs": 0,
+    "jaxinfer.messages": 0,
     "jaxinfer.tokenizer": 0,
     "jaxinfer.attention": 1,
     "jaxinfer.cache": 2,

@@ -130,7 +130,7 @@ _COUNTERS = ("num_steps_total", "num_launches_total", "scheduled_rows_total", "h
 @contextlib.contextmanager
 def recording(llm: LLM) -> Iterator[Recorder]:
     """Record latencies and count from here on; the engine's own histograms miss what happens meanwhile."""
-    metrics = llm.get_metrics()
+    metrics = llm.core.metrics
     own = metrics.time_to_first_token_seconds, metrics.inter_token_latency_seconds
     before = {name: getattr(metrics, name) for name in _COUNTERS}
     recorder = Recorder(llm, before, RecordingHistogram(), RecordingHistogram())

@@ -26,8 +26,8 @@ class CacheHistory(Protocol):
 class EvictionPolicy(Protocol):
     """Orders candidates: the smallest key goes first.
 
-    A key must not fall while its node is in the tree. All numbers of a history only rise, so this holds for every
-    tuple of them; the queue counts on it.
+    A key must not fall from one time that its node may go to the next. All numbers of a history only rise, but for a
+    hit that is taken back while its lock keeps the node; so this holds for every tuple of them. The queue counts on it.
     """
 
     def key(self, history: CacheHistory) -> Any: ...

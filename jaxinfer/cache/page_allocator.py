@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
@@ -19,7 +18,7 @@ class PageAllocator:
 
     A held page has one holder or, among lanes that share it, several, and is free again when the last of them frees it.
     Who its holders are is theirs to know: here they are a number. A cached page belongs to the prefix cache, however
-    many requests read it: those hold a lock there, and nothing here. Methods may be called from any thread.
+    many requests read it: those hold a lock there, and nothing here. Not thread-safe: one caller drives it.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -32,7 +31,6 @@ class PageAllocator:
         self._state = bytearray((_FREE,)) * num_pages
         self._shared: dict[int, int] = {}  # the number of holders of pages that have several
         self._num_cached = 0
-        self._lock = threading.Lock()
 
     @property
     def num_free(self) -> int:
@@ -53,10 +51,9 @@ class PageAllocator:
         Raises:
             ValueError: it is out of range.
         """
-        with self._lock:
-            if not 0 <= page < self.num_pages:
-                raise self._out_of_range(page)
-            return self._shared.get(page, 1) if self._state[page] == _HELD else 0
+        if not 0 <= page < self.num_pages:
+            raise self._out_of_range(page)
+        return self._shared.get(page, 1) if self._state[page] == _HELD else 0
 
     def allocate(self, count: int) -> list[int]:
         """`count` page ids that nobody else holds, in ascending order; the caller is the one holder of each.
@@ -66,13 +63,12 @@ class PageAllocator:
         """
         if count < 0:
             raise ValueError(f"count must not be negative, got {count}")
-        with self._lock:
-            if count > len(self._free):
-                raise OutOfPagesError(f"{count} pages asked for, {len(self._free)} of {self.num_pages} free")
-            pages = [heappop(self._free) for _ in range(count)]
-            for page in pages:
-                self._state[page] = _HELD
-            return pages
+        if count > len(self._free):
+            raise OutOfPagesError(f"{count} pages asked for, {len(self._free)} of {self.num_pages} free")
+        pages = [heappop(self._free) for _ in range(count)]
+        for page in pages:
+            self._state[page] = _HELD
+        return pages
 
     def share(self, pages: Sequence[int]) -> None:
         """One more holder for each held page: all of them, or none when it raises.
@@ -82,11 +78,10 @@ class PageAllocator:
         Raises:
             ValueError: a page is out of range or not held.
         """
-        with self._lock:
-            for page in pages:
-                self._check(page, _HELD, "shared")
-            for page in pages:
-                self._shared[page] = self._shared.get(page, 1) + 1
+        for page in pages:
+            self._check(page, _HELD, "shared")
+        for page in pages:
+            self._shared[page] = self._shared.get(page, 1) + 1
 
     def free(self, pages: Iterable[int]) -> None:
         """Take pages back from one holder of each; those that nobody holds then are free.
@@ -94,14 +89,13 @@ class PageAllocator:
         Raises:
             ValueError: a page is out of range, free already, or cached.
         """
-        with self._lock:
-            for page in pages:
-                if page in self._shared:
-                    self._drop_holder(page)
-                    continue
-                self._check(page, _HELD, "freed")
-                self._state[page] = _FREE
-                heappush(self._free, page)
+        for page in pages:
+            if page in self._shared:
+                self._drop_holder(page)
+                continue
+            self._check(page, _HELD, "freed")
+            self._state[page] = _FREE
+            heappush(self._free, page)
 
     def cache(self, pages: Sequence[int]) -> None:
         """Hand held pages over to the prefix cache: all of them, or none when it raises.
@@ -112,18 +106,17 @@ class PageAllocator:
         Raises:
             ValueError: a page is out of range, not held, has several holders, or stands twice in `pages`.
         """
-        with self._lock:
-            for done, page in enumerate(pages):
-                try:
-                    self._check(page, _HELD, "cached")
-                    if page in self._shared:
-                        raise ValueError(f"page {page} must have 1 holder to be cached, it has {self._shared[page]}")
-                except ValueError:
-                    for earlier in pages[:done]:
-                        self._state[earlier] = _HELD
-                    raise
-                self._state[page] = _CACHED
-            self._num_cached += len(pages)
+        for done, page in enumerate(pages):
+            try:
+                self._check(page, _HELD, "cached")
+                if page in self._shared:
+                    raise ValueError(f"page {page} must have 1 holder to be cached, it has {self._shared[page]}")
+            except ValueError:
+                for earlier in pages[:done]:
+                    self._state[earlier] = _HELD
+                raise
+            self._state[page] = _CACHED
+        self._num_cached += len(pages)
 
     def free_cached(self, pages: Iterable[int]) -> None:
         """Take back pages that the prefix cache has given up.
@@ -131,12 +124,11 @@ class PageAllocator:
         Raises:
             ValueError: a page is out of range or not cached.
         """
-        with self._lock:
-            for page in pages:
-                self._check(page, _CACHED, "evicted")
-                self._state[page] = _FREE
-                heappush(self._free, page)
-                self._num_cached -= 1
+        for page in pages:
+            self._check(page, _CACHED, "evicted")
+            self._state[page] = _FREE
+            heappush(self._free, page)
+            self._num_cached -= 1
 
     def _drop_holder(self, page: int) -> None:
         """Of a page that has several."""

@@ -7,7 +7,6 @@ but not computed yet.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -123,7 +122,7 @@ class PrefixCacheStats:
 
 
 class PrefixCache:
-    """Owns the cached pages of an allocator. Methods may be called from any thread.
+    """Owns the cached pages of an allocator. Not thread-safe: one caller drives it.
 
     A request opens a handle with `match_and_lock`, publishes pages as they fill with `extend`, and ends it with
     `release`. What a handle covers is never evicted. Tokens may be given as ids or as a key from `page_key`.
@@ -142,7 +141,6 @@ class PrefixCache:
         self._page_bytes = config.page_size * TOKEN_BYTES
         self._max_pages = None if config.max_cached_tokens is None else config.max_cached_tokens // config.page_size
         self._stats = PrefixCacheStats() if stats is None else stats
-        self._lock = threading.RLock()
 
     @property
     def num_pages(self) -> int:
@@ -162,8 +160,7 @@ class PrefixCache:
     @property
     def stats(self) -> PrefixCacheStats:
         """The counts now, in a copy."""
-        with self._lock:
-            return replace(self._stats)
+        return replace(self._stats)
 
     def match_and_lock(
         self, token_ids: Sequence[int] | bytes, extra_key: Hashable = None, *, max_tokens: int | None = None
@@ -179,22 +176,20 @@ class PrefixCache:
             raise ValueError(f"max_tokens must be None or at least 0, got {max_tokens}")
         key = page_key(token_ids)
         num_tokens = len(key) // TOKEN_BYTES
-        with self._lock:
-            if not self.config.enable_prefix_caching:
-                return PrefixMatchResult(num_tokens, 0, [], self._open(self._tree.root, 0, extra_key))
-            pages, node = self._tree.match(key if max_tokens is None else key[: max_tokens * TOKEN_BYTES], extra_key)
-            result = PrefixMatchResult(
-                num_tokens, len(pages) * self.config.page_size, pages, self._open(node, len(pages), extra_key)
-            )
-            self._count(result, 1)
-            return result
+        if not self.config.enable_prefix_caching:
+            return PrefixMatchResult(num_tokens, 0, [], self._open(self._tree.root, 0, extra_key))
+        pages, node = self._tree.match(key if max_tokens is None else key[: max_tokens * TOKEN_BYTES], extra_key)
+        result = PrefixMatchResult(
+            num_tokens, len(pages) * self.config.page_size, pages, self._open(node, len(pages), extra_key)
+        )
+        self._count(result, 1)
+        return result
 
     def has_next_page(self, handle: PrefixHandle, token_ids: Sequence[int] | bytes) -> bool:
         """Whether the page of these tokens, which follow what `handle` covers, is cached."""
         key = page_key(token_ids)
-        with self._lock:
-            self._check_open(handle)
-            return self._tree.count_present(handle.node, key[: self._page_bytes], handle.extra_key) > 0
+        self._check_open(handle)
+        return self._tree.count_present(handle.node, key[: self._page_bytes], handle.extra_key) > 0
 
     def extend(
         self, handle: PrefixHandle, token_ids: Sequence[int] | bytes, pages: Sequence[int], *, priority: int = 0
@@ -213,21 +208,20 @@ class PrefixCache:
                 handle is released. Nothing is changed then.
         """
         key = page_key(token_ids)
-        with self._lock:
-            self._check_open(handle)
-            if not self.config.enable_prefix_caching:
-                return PrefixInsertResult([], [])
-            self._tree.check_count(key, pages)
-            taken = list(pages[self._tree.count_present(handle.node, key, handle.extra_key) :])
-            self.allocator.cache(taken)
-            inserted = self._tree.extend(handle.node, key, pages, handle.extra_key, priority=priority)
-            handle.node = inserted.node
-            handle.num_pages += len(pages)
-            self._stats.tokens_inserted += len(taken) * self.config.page_size
-            self._keep_to_limit()
-            return PrefixInsertResult(
-                taken, [own for own, cached in zip(pages, inserted.pages, strict=True) if own != cached]
-            )
+        self._check_open(handle)
+        if not self.config.enable_prefix_caching:
+            return PrefixInsertResult([], [])
+        self._tree.check_count(key, pages)
+        taken = list(pages[self._tree.count_present(handle.node, key, handle.extra_key) :])
+        self.allocator.cache(taken)
+        inserted = self._tree.extend(handle.node, key, pages, handle.extra_key, priority=priority)
+        handle.node = inserted.node
+        handle.num_pages += len(pages)
+        self._stats.tokens_inserted += len(taken) * self.config.page_size
+        self._keep_to_limit()
+        return PrefixInsertResult(
+            taken, [own for own, cached in zip(pages, inserted.pages, strict=True) if own != cached]
+        )
 
     def insert(
         self,
@@ -248,20 +242,19 @@ class PrefixCache:
             ValueError: as for `extend`; or the sequence does not begin with the handle's, or not in its namespace.
         """
         key = page_key(token_ids)
-        with self._lock:
-            if handle is None:
-                handle = self._open(self._tree.root, 0, extra_key)
-                try:
-                    return self.extend(handle, key, pages, priority=priority)
-                finally:
-                    self.release(handle)
-            self._check_open(handle)
-            if extra_key is not None and extra_key != handle.extra_key:
-                raise ValueError(f"extra_key must be the handle's {handle.extra_key!r}, got {extra_key!r}")
-            if not key.startswith(self._tree.path_key(handle.node)):
-                raise ValueError(f"token_ids must begin with the {handle.num_pages} pages that the handle covers")
-            rest = key[handle.num_pages * self._page_bytes :]
-            return self.extend(handle, rest, pages[handle.num_pages :], priority=priority)
+        if handle is None:
+            handle = self._open(self._tree.root, 0, extra_key)
+            try:
+                return self.extend(handle, key, pages, priority=priority)
+            finally:
+                self.release(handle)
+        self._check_open(handle)
+        if extra_key is not None and extra_key != handle.extra_key:
+            raise ValueError(f"extra_key must be the handle's {handle.extra_key!r}, got {extra_key!r}")
+        if not key.startswith(self._tree.path_key(handle.node)):
+            raise ValueError(f"token_ids must begin with the {handle.num_pages} pages that the handle covers")
+        rest = key[handle.num_pages * self._page_bytes :]
+        return self.extend(handle, rest, pages[handle.num_pages :], priority=priority)
 
     def release(self, handle: PrefixHandle) -> None:
         """Give a handle back: what it covered stays in the cache, and may be evicted.
@@ -269,62 +262,57 @@ class PrefixCache:
         Raises:
             ValueError: it is released already.
         """
-        with self._lock:
-            self._check_open(handle)
-            handle.is_open = False
-            self._tree.unlock(handle.node)
-            self._keep_to_limit()
+        self._check_open(handle)
+        handle.is_open = False
+        self._tree.unlock(handle.node)
+        self._keep_to_limit()
 
     def cancel(self, result: PrefixMatchResult) -> None:
-        """Release a match that was not made use of, and take it out of the counts.
+        """Release a match that was not made use of, and take it out of the counts, also those of the pages it found.
 
         Raises:
             ValueError: it is released already.
         """
-        with self._lock:
-            self.release(result.handle)
-            if self.config.enable_prefix_caching:
-                self._count(result, -1)
+        self._check_open(result.handle)
+        if self.config.enable_prefix_caching:
+            self._count(result, -1)
+            self._tree.take_back(result.handle.node)
+        self.release(result.handle)
 
     def evict(self, num_pages: int) -> int:
         """Free up to `num_pages` pages that no handle covers; returns how many."""
-        with self._lock:
-            freed = self._tree.evict(num_pages)
-            self.allocator.free_cached(freed)
-            if freed:
-                self._stats.eviction_count += 1
-                self._stats.tokens_evicted += len(freed) * self.config.page_size
-            return len(freed)
+        freed = self._tree.evict(num_pages)
+        self.allocator.free_cached(freed)
+        if freed:
+            self._stats.eviction_count += 1
+            self._stats.tokens_evicted += len(freed) * self.config.page_size
+        return len(freed)
 
     def remove(self, token_ids: Sequence[int] | bytes, extra_key: Hashable = None) -> int:
         """Forget a sequence: free the pages at its end that no other one shares and no handle covers.
 
         Returns how many. Pages in use, and stems that other sequences continue, stay.
         """
-        with self._lock:
-            freed = self._tree.remove(token_ids, extra_key)
-            self.allocator.free_cached(freed)
-            return len(freed)
+        freed = self._tree.remove(token_ids, extra_key)
+        self.allocator.free_cached(freed)
+        return len(freed)
 
     def clear(self) -> int:
         """Free all pages that no handle covers; returns how many. `num_pages` says how many are left, in use."""
-        with self._lock:
-            freed = self._tree.clear()
-            self.allocator.free_cached(freed)
-            return len(freed)
+        freed = self._tree.clear()
+        self.allocator.free_cached(freed)
+        return len(freed)
 
     def dump(self, show: Callable[[list[int]], str] | None = None) -> str:
         """The tree, drawn; `show` says what to write of a node's tokens, for instance their text."""
-        with self._lock:
-            return self._tree.dump(show)
+        return self._tree.dump(show)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless tree and allocator are sound and know the same number of cached pages."""
-        with self._lock:
-            self._tree.check_integrity()
-            self.allocator.check_integrity()
-            cached, known = self.allocator.num_cached, self._tree.num_pages
-            assert cached == known, f"{cached} pages are marked as cached, the tree has {known}"
+        self._tree.check_integrity()
+        self.allocator.check_integrity()
+        cached, known = self.allocator.num_cached, self._tree.num_pages
+        assert cached == known, f"{cached} pages are marked as cached, the tree has {known}"
 
     def _open(self, node: RadixNode, num_pages: int, extra_key: Hashable) -> PrefixHandle:
         self._tree.lock(node)

@@ -70,6 +70,12 @@ class RadixTree:
             pages += node.pages
         return TreeMatch(pages, path[-1] if path else self.root)
 
+    def take_back(self, node: RadixNode) -> None:
+        """Count a match that ended in `node`, which its lock still keeps, as one that was never asked for."""
+        while node.parent is not None:
+            node.hits -= 1
+            node = node.parent
+
     def count_present(self, node: RadixNode, token_ids: Sequence[int] | bytes, extra_key: Hashable = None) -> int:
         """How many pages of `token_ids` the tree has below `node`. Changes nothing."""
         path, _, common = self._walk(node, page_key(token_ids), extra_key)

@@ -25,6 +25,7 @@ from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack
 from jaxinfer.programs.forward import forward
 from jaxinfer.programs.program import KV, TARGET, Device
 from jaxinfer.programs.wide_rows import wide_rows
+from jaxinfer.sampling.greatest import NO_SCORE
 
 type Forward = Callable[[KVCache, StepBatch, jax.Array | None], tuple[KVCache, jax.Array]]
 
@@ -151,7 +152,7 @@ def _round(
     forward: Forward,
 ) -> tuple[KVCache, jax.Array, Rows, jax.Array, jax.Array]:
     """The pool, what embeddings carry and the rows after a round; int32 [Q, B], the blocks behind it; and the same
-    where they have landed, -1 elsewhere and behind an ending token."""
+    where they have landed, -1 elsewhere and behind an ending token, `NO_SCORE` at the start of one that failed."""
     wide = _with_windows(
         batch, own, runs, where, vicinity, page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size
     )
@@ -176,9 +177,11 @@ def _round(
     places = Places(where.start, own.round, masked)
     found = draw(places, logits, batch.samples.sampling, vicinity.rule, known, batch.wants_logprobs)
     least = None if smoothing is None else smoothing.least_threshold(own.round)
-    changes = vicinity.rule(found.confidence, masked, least) & masked
+    # A row with a mask in whose place nothing can be drawn ends, as it is.
+    fails = jnp.any(masked & (found.tokens == NO_SCORE), axis=1)
+    changes = vicinity.rule(found.confidence, masked, least) & masked & ~fails[:, None]
     tokens = jnp.where(changes, found.tokens, before)
-    done = own.done | (runs & ~jnp.any((tokens == vicinity.mask_token_id) & where.there, axis=1))
+    done = own.done | fails | (runs & ~jnp.any((tokens == vicinity.mask_token_id) & where.there, axis=1))
     flat = wide.token_ids.at[jnp.where(changes, index, len(hidden))].set(tokens, mode="drop")
 
     if smoothing is not None:
@@ -198,8 +201,8 @@ def _round(
         noted_where(changes, found.noted, own.noted),
         _where_rows(runs, found.credits, own.credits),
     )
-    lands = done & ~own.done
-    return kv, expected, after, tokens, _landed(tokens, lands, where, batch)
+    landed = _landed(tokens, done & ~own.done & ~fails, where, batch)
+    return kv, expected, after, tokens, landed.at[:, 0].set(jnp.where(fails, NO_SCORE, landed[:, 0]))
 
 
 def _landed(tokens: jax.Array, lands: jax.Array, where: Where, batch: StepBatch) -> jax.Array:

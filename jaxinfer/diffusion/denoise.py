@@ -26,6 +26,7 @@ from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack
 from jaxinfer.programs.forward import forward
 from jaxinfer.programs.program import KV, TARGET, Device
 from jaxinfer.programs.wide_rows import wide_rows
+from jaxinfer.sampling.greatest import NO_SCORE
 from jaxinfer.sampling.logprobs import TokenLogprobs
 
 
@@ -57,7 +58,7 @@ class AfterRound(NamedTuple):
     blocks: Blocks  # for the next round: of rows whose block has landed, the next block
     tokens: jax.Array  # int32 [R, B], of the round's own blocks, masks included
     noted: TokenLogprobs  # [R, B], of these
-    landed: jax.Array  # int32 [R, B], what landed, -1 behind it
+    landed: jax.Array  # int32 [R, B], what landed, -1 behind it; or NO_SCORE alone
     lands: jax.Array  # bool [R]
 
 
@@ -202,6 +203,9 @@ def _after_round(
         ),
         lambda: before,
     )  # fmt: skip
+    # A row with a mask in whose place nothing can be drawn ends, as it is.
+    fails = runs & jnp.any(masked & (found.tokens == NO_SCORE), axis=1)
+    runs &= ~fails
     changes = denoising.rule(found.confidence, masked) & (runs & had_masks)[:, None]
     edits = jnp.zeros_like(changes)
     if denoising.edit_threshold is not None:
@@ -217,6 +221,7 @@ def _after_round(
         lands |= runs & (last < size - 1) & is_whole
     there = place + own.num_given[:, None] <= last[:, None]
     landed = jnp.where(lands[:, None] & there, _behind_given(tokens, own.num_given), -1)
+    landed = landed.at[:, 0].set(jnp.where(fails, NO_SCORE, landed[:, 0]))
 
     def unless_landed(now: jax.Array, of_next_block: jax.Array | float) -> jax.Array:
         return jnp.where(lands.reshape(-1, *(1,) * (now.ndim - 1)), of_next_block, now)
@@ -228,7 +233,7 @@ def _after_round(
         num_given=unless_landed(own.num_given, 0),
         round=unless_landed(own.round + runs, 0),
         num_edits=unless_landed(own.num_edits + (runs & ~had_masks), 0),
-        ended=own.ended | (lands & ends),
+        ended=own.ended | (lands & ends) | fails,
         noted=noted,
         credits=unless_landed(jnp.where(runs[:, None, None], found.credits, own.credits), 0.0),
     )

@@ -19,7 +19,7 @@ from jaxinfer.sampling.logprobs import TokenLogprobs
 class DenoiseOutput:
     """What N rounds of Q rows leave on the device; blocks have B tokens."""
 
-    tokens: jax.Array  # int32 [N * B, Q], what landed, in order for each row; -1: nothing
+    tokens: jax.Array  # int32 [N * B, Q], what landed, in order for each row; -1: nothing, NO_SCORE: it ends here
     ran: jax.Array  # bool [N, Q]
     blocks: jax.Array  # int32 [N, Q, B], each row's block behind each round, masks included; -1 behind a sequence's end
     start: jax.Array  # int32 [N, Q], where it stands

@@ -44,10 +44,10 @@ class DeviceConstraints:
 
     def enter(self, request: Request, runner: Runner) -> None:
         """Let the device hold a new request to its constraint, if it can."""
+        self.drop_finished()
         automaton = request.constraint
         if automaton is None:
             return
-        self._held = [other for other in self._held if not other.is_finished]
         if automaton is not self._current:
             if self._held:
                 return
@@ -65,6 +65,10 @@ class DeviceConstraints:
         self._current, self._held = None, []
         for request in requests:
             self.enter(request, runner)
+
+    def drop_finished(self) -> None:
+        """Forget requests that have ended: nothing holds on to their tokens, and the next automaton may take over."""
+        self._held = [request for request in self._held if not request.is_finished]
 
     def _put(self, tree: Any) -> Any:
         return jax.device_put(tree, self._whole)

@@ -275,6 +275,8 @@ class EngineCore:
         if not self._waits_for:
             launched = launcher.launch()
             moved |= launcher.has_moved
+            if self.constraints is not None and launcher.has_moved:
+                self.constraints.drop_finished()
         landed = self._land(leave=int(launched and self.config.overlap))
         self._progress_log.tick(self.get_metrics, time.perf_counter())
         if moved or launched or landed or not (scheduler.requests or self.searches):
@@ -375,10 +377,10 @@ class EngineCore:
         return "prefix caching is off" if self.prefix_cache is None else self.prefix_cache.dump(show)
 
     def get_metrics(self) -> EngineMetrics:
-        """The metrics, gauges brought up to date."""
+        """A copy of the metrics, with gauges of now."""
         self._transactions.make_whole()
         self._host.set_gauges(self.metrics)
-        return self.metrics
+        return self.metrics.copy()
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every page is in exactly one state."""

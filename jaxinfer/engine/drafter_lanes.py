@@ -28,11 +28,12 @@ class DrafterLanes:
 
     Attributes:
         filled: bool [num_pages], whether the drafter has computed all of what is in a page.
-        length: int64 [num_seats], leading tokens that it has of the sequence in a seat, from `start` on; of one that it
-            follows, maybe more.
-        start: int64 [num_seats], the first token that it sees.
-        follows: bool [num_seats].
-        continues: bool [num_seats], of a sequence that it does not follow, whether a chunk can follow on its `length`.
+        length: int64 [num_seats + 1], leading tokens that it has of the sequence in a seat, from `start` on; of one
+            that it follows, maybe more.
+        start: int64 [num_seats + 1], the first token that it sees.
+        follows: bool [num_seats + 1].
+        continues: bool [num_seats + 1], of a sequence that it does not follow, whether a chunk can follow on its
+            `length`.
     """
 
     def __init__(
@@ -41,10 +42,11 @@ class DrafterLanes:
         self.page_size, self.window = page_size, window
         self._knows_pages = knows_pages
         self.filled = np.zeros(num_pages, bool)
-        self.length = np.zeros(num_seats, np.int64)
-        self.start = np.zeros(num_seats, np.int64)
-        self.follows = np.zeros(num_seats, bool)
-        self.continues = np.zeros(num_seats, bool)
+        # With an entry for NO_SEAT, which stays as it is: the drafter has nothing of a sequence without a seat.
+        self.length = np.zeros(num_seats + 1, np.int64)
+        self.start = np.zeros(num_seats + 1, np.int64)
+        self.follows = np.zeros(num_seats + 1, bool)
+        self.continues = np.zeros(num_seats + 1, bool)
         self._running: dict[str, Request] = {}
 
     @property

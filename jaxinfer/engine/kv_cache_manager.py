@@ -133,6 +133,14 @@ class KVCacheManager:
         request.pages, request.num_borrowed_pages = [], 0
         request.prefix, request.num_published_tokens, request.has_twin = None, 0, False
 
+    def discard(self, request: Request) -> None:
+        """Take all pages of a request whose keys and values may be broken, and forget what is cached for it alone."""
+        published = request.token_ids[: request.num_published_tokens]
+        request.num_computed_tokens = 0
+        self.release(request)
+        if self.cache is not None and published:
+            self.cache.remove(published, (request.cache_key, request.rope_length))
+
     def _held(self, request: Request) -> list[int]:
         """Pages that are the request's own, neither cached nor its trunk's."""
         return request.pages[max(request.num_published_tokens // self.page_size, request.num_borrowed_pages) :]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.scheduler_output import Landing, SchedulerOutput
-from jaxinfer.limits import NO_SCORE
 from jaxinfer.outputs import Logprob
+from jaxinfer.sampling.greatest import NO_SCORE
 
 NO_SCORE_ERROR = "the model gave no finite score for any token that may follow"
 

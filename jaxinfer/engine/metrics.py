@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -62,12 +63,12 @@ class EngineMetrics:
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     num_preemptions_total: int = 0
-    num_step_failures_total: int = 0  # steps that raised
-    num_recoveries_total: int = 0  # times that the engine was made anew from what had landed
     num_compiles_total: int = 0
     num_compiles_after_warm_up_total: int = 0
     num_steps_total: int = 0  # device steps; a decode loop runs several in one launch
     num_launches_total: int = 0
+    num_step_failures_total: int = 0  # steps that raised, after which the engine recovered
+    num_recoveries_total: int = 0  # returns to what had landed, with everything else computed again
     scheduled_rows_total: int = 0  # rows summed over steps: divided by steps, the average batch
     scheduled_tokens_total: int = 0
     spec_decode_num_drafts: int = 0  # rounds of requests in which tokens were drafted
@@ -80,6 +81,10 @@ class EngineMetrics:
     host_seconds_total: float = 0.0  # spent by scheduler, batch building and accounting
     time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
     inter_token_latency_seconds: Histogram = field(default_factory=Histogram)
+
+    def copy(self) -> EngineMetrics:
+        """The metrics as they are now, which later steps do not change."""
+        return copy.deepcopy(self)
 
     def count_drafts(self, drafted: np.ndarray, accepted: np.ndarray, proposed: np.ndarray) -> None:
         """Account for rounds of requests, integers of any shape: tokens drafted one after the other, how many of these

@@ -368,7 +368,7 @@ class Scheduler:
             self._forks.discard(request)
             request.leave_seat()
             request.metrics.finished_time = time.perf_counter()
-            self.kv.release(request)
+            (self.kv.discard if request.status is RequestStatus.FINISHED_ERROR else self.kv.release)(request)
             self.finished_req_ids.add(request.request_id)
             del self.requests[request.request_id]
             if request.group is not None:

@@ -25,7 +25,7 @@ from jaxinfer.programs.runner import Runner
 from jaxinfer.speculative import rounds as device_rounds
 from jaxinfer.speculative.catch_up import CatchUp
 from jaxinfer.speculative.costs import Key
-from jaxinfer.speculative.gamma import GammaController, RoundsReport, TimedLaunch
+from jaxinfer.speculative.gamma import NO_SEAT, GammaController, RoundsReport, TimedLaunch
 from jaxinfer.speculative.proposer import Proposer, RoundsShape
 from jaxinfer.speculative.rounds import RoundsOutput
 from jaxinfer.speculative.shapes import SpeculationShapes
@@ -83,7 +83,8 @@ class Speculation(UsualStrategy):
         self._catch_up = CatchUp(proposer, shapes.catch_up)
         self._max_catch_up = max_catch_up
         self._page_table = np.zeros((0, 0), np.int32)  # the engine's, of the latest launch
-        self._chosen = np.zeros(num_seats, int)  # drafts of the sequence in each seat
+        self._num_seats = num_seats
+        self._chosen = np.zeros(num_seats + 1, int)  # drafts of the sequence in each seat, and of those in NO_SEAT
         self._num_drafts = self._num_nodes = 0  # of the next launch, if it is one of rounds
         self._feeds = False  # whether the drafter takes in what the next launch computes, if that is a plain step
         self._shape: RoundsShape | None = None
@@ -108,8 +109,9 @@ class Speculation(UsualStrategy):
                 self._num_drafts, self._num_nodes = min(self._num_drafts, self._shapes.longest_chain), 0
             if self._num_drafts and not self._has_room(requests, pages):
                 self._num_drafts = 0
+            self._chosen[NO_SEAT] = self._num_drafts
             self._chosen[seats] = np.minimum(chosen, self._num_drafts)
-        running = min(len(requests) + num_waiting, len(self._chosen))
+        running = min(len(requests) + num_waiting, self._num_seats)
         self._feeds = self._num_drafts > 0 or (running > len(requests) and self.controller.would_draft(running, pages))
         if not self._num_drafts:
             return self._plain.choose(requests, num_waiting)
@@ -154,7 +156,9 @@ class Speculation(UsualStrategy):
         feeds = self._num_drafts > 0 if output.num_rounds else self._feeds
         if output.first_scheduled or output.resumed or any(output.new_pages):
             for request_id in output.first_scheduled | output.resumed:
-                self.controller.enter(batch.seat_of[request_id])
+                seat = batch.seat_of[request_id]
+                self.controller.enter(seat)
+                self._chosen[seat] = self._chosen[NO_SEAT]
             self.lanes.take_pages(output, with_drafter=feeds)
         if feeds:
             self._let_catch_up(output, batch, runner)

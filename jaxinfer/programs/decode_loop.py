@@ -44,7 +44,7 @@ def decode_loop(
 
     Returns:
         The pool, the seats, and int32 [max_steps, Q]: the tokens of each step, -1 where a row was idle or a step did
-        not run.
+        not run, `NO_SCORE` where a row ends because nothing could be sampled.
     """
     num_slots = kv.num_pages * kv.page_size
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.programs.batch_layout import Samples, StepBatch
+from jaxinfer.sampling.greatest import NO_SCORE
 
 ENDED = -1
 
@@ -100,11 +101,13 @@ def read_seats(batch: StepBatch, seats: Seats, *, page_size: int, num_slots: int
 def write_seats(seats: Seats, samples: Samples, tokens: jax.Array) -> tuple[Seats, jax.Array]:
     """The seats after tokens int32 [Q] were sampled, and the tokens that landed: -1 for idle rows.
 
-    A sequence ends with one of its ending tokens and where it reaches its greatest length.
+    A sequence ends with one of its ending tokens, with `NO_SCORE`, which lands in the place of a token, and where it
+    reaches its greatest length.
     """
     position = samples.sampling.sample_position
     lands = position >= 0
-    ends = jnp.any(tokens[:, None] == samples.ending_token_ids, axis=1) | (position + 1 >= samples.max_len)
+    ends = (tokens == NO_SCORE) | (position + 1 >= samples.max_len)
+    ends |= jnp.any(tokens[:, None] == samples.ending_token_ids, axis=1)
     at = jnp.where(lands, samples.seat, seats.token.shape[0])
     seats = Seats(
         token=seats.token.at[at].set(jnp.where(ends, ENDED, tokens), mode="drop"),

@@ -26,7 +26,7 @@ from jaxinfer.sampling.sampler import sample
 class StepOutput:
     """What a step leaves on the device. T tokens, Q wanted logits, V words."""
 
-    token_ids: jax.Array  # int32 [Q], sampled; -1 where the row is idle
+    token_ids: jax.Array  # int32 [Q], sampled; -1 where the row is idle, NO_SCORE where nothing could be
     logits: jax.Array  # float32 [Q, V]
     hidden: jax.Array  # [T, hidden], after the final norm
     samples: Samples  # [Q], completed from the seats

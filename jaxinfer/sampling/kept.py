@@ -1,4 +1,7 @@
-"""Which tokens a row may be sampled from: what top-k, top-p and min-p keep, without sorting the vocabulary."""
+"""Which tokens a row may be sampled from: what top-k and top-p keep of weights, without sorting the vocabulary.
+
+Min-p has been applied to weights before: what it drops weighs 0, and is not kept.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ type Measure = Callable[[jax.Array], jax.Array]
 
 
 def kept_of_candidates(
-    weights: jax.Array, mass: jax.Array, *, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array, vocab: int
+    weights: jax.Array, mass: jax.Array, *, top_k: jax.Array, top_p: jax.Array, vocab: int
 ) -> tuple[jax.Array, jax.Array]:
     """What is kept of each row's heaviest tokens, and whether they provably hold all that top-k and top-p keep.
 
@@ -25,7 +28,7 @@ def kept_of_candidates(
         weights: float32 [Q, N] of the N heaviest tokens, in descending order; the first weighs 1.
         mass: float32 [Q], the sum of all the row's weights.
         top_k: int32 [Q], `vocab` is off.
-        top_p, min_p: float32 [Q].
+        top_p: float32 [Q].
 
     Returns:
         bool [Q, N] and bool [Q].
@@ -38,13 +41,18 @@ def kept_of_candidates(
     wanted = top_p * jnp.where(top_k <= count, total, mass)
     before = jnp.cumsum(held, axis=-1) - held
     nucleus = (before < wanted[:, None]) | (rank == 0)
-    # Top-k ends within the candidates; or it is off (the mass it keeps would be unknown) and the nucleus is full.
+    # Top-k ends within the candidates; or it is off (the mass it keeps would be unknown) and the nucleus is full; or
+    # there is nothing besides them.
+    # (The last of them is not asked for by its index: XLA would sort the vocabulary to have it.)
     covered = (top_k <= count) | ((top_k >= vocab) & (total >= wanted)) | (count == vocab)
-    return in_top_k & nucleus & (weights >= min_p[:, None]), covered
+    covered |= jnp.min(weights, axis=-1) <= 0
+    return in_top_k & nucleus & (weights > 0), covered
 
 
 def kept_of_all(weights: jax.Array, *, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
     """bool [Q, V]: what top-k and then top-p keep of weights float32 [Q, V] in [0, 1]; ties go to the lower token id.
+
+    NaN is kept too: what has it is seen to have no score.
 
     Args:
         top_k: int32 [Q], V is off.
@@ -59,7 +67,7 @@ def kept_of_all(weights: jax.Array, *, top_k: jax.Array, top_p: jax.Array) -> ja
     nucleus = lax.cond(
         jnp.any(top_p < 1.0), lambda: _heaviest(held, lambda weights: weights, wanted), lambda: all_of_them
     )
-    return (held > 0) & nucleus
+    return ((held > 0) & nucleus) | jnp.isnan(weights)
 
 
 def _heaviest(weights: jax.Array, measure: Measure, wanted: jax.Array) -> jax.Array:

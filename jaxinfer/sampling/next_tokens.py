@@ -34,7 +34,7 @@ class Constrained:
 def logits_and_greedy(model: DecoderLM, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Logits float32 [Q, vocab] of hidden states [Q, hidden], and the token of the greatest in each row, int32 [Q].
 
-    Of equal logits the one with the lower token id is the greatest.
+    Of equal logits the one with the lower token id is the greatest. A row without one has `NO_SCORE`.
     """
 
     def hidden_first(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:

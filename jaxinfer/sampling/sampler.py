@@ -1,6 +1,6 @@
 """Sampling is greedy decoding of perturbed logits: the next token is the argmax of logits + temperature * noise.
 
-The argmax is taken over the tokens that top-k, top-p and min-p keep, and `noise` is a Gumbel number for each (key,
+The argmax is taken over the tokens that min-p, top-k and top-p keep, and `noise` is a Gumbel number for each (key,
 position, token): so tokens are distributed as softmax(logits / temperature) over what is kept (the Gumbel-max trick),
 temperature 0 is greedy decoding, and a row's token depends on its own logits, parameters, key and position alone.
 Whoever has the same logits draws the same token, by whatever way of decoding.
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.sampling.greatest import greatest_of_rows
+from jaxinfer.sampling.greatest import NO_SCORE, greatest_of_rows
 from jaxinfer.sampling.kept import kept_of_all, kept_of_candidates
 from jaxinfer.sampling.noise import gumbel
 
@@ -43,8 +43,9 @@ def perturbed(logits: jax.Array, tokens: jax.Array, sampling: SamplingBatch) -> 
 def sample(logits: jax.Array, sampling: SamplingBatch, greedy: jax.Array | None = None) -> jax.Array:
     """Tokens int32 [Q] from logits float32 [Q, V], and, where known, the token of the greatest logit in each row.
 
-    Order, as in Hugging Face's documentation: temperature, top-k, top-p (of what top-k kept), min-p (relative to the
-    most likely token). The token that crosses top_p is kept; ties go to the lower token id.
+    Order, as in vLLM: temperature, min-p (relative to the most likely token), top-k, top-p (of the mass that these two
+    kept). The token that crosses top_p is kept; ties go to the lower token id. A row with NaN among its logits, or
+    whose greatest logit is infinite, gives `NO_SCORE`.
 
     Rows whose kept set is proved to lie within the `NUM_CANDIDATES` most likely tokens need noise for these alone. The
     others need it for every token, and where they truncate, thresholds that cut the vocabulary.
@@ -57,13 +58,14 @@ def sample(logits: jax.Array, sampling: SamplingBatch, greedy: jax.Array | None 
     def from_candidates() -> tuple[jax.Array, jax.Array]:
         weights, mass = _weights(logits, sampling)
         heaviest, tokens = lax.top_k(weights, min(NUM_CANDIDATES, vocab))
-        kept, covered = kept_of_candidates(
-            heaviest, mass, top_k=top_k, top_p=sampling.top_p, min_p=sampling.min_p, vocab=vocab
-        )
+        kept, covered = kept_of_candidates(heaviest, mass, top_k=top_k, top_p=sampling.top_p, vocab=vocab)
         scores = perturbed(jnp.take_along_axis(logits, tokens, axis=-1), tokens, sampling)
         scores = jnp.where(kept, scores, -jnp.inf)
         best = scores == jnp.max(scores, axis=-1, keepdims=True)
-        return jnp.min(jnp.where(best & kept, tokens, vocab), axis=-1).astype(jnp.int32), covered
+        found = jnp.min(jnp.where(best & kept, tokens, vocab), axis=-1).astype(jnp.int32)
+        # The mass of a row without a finite greatest logit is NaN.
+        has_score = jnp.isfinite(mass) & (found < vocab)
+        return jnp.where(has_score, found, NO_SCORE), covered | ~has_score
 
     def nothing() -> tuple[jax.Array, jax.Array]:
         return jnp.zeros(is_random.shape, jnp.int32), jnp.zeros(is_random.shape, bool)
@@ -74,9 +76,7 @@ def sample(logits: jax.Array, sampling: SamplingBatch, greedy: jax.Array | None 
     def from_all() -> jax.Array:
         weights, _ = _weights(logits, sampling)
         cuts = truncates & ~settled
-        kept = kept_of_all(weights, top_k=jnp.where(cuts, top_k, vocab), top_p=jnp.where(cuts, sampling.top_p, 1.0)) & (
-            weights >= sampling.min_p[:, None]
-        )
+        kept = kept_of_all(weights, top_k=jnp.where(cuts, top_k, vocab), top_p=jnp.where(cuts, sampling.top_p, 1.0))
         scores = perturbed(logits, jnp.arange(vocab, dtype=jnp.int32)[None], sampling)
         return greatest_of_rows(jnp.where(kept, scores, -jnp.inf))
 
@@ -87,8 +87,10 @@ def sample(logits: jax.Array, sampling: SamplingBatch, greedy: jax.Array | None 
 
 
 def _weights(logits: jax.Array, sampling: SamplingBatch) -> tuple[jax.Array, jax.Array]:
-    """float32 [Q, V]: the probabilities at each row's temperature, relative to the greatest; and their sums [Q]."""
+    """float32 [Q, V]: the probabilities at each row's temperature, relative to the greatest, 0 where that is less than
+    min-p; and their sums [Q]."""
     # Subtract before dividing: the most likely token weighs exactly 1 however small the temperature is.
     below_top = logits - jnp.max(logits, axis=-1, keepdims=True)
     weights = jnp.exp(below_top / jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None])
+    weights = jnp.where(weights < sampling.min_p[:, None], 0.0, weights)  # NaN stays
     return weights, jnp.sum(weights, axis=-1)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.programs.seats import ENDED, Seats
+from jaxinfer.sampling.greatest import NO_SCORE
 
 
 def num_accepted(drafts: jax.Array, count: jax.Array, sampled: jax.Array) -> jax.Array:
@@ -29,7 +30,8 @@ def land(
 ) -> tuple[Seats, jax.Array]:
     """Sampled tokens [R, W] up to the one behind the accepted drafts go to their sequences.
 
-    A sequence ends with the first of them that is one of its ending tokens, and where it reaches its greatest length.
+    A sequence ends with the first of them that is one of its ending tokens or `NO_SCORE`, and where it reaches its
+    greatest length.
 
     Args:
         seat: int32 [R], out of range: nowhere.
@@ -40,12 +42,11 @@ def land(
         max_len: int32 [R].
 
     Returns:
-        The seats, and int32 [R, W]: the tokens that landed, -1 behind them.
+        The seats, and int32 [R, W]: the tokens that landed, a `NO_SCORE` included, -1 behind them.
     """
     place = jnp.arange(sampled.shape[1])
-    ends = jnp.any(sampled[:, :, None] == ending_token_ids[:, None], axis=2) | (
-        length[:, None] + place + 1 >= max_len[:, None]
-    )
+    ends = (sampled == NO_SCORE) | (length[:, None] + place + 1 >= max_len[:, None])
+    ends |= jnp.any(sampled[:, :, None] == ending_token_ids[:, None], axis=2)
     width = sampled.shape[1]
     first_end = jnp.min(jnp.where(ends, place, width), axis=1)
     last = jnp.minimum(accepted, first_end)

@@ -28,8 +28,9 @@ class Acceptance:
         # Of all sequences and of that in each seat: column 0 for rounds and those with drafts, then by depth.
         self._tried = np.full(max_drafts + 1, _ROUNDS_OF_BELIEF)
         self._kept = self._tried * np.asarray([drafts, *[accepted] * max_drafts])
-        self._tried_in_seat = np.zeros((num_seats, max_drafts + 1))
-        self._kept_in_seat = np.zeros((num_seats, max_drafts + 1))
+        # The last row is that of NO_SEAT, and stays 0.
+        self._tried_in_seat = np.zeros((num_seats + 1, max_drafts + 1))
+        self._kept_in_seat = np.zeros((num_seats + 1, max_drafts + 1))
 
     def enter(self, seat: int) -> None:
         """Another sequence has the seat: nothing is known of it."""
@@ -56,7 +57,7 @@ class Acceptance:
         return (self._kept + 0.5) / (self._tried + 1.0)
 
     def forecast(self, seats: np.ndarray) -> Forecast:
-        """Of a round of the sequences in these seats."""
+        """The forecast of a round of the sequences in these seats, some of which may be `NO_SEAT`."""
         belief = _ROUNDS_OF_ALL * self.of_all()
         return _forecast((self._kept_in_seat[seats] + belief) / (self._tried_in_seat[seats] + _ROUNDS_OF_ALL))
 

@@ -18,7 +18,7 @@ from jaxinfer.programs.program import Device
 from jaxinfer.programs.wide_rows import wide_rows
 from jaxinfer.sampling.next_tokens import logits_and_greedy, next_tokens
 from jaxinfer.sampling.sampler import SamplingBatch, sample
-from jaxinfer.speculative.proposer import Drafts, RoundsShape, Seated, integers
+from jaxinfer.speculative.proposer import Drafts, RoundsShape, Seated, entropies, integers
 
 DRAFTER, DRAFT_STATE = "drafter", "draft_state"
 
@@ -124,13 +124,15 @@ class DraftModel:
         return {DRAFT_STATE: replace(state, token_before=state.token_before.at[at].set(before, mode="drop"))}
 
     def _sampled(self, device: Device, hidden: jax.Array, sampling: SamplingBatch) -> tuple[jax.Array, jax.Array]:
-        """Tokens int32 [R] after hidden states [R, hidden], and the entropy of their distributions in nats."""
+        """Tokens int32 [R] after hidden states [R, hidden], and the entropy of their distributions in nats.
+
+        Where nothing can be sampled any token is drafted, and is as good as its chance to be accepted.
+        """
         model = device.models[DRAFTER]
         if not self._with_entropy:
-            return next_tokens(model, hidden, sampling), jnp.zeros(hidden.shape[0], jnp.float32)
+            return jnp.maximum(next_tokens(model, hidden, sampling), 0), jnp.zeros(hidden.shape[0], jnp.float32)
         logits, greedy = logits_and_greedy(model, hidden)
-        log_p = jax.nn.log_softmax(logits, axis=-1)
-        return sample(logits, sampling, greedy), -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+        return jnp.maximum(sample(logits, sampling, greedy), 0), entropies(logits)
 
 
 def draft_state(kv: KVCache, num_seats: int, whole: jax.sharding.Sharding | None = None) -> DraftState:

@@ -24,7 +24,7 @@ from jaxinfer.programs.forward import padded, paged_attend
 from jaxinfer.programs.program import TARGET, Device
 from jaxinfer.programs.wide_rows import wide_rows
 from jaxinfer.sampling.noise import gumbel
-from jaxinfer.speculative.proposer import Drafts, RoundsShape, Seated
+from jaxinfer.speculative.proposer import Drafts, RoundsShape, Seated, entropies
 from jaxinfer.speculative.tails import TailPages, bits_between, num_words, one_bit, tokens_of_sequences, with_tail
 from jaxinfer.speculative.tree import Tree, best_of_pool, pool_size
 
@@ -293,10 +293,8 @@ class Eagle3:
 
         said = lax.cond(jnp.any(sampling.temperature > 0), with_noise, lambda: logits)
         scores, best = lax.top_k(jax.nn.log_softmax(said, axis=-1), count)
-        entropy = jnp.zeros(scores.shape[0], jnp.float32)
-        if self._with_entropy:
-            log_p = jax.nn.log_softmax(logits, axis=-1)
-            entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+        scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)  # no nodes of trees
+        entropy = entropies(logits) if self._with_entropy else jnp.zeros(scores.shape[0], jnp.float32)
         return Drawn(words[best], scores, entropy)
 
 

@@ -48,11 +48,16 @@ class TimedLaunch:
     num_nodes: int = 0  # of trees; 0: chains
 
 
+# The seat of a sequence that has none yet. Arrays by seats have one more entry, which this index leads to: what is
+# believed of a sequence of which nothing is known.
+NO_SEAT = -1
+
+
 class GammaController(Protocol):
     """Chooses what a launch drafts, and hears what came of it."""
 
     def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
-        """What to draft in each round of a launch for the R sequences in these seats."""
+        """What to draft in each round of a launch for the R sequences in these seats, any of which may be `NO_SEAT`."""
         ...
 
     def would_draft(self, rows: int, pages_per_row: int) -> bool:
@@ -121,7 +126,7 @@ class EntropyController(FixedGamma):
         super().__init__(gamma_max, num_nodes)
         self._make = lambda: EntropyGamma(vocab_size, gamma_min, gamma_max, ema_beta)
         self._rules = [self._make() for _ in range(num_seats)]
-        self._lengths = np.full(num_seats, gamma_max)
+        self._lengths = np.full(num_seats + 1, gamma_max)  # the last entry is that of NO_SEAT, and stays
 
     def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
         return Choice(self._lengths[seats], self.num_nodes)

@@ -115,6 +115,14 @@ class Proposer(Protocol):
         ...
 
 
+def entropies(logits: jax.Array) -> jax.Array:
+    """Entropies float32 [Q], in nats, of the distributions that logits [Q, V] stand for; ln V where NaN stands for
+    none."""
+    log_p = jax.nn.log_softmax(logits, axis=-1)
+    entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+    return jnp.where(jnp.isfinite(entropy), entropy, jnp.log(float(logits.shape[-1])))
+
+
 def integers(shape: tuple[int, ...], sharding: jax.sharding.Sharding | None, *, abstract: bool) -> Any:
     """Zeros, int32, for a part of the state; or their shape alone."""
     if abstract:

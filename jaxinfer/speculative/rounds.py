@@ -33,7 +33,7 @@ from jaxinfer.speculative.tree import Tree, accepted_path, ancestor_bits, no_tre
 class RoundsOutput:
     """What N rounds of R rows leave on the device. W tokens land for a row in a round at most."""
 
-    tokens: jax.Array  # int32 [N * W, R], what landed, in order for each row; -1: nothing
+    tokens: jax.Array  # int32 [N * W, R], what landed, in order for each row; -1: nothing, NO_SCORE: it ends here
     num_drafts: jax.Array  # int32 [N, R], drafted one after the other: of a tree, the depth
     num_accepted: jax.Array  # int32 [N, R], of these, the target's own
     entropy: jax.Array  # float32 [N, R], nats, see `Drafts`

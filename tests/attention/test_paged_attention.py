@@ -56,6 +56,40 @@ def test_a_row_does_not_change_by_a_bit_when_all_its_neighbours_change(attention
     assert not np.array_equal(one[~own], other[~own])
 
 
+def with_nan(scene, where):
+    """The scene with NaN in the slots of the pool for which bool [slots] says so."""
+    size = scene.k_pages.shape[1]
+    mask = where.reshape(-1, size, 1, 1)
+    k, v = (jnp.where(mask, jnp.nan, pages) for pages in (scene.k_pages, scene.v_pages))
+    return replace(scene, k_pages=k, v_pages=v)
+
+
+def slots_of(scene) -> np.ndarray:
+    return np.zeros(scene.k_pages.shape[0] * scene.k_pages.shape[1], bool)
+
+
+@pytest.mark.parametrize("row", range(7))
+def test_nan_in_one_row_is_nothing_to_its_neighbours(attention, row):
+    scene = make_scene(**mixed_rows())
+    table = np.asarray(scene.metadata.page_table)
+    own, where = scene.row_of == row, slots_of(scene).reshape(len(scene.k_pages), -1)
+    where[np.setdiff1d(table[row], np.delete(table, row, axis=0))] = True
+    one, other = scene.run(*attention), with_nan(scene, where).run(*attention)
+    assert np.array_equal(one[~own], other[~own]) and not np.isnan(one).any()
+    assert np.isnan(other[own]).all()
+
+
+@pytest.mark.parametrize("row", [2, 3, 4, 5, 6])
+def test_nan_of_a_token_is_nothing_to_tokens_of_its_row_that_do_not_see_it(attention, row):
+    scene = make_scene(**mixed_rows())
+    last = np.flatnonzero(scene.row_of == row)[-1]
+    where = slots_of(scene)
+    where[np.asarray(scene.metadata.slot_mapping)[last]] = True
+    one, other = scene.run(*attention), with_nan(scene, where).run(*attention)
+    assert np.isnan(other[last]).all()
+    assert np.array_equal(np.delete(one, last, axis=0), np.delete(other, last, axis=0))
+
+
 def test_a_row_does_not_change_by_a_bit_beside_neighbours_of_other_lengths(attention):
     def run(*neighbours: int) -> np.ndarray:
         lanes = [plain_lane(16, length, 1) for length in (33, *neighbours)]

@@ -126,7 +126,7 @@ def test_a_request_that_fails_fails_the_measurement(llm, monkeypatch):
 
 
 def test_the_engine_has_its_own_histograms_back_after_a_recording(llm):
-    metrics = llm.get_metrics()
+    metrics = llm.core.metrics
     own = metrics.time_to_first_token_seconds
     with recording(llm) as recorder:
         assert metrics.time_to_first_token_seconds is recorder.time_to_first_token

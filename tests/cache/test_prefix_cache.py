@@ -1,7 +1,5 @@
 """The prefix cache: one page in one state, one handle for one request, and counts that say what was saved."""
 
-import threading
-
 import pytest
 
 from jaxinfer.cache.page_allocator import OutOfPagesError, PageAllocator
@@ -283,35 +281,29 @@ def test_a_drawn_cache_may_show_text():
     assert cache.dump(lambda tokens: "".join(map(chr, tokens))).endswith("age 0  hi")
 
 
-def test_many_threads_at_once_leave_the_cache_sound():
-    cache = make_cache(num_pages=24, page_size=1)
-    errors: list[BaseException] = []
+def test_a_match_that_is_cancelled_counts_as_no_hit_of_its_pages():
+    cache = make_cache(num_pages=4, page_size=2, eviction_policy="lfu")
+    blocked, popular = [1, 2, 3, 4], [5, 6, 7, 8]
+    fill(cache, blocked)
+    fill(cache, popular)
+    for _ in range(10):  # the head of the queue, for which there is no room
+        cache.cancel(cache.match_and_lock([*blocked, 9, 9]))
+    for _ in range(2):
+        cache.release(cache.match_and_lock(popular).handle)
+    assert cache.evict(2) == 2
+    assert cache.match_and_lock(popular).num_cached_tokens == 4
+    assert cache.match_and_lock(blocked).num_cached_tokens == 0
 
-    def live(seed: int) -> None:
-        try:
-            for step in range(150):
-                tokens = [(seed * step) % 3, step % 2, step % 5, seed]
-                match = cache.match_and_lock(tokens, max_tokens=3)
-                missing = 4 - len(match.pages)
-                cache.evict(missing)
-                try:
-                    own = cache.allocator.allocate(missing)
-                except OutOfPagesError:
-                    cache.cancel(match)
-                    continue
-                taken, duplicates = cache.extend(match.handle, tokens[len(match.pages) :], own)
-                assert sorted(taken + duplicates) == sorted(own)
-                cache.allocator.free(duplicates)
-                cache.release(match.handle)
-        except BaseException as error:
-            errors.append(error)
 
-    threads = [threading.Thread(target=live, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert cache.num_evictable == cache.num_pages
-    free, cached, held = states(cache)
-    assert (free + cached, held) == (24, 0)
+def test_hits_are_taken_back_along_the_whole_path_and_where_it_was_split():
+    cache = make_cache(page_size=2)
+    fill(cache, [1, 2, 3, 4, 5, 6])
+    fill(cache, [1, 2, 3, 4, 7, 8])
+    kept = cache.match_and_lock([1, 2, 3, 4, 5, 6])
+    cancelled = cache.match_and_lock([1, 2, 3, 4, 5, 6])
+    cache.release(cache.match_and_lock([1, 2, 9, 9]).handle)  # splits the stem
+    cache.cancel(cancelled)
+    cache.release(kept.handle)
+    hits = [line.split(" hit")[0].split()[-1] for line in cache.dump().splitlines()[1:]]
+    assert hits == ["2", "1", "1", "0"]
+    assert states(cache)[2] == 0

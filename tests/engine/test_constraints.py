@@ -186,3 +186,19 @@ def test_words_and_automaton_lie_on_the_device_once(model):
     after = core.runner.models["constraint"]
     assert after.words.symbols is before and isinstance(after.automaton.table, jax.Array)
     assert np.asarray(after.automaton.table).dtype == np.int16
+
+
+def test_ended_requests_are_not_held_on_to(model):
+    core = make_engine(model, vocabulary=VOCABULARY)
+    assert core.constraints is not None
+    held, free, last = requests(automaton())[:3]
+    assert free.constraint is None
+    core.add_request(held)
+    assert core.constraints._held == [held]
+    core.abort(held.request_id)
+    core.add_request(free)
+    assert core.constraints._held == []
+    core.add_request(last)
+    core.abort(last.request_id)
+    core.constraints.drop_finished()
+    assert core.constraints._held == []

@@ -48,6 +48,7 @@ SMALL = {
     "top_k_top_p": Filters(top_k=4, top_p=0.62),
     "top_k_min_p": Filters(top_k=5, min_p=0.2),
     "top_p_min_p": Filters(top_p=0.85, min_p=0.12),
+    "top_p_of_what_min_p_left": Filters(temperature=1.5, top_p=0.61, min_p=0.3),
     "all": Filters(temperature=1.3, top_k=5, top_p=0.83, min_p=0.1),
 }
 # Vocabularies beyond the 64 candidates: kept sets below, at and beyond the candidates.
@@ -61,6 +62,7 @@ LARGE = {
     "top_p_that_few_tokens_fill": Filters(temperature=0.7, top_p=0.3),
     "top_p_that_many_tokens_fill": Filters(top_p=0.9),
     "min_p": Filters(min_p=0.3),
+    "top_p_of_the_many_that_min_p_left": Filters(top_p=0.7, min_p=0.5),
     "few_of_many": Filters(top_k=150, top_p=0.55),
     "many_of_many": Filters(top_k=300, top_p=0.93),
     "few_of_few": Filters(top_k=50, top_p=0.55),

@@ -61,7 +61,7 @@ def min_p(probabilities: np.ndarray, filters: Filters) -> np.ndarray:
     return keep(probabilities, probabilities >= filters.min_p * probabilities.max())
 
 
-STEPS: tuple[Step, ...] = (temperature, top_k, top_p, min_p)
+STEPS: tuple[Step, ...] = (temperature, min_p, top_k, top_p)
 
 
 def probabilities_of(logits: np.ndarray, filters: Filters, steps: Sequence[Step] = STEPS) -> np.ndarray:

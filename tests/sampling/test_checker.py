@@ -71,18 +71,19 @@ def replaced(right: Step, wrong: Step) -> tuple[Step, ...]:
     return tuple(wrong if step is right else step for step in STEPS)
 
 
-T, K, P, M = STEPS
+T, M, K, P = STEPS
 WRONG = {
     "top_p_without_the_crossing_token": make_sampler(replaced(P, top_p_without_the_crossing_token)),
-    "temperature_after_top_p": make_sampler((K, P, T, M)),
-    "temperature_after_min_p": make_sampler((K, P, M, T)),
-    "top_p_before_top_k": make_sampler((T, P, K, M)),
+    "temperature_after_top_p": make_sampler((M, K, P, T)),
+    "temperature_after_min_p": make_sampler((M, T, K, P)),
+    "top_p_before_top_k": make_sampler((T, M, P, K)),
+    "min_p_after_top_p": make_sampler((T, K, P, M)),
     "top_k_of_one_more": make_sampler(replaced(K, top_k_of_one_more)),
     "top_k_with_all_ties": make_sampler(replaced(K, top_k_with_all_ties)),
     "min_p_of_the_whole": make_sampler(replaced(M, min_p_of_the_whole)),
     "no_temperature": make_sampler(replaced(T, no_temperature)),
-    "no_top_k": make_sampler((T, P, M)),
-    "no_top_p": make_sampler((T, K, M)),
+    "no_top_k": make_sampler((T, M, P)),
+    "no_top_p": make_sampler((T, M, K)),
     "no_min_p": make_sampler((T, K, P)),
     "half_of_the_noise": make_sampler(noise=lambda u: 0.5 * gumbel_of(u)),
     "noise_of_the_wrong_tail": make_sampler(noise=lambda u: -gumbel_of(u)),

@@ -1,22 +1,46 @@
 """The first of the greatest, along either axis."""
 
+import jax
 import numpy as np
 import pytest
 
-from jaxinfer.sampling.greatest import WORDS_PER_BLOCK, first_of_greatest, greatest_of_rows
+from jaxinfer.sampling import greatest
+from jaxinfer.sampling.greatest import NO_SCORE, WORDS_PER_BLOCK, first_of_greatest, greatest_of_rows
 
 
 # Whole blocks of words, one block, small blocks and blocks of one word.
 @pytest.mark.parametrize("vocab", [10 * WORDS_PER_BLOCK, WORDS_PER_BLOCK, 500, 509])
 def test_of_equal_logits_the_first_is_taken(vocab):
     logits = np.random.default_rng(0).integers(-3, 3, (vocab, 40)).astype(np.float32)
-    logits[:, 5] = -np.inf
     assert np.array_equal(first_of_greatest(logits), np.argmax(logits, axis=0))
     assert np.array_equal(greatest_of_rows(logits.T), np.argmax(logits, axis=0))
 
 
-def test_a_column_or_row_with_nan_gives_a_token_of_the_vocabulary():
-    logits = np.zeros((8, 3), np.float32)
-    logits[4, 1] = np.nan
-    logits[6, 2] = 1.0
-    assert first_of_greatest(logits).tolist() == greatest_of_rows(logits.T).tolist() == [0, 0, 6]
+FORMS = {
+    "columns": lambda scores: first_of_greatest(scores.T),
+    "rows": greatest_of_rows,
+    "rows of a GPU": greatest._of_rows_elsewhere,
+}
+
+
+@pytest.mark.parametrize("vocab", [10 * WORDS_PER_BLOCK, 509])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_has_nan_or_no_finite_greatest_says_so_and_others_do_not(form, vocab):
+    rng = np.random.default_rng(1)
+    scores = rng.normal(0, 2, (60, vocab)).astype(np.float32)
+    scores[::4, ::3] = -np.inf
+    expected = np.argmax(scores, axis=1)
+    for row in range(1, 60, 4):
+        # NaN has either sign: the one that a processor makes of 0 * inf has the other.
+        scores[row, rng.integers(vocab)] = [np.nan, -np.nan][row // 4 % 2]
+    scores[2::8, 5], scores[6::8] = np.inf, -np.inf
+    scores[1, 0], scores[5, -1], scores[9] = np.nan, np.nan, np.nan
+    expected[1::4] = expected[2::4] = NO_SCORE
+    found = jax.jit(FORMS[form])(scores)
+    assert np.array_equal(found, expected) and found.dtype == np.int32
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_greatest_of_scores_with_ties_is_the_first(form):
+    scores = np.random.default_rng(0).integers(-3, 3, (40, 509)).astype(np.float32)
+    assert np.array_equal(jax.jit(FORMS[form])(scores), np.argmax(scores, axis=1))

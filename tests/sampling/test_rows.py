@@ -105,3 +105,10 @@ def test_other_keys_draw_other_tokens(word):
     logits = np.tile(random_logits(1), (ROWS, 1))
     tokens = draw(logits, [Filters(temperature=3.0)] * ROWS, keys=keys, positions=[5] * ROWS)
     assert len(set(tokens.tolist())) > ROWS // 2
+
+
+def test_no_row_makes_the_device_sort_the_vocabulary():
+    logits, greedy = random_logits(), np.zeros(ROWS, np.int32)
+    rows = sampling_batch([KINDS["few_candidates"]] * ROWS)
+    text = jax.jit(sample).lower(logits, rows, greedy).compile().as_text()
+    assert text is not None and "TopK" in text and " sort(" not in text

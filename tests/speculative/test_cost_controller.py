@@ -10,7 +10,7 @@ import pytest
 from jaxinfer.speculative.acceptance import Acceptance
 from jaxinfer.speculative.cost_controller import CostController
 from jaxinfer.speculative.costs import Estimate, Key, LaunchCosts
-from jaxinfer.speculative.gamma import EntropyController, RoundsReport, TimedLaunch
+from jaxinfer.speculative.gamma import NO_SEAT, EntropyController, RoundsReport, TimedLaunch
 
 SEATS, MOST = 8, 4
 
@@ -191,3 +191,17 @@ def test_a_drafter_in_doubt_drafts_less_by_entropy():
     control.observe(report([1], seat=3, entropy=3.0))
     control.enter(3)
     assert control.choose(np.asarray([3]), 1).drafts.tolist() == [MOST]
+
+
+def test_a_sequence_without_a_seat_is_one_of_which_nothing_is_known():
+    """A fork has no seat yet, and -1 is not the last one."""
+    last = SEATS - 1
+    known = Acceptance(SEATS, MOST, drafts=1.0, accepted=0.5)
+    for _ in range(5):
+        known.observe(report([0], seat=last))
+    unknown = known.forecast_of_unknown(1).tokens
+    np.testing.assert_allclose(known.forecast(np.asarray([NO_SEAT])).tokens, unknown)
+    assert known.forecast(np.asarray([last])).tokens[-1] < unknown[-1]
+    control = EntropyController(SEATS, 1000, gamma_min=1, gamma_max=MOST)
+    control.observe(report([1], seat=last, entropy=6.0))
+    assert control.choose(np.asarray([last, NO_SEAT]), 1).drafts.tolist() == [1, MOST]

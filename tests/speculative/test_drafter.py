@@ -12,7 +12,7 @@ from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.drafter_lanes import DrafterLanes
 from jaxinfer.engine.request import Request
 from jaxinfer.speculative import accept, draft_model, rounds
-from jaxinfer.speculative.gamma import Choice, FixedGamma
+from jaxinfer.speculative.gamma import NO_SEAT, Choice, EntropyController, FixedGamma
 from tests.builders import make_request, model_config, random_model, random_prompts, run_requests
 from tests.speculative.builders import NUM_DRAFTS, AnyGamma, speculating_engine, speculation_of
 
@@ -224,3 +224,13 @@ def test_a_planted_bug_is_found_out(bug, model, monkeypatch, idle_engine):
 
 def test_planted_pieces_are_those_that_programs_use():
     assert rounds.land is accept.land and rounds.num_accepted is accept.num_accepted
+
+
+def test_a_sequence_without_a_seat_neither_reads_nor_writes_the_numbers_of_the_last_seat(core):
+    strategy, last = speculation_of(core), core.config.max_num_seqs - 1
+    controller = strategy.controller = EntropyController(last + 1, 101, gamma_min=1, gamma_max=NUM_DRAFTS)
+    controller._lengths[last], strategy._chosen[last] = 1, 1
+    fork = make_request("fork", [1, 2, 3])
+    assert fork.seat == NO_SEAT
+    assert strategy.choose([fork], 0).most_tokens == NUM_DRAFTS + 1
+    assert strategy._chosen[last] == 1
