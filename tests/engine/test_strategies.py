@@ -65,8 +65,11 @@ class Jumping(PlainDecoding):
     def __init__(self, kind: RowKind, programs: EnginePrograms, buckets: Buckets) -> None:
         super().__init__(programs.decode_loop, buckets)
         self.program = Jumps(buckets.all_loops())
-        self.programs, self.state = [self.program], {LAUNCHES: jnp.int32(0)}
+        self.programs = [self.program]
         self.rounds = Rounds(kind, most=2, most_tokens=MOST_TOKENS, least_tokens=0)
+
+    def make_state(self) -> dict[str, Any]:
+        return {LAUNCHES: jnp.zeros((), jnp.int32)}
 
 
 @pytest.fixture(scope="module")
