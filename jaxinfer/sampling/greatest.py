@@ -6,7 +6,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 # A power of two: vocabularies are multiples of such.
@@ -35,42 +34,28 @@ def _of_rows_on_cpu(scores: jax.Array) -> jax.Array:
 
 
 def _of_rows_elsewhere(scores: jax.Array) -> jax.Array:
-    # `argmax`, which has the greatest beside its index, but does not give it.
-    def greater(one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        (score, index), (other_score, other_index) = one, other
-        wins = (score > other_score) | jnp.isnan(score)
-        comes_first = wins | ((score == other_score) & (index < other_index))
-        return jnp.where(wins, score, other_score), jnp.where(comes_first, index, other_index)
-
-    index = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-    top, first = lax.reduce((scores, index), (np.array(-np.inf, scores.dtype), np.int32(0)), greater, (1,))
+    first = jnp.argmax(scores, axis=-1).astype(jnp.int32)  # of a row with NaN, the first of them
+    top = jnp.take_along_axis(scores, first[:, None], axis=-1)[:, 0]
     return jnp.where(jnp.isfinite(top), first, NO_SCORE)
 
 
 def first_of_greatest(logits: jax.Array) -> jax.Array:
     """int32 [Q]: in each column of logits [vocab, Q] the index of the greatest, the first of several, or `NO_SCORE`.
 
-    That is `argmax` along the first axis, in one pass over the logits that a CPU makes with vectors: the greatest of
-    each block of words, the first block that has the column's greatest, and its place in there.
+    That is `argmax` along the first axis, with vectors on a CPU: the greatest of each block of words, the first block
+    that has the column's greatest, and its place in there.
     """
     vocab, columns = logits.shape
     size = math.gcd(vocab, WORDS_PER_BLOCK)
     blocks = logits.reshape(vocab // size, size, columns)
-    tops = _greatest_or_nan(blocks, axis=1)
+    tops = jnp.max(blocks, axis=1)
     # XLA would write the maximum as many times as there are blocks, to compare with.
-    top = lax.optimization_barrier(_greatest_or_nan(tops, axis=0))
+    top = lax.optimization_barrier(jnp.max(tops, axis=0))
     block = _first(tops >= top, axis=0)
     words = jnp.take_along_axis(blocks, block[None, None], axis=0)[0]
-    return jnp.where(jnp.isfinite(top), block * size + _first(words >= top, axis=0), NO_SCORE)
-
-
-def _greatest_or_nan(scores: jax.Array, axis: int) -> jax.Array:
-    """The maximum along `axis`, NaN where there is one: XLA's own maximum may overlook it on a CPU."""
-
-    def greater(one: jax.Array, other: jax.Array) -> jax.Array:
-        return jnp.where((one >= other) | jnp.isnan(one), one, other)
-
-    return lax.reduce(scores, np.array(-np.inf, scores.dtype), greater, (axis,))
+    # The maximum may overlook NaN on a CPU. One that sees it would be a reduction that devices cannot share.
+    has_score = jnp.isfinite(top) & ~jnp.any(jnp.isnan(logits), axis=0)
+    return jnp.where(has_score, block * size + _first(words >= top, axis=0), NO_SCORE)
 
 
 def _first(found: jax.Array, axis: int) -> jax.Array:

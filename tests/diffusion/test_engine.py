@@ -173,15 +173,14 @@ def test_a_sequence_ends_with_its_first_ending_token(core, model, wanted):
 def test_a_block_in_which_the_sequence_ends_lands_without_a_commit_round(core, model):
     """And without what would stand behind the end."""
     (prompt,) = random_prompts((9,), vocab_size=MASK)  # its first block has three places
-    metrics = core.get_metrics()
     for max_tokens in (1, 2, 3, 5):
         request = make_request("a", prompt, max_tokens=max_tokens)
         found = generated(model, request)
-        before = metrics.diffusion_forwards_total, metrics.diffusion_tokens_total
+        before = core.get_metrics()
         assert run_requests(core, [request])[0] == found.tokens
         after = core.get_metrics()
-        assert after.diffusion_tokens_total - before[1] == max_tokens
-        assert after.diffusion_forwards_total - before[0] == len(found.rounds)
+        assert after.diffusion_tokens_total - before.diffusion_tokens_total == max_tokens
+        assert after.diffusion_forwards_total - before.diffusion_forwards_total == len(found.rounds)
 
 
 def test_streams_get_a_block_at_a_time(core, wanted):
