@@ -25,23 +25,23 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.faults.lines import Fault, InjectedError, Line
-from tests.faults.trial import Trial, faults_of
+from tests.faults.trial import Trial, double_fault, faults_of
 from tests.faults.ways import WAYS, Way
 
 DOUBLE, TRACED = 50, 20
 
 
-def try_faults(trial: Trial, faults: list[tuple[Line, Fault]], what: str) -> tuple[Counter[str], set[Line], Trial]:
+def try_faults(trial: Trial, faults: list[Fault], what: str) -> tuple[Counter[str], set[Line], Trial]:
     """Outcomes of faults, the lines that were hit, and the trial to go on with: a new one after an engine has died."""
     outcomes: Counter[str] = Counter()
     hit: set[Line] = set()
-    for line, fault in tqdm(faults, desc=f"{trial.way.name}, {what}", unit="fault", dynamic_ncols=True):
+    for fault in tqdm(faults, desc=f"{trial.way.name}, {what}", unit="fault", dynamic_ncols=True):
         outcome = trial.outcome(fault)
         kind = "wrong" if outcome.startswith("wrong") else outcome.partition(":")[0]
         outcomes[kind] += 1
-        hit |= {line} if fault.num_raised else set()
+        hit |= {fault.lines[-1]} if fault.num_raised == len(fault.lines) else set()
         if not kind.startswith("right"):
-            tqdm.write(f"{line.place}: {outcome}")
+            tqdm.write(f"{fault}: {outcome}")
             trial = Trial(trial.way, beside=trial.beside)
     return outcomes, hit, trial
 
@@ -50,27 +50,17 @@ def every_line(way: Way, *, beside: bool, most: int | None, rng: random.Random, 
     trial = Trial(way, beside=beside)
     recorded = sorted(trial.record().counts.items(), key=lambda entry: entry[0].place)
     chosen = recorded if most is None or most >= len(recorded) else rng.sample(recorded, most)
-    faults = [(line, fault) for line, count in chosen for fault in faults_of(line, count, rng)]
+    faults = [fault for line, count in chosen for fault in faults_of(line, count, rng)]
     company = "beside others" if beside else "alone"
     outcomes, hit, trial = try_faults(trial, faults, company)
     add_row(table, way.name, company, len(recorded), len(hit), outcomes)
     if beside:
         recovery = list(trial.record_recovery().counts.items())
-        doubles = [double_fault(recorded, recovery, rng) for _ in range(DOUBLE)]
+        doubles = [double_fault(rng.choice(recorded), rng.choice(recovery), rng) for _ in range(DOUBLE)]
         twice, hit, trial = try_faults(trial, doubles, "and in the recovery")
         add_row(table, way.name, "two faults", len(recovery), len(hit), twice)
         outcomes += twice
     return outcomes
-
-
-def double_fault(
-    recorded: list[tuple[Line, int]], recovery: list[tuple[Line, int]], rng: random.Random
-) -> tuple[Line, Fault]:
-    """A fault anywhere and a second one in the recovery from it, which is of either kind too."""
-    (first, count), (line, times) = rng.choice(recorded), rng.choice(recovery)
-    errors = [rng.choice([lambda: InjectedError("injected"), KeyboardInterrupt]) for _ in range(2)]
-    then = (line, rng.randint(1, times), errors[1])
-    return line, Fault(first, rng.randint(1, count), errors[0], then)
 
 
 def while_traced(way: Way, number: int, rng: random.Random, table: Table) -> Counter[str]:

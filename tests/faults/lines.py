@@ -79,8 +79,12 @@ class Fault:
         then: tuple[Line, int, Callable[[], BaseException]] | None = None,
     ) -> None:
         self._next = [(line, occurrence, error)] + ([] if then is None else [then])
+        self.lines = [line for line, *_ in self._next]
         self._seen = 0
         self.num_raised = 0
+
+    def __str__(self) -> str:
+        return ", then ".join(line.place for line in self.lines)
 
     @property
     def is_armed(self) -> bool:

@@ -99,12 +99,7 @@ class Trial:
                 remake()
 
         transactions._remake = recorded
-        interruptions = iter([3])
-
-        def interrupted(step: int) -> bool:
-            return step == next(interruptions, None)
-
-        self.run(interrupt=interrupted)
+        self.run(interrupt=lambda step: step == 3)
         transactions._remake = remake
         return recording
 
@@ -188,6 +183,13 @@ def faults_of(line: Line, count: int, rng: random.Random) -> list[Fault]:
     rng.shuffle(errors)
     occurrences = [1] if count == 1 else [1, rng.randint(2, count)]
     return [Fault(line, occurrence, error) for occurrence, error in zip(occurrences, errors, strict=False)]
+
+
+def double_fault(first: tuple[Line, int], second: tuple[Line, int], rng: random.Random) -> Fault:
+    """A fault at some occurrence of a line and one at another line in the recovery from it, each of either kind."""
+    (line, count), (then, times) = first, second
+    errors = [rng.choice([lambda: InjectedError("injected"), KeyboardInterrupt]) for _ in range(2)]
+    return Fault(line, rng.randint(1, count), errors[0], (then, rng.randint(1, times), errors[1]))
 
 
 def _difference(found: Answers, expected: Answers) -> str:
