@@ -27,9 +27,6 @@ CPU_ONLY = {
     "tests/models/test_residual.py::test_on_a_cpu_steps_of_few_tokens_have_their_features_first": (
         "it says how activations lie on a CPU"
     ),
-    "tests/sampling/test_greatest.py::test_a_column_or_row_with_nan_gives_a_token_of_the_vocabulary": (
-        "elsewhere a row with NaN gives the index of that"
-    ),
     "tests/programs/test_compiled_steps.py": "it counts instructions in the text of programs compiled for a CPU",
     "tests/programs/test_mapped_memory.py::test_the_maps_of_a_program_are_no_more_than_was_said": (
         "it counts the memory maps of programs compiled for a CPU"

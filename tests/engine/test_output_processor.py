@@ -278,7 +278,7 @@ def test_a_request_whose_text_cannot_be_made_ends_alone_and_with_the_reason(toke
     (output,) = inbox_of_broken.take()
     assert (output.finished, output.outputs[0].finish_reason, output.outputs[0].text) == (True, "error", "")
     assert output.error.startswith("TypeError: ")
-    assert "request 1 failed" in caplog.text
+    assert "no text could be made of request 1, attempt 2 of 2" in caplog.text
     (output,) = inbox_of_sound.take()
     assert (output.outputs[0].text, output.error) == ("ab", None)
 
