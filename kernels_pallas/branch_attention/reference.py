@@ -165,11 +165,9 @@ def _attend_tiles(tiles: _Tiles, q: jax.Array, k_pages: jax.Array, v_pages: jax.
         own = tile - tile[0] == jnp.arange(count)[:, None]
         before = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, tile[0], count), state)
         top = jnp.maximum(before.top, jnp.max(jnp.where(own[..., None, None], found.top, _LOWEST), axis=1))
-        # Behind a barrier: the sum would make the factors of every element again for each tile.
-        before, found = before.scaled_to(top), lax.optimization_barrier(found.scaled_to(top[tile - tile[0]]))
+        before, found = before.scaled_to(top), found.scaled_to(top[tile - tile[0]])
         merged = _Partial(
-            # No product with 0 and 1: that of one tile may be NaN, which is nothing to the others.
-            before.acc + jnp.sum(jnp.where(own[..., None, None, None], found.acc, 0.0), axis=1),
+            before.acc + jnp.einsum("ri,ihqd->rhqd", own.astype(jnp.float32), found.acc),
             top,
             before.total + jnp.sum(jnp.where(own[..., None, None], found.total, 0.0), axis=1),
         )
@@ -236,23 +234,18 @@ def _attend_chunk(
     )  # [N, width, size]
     k = k_pages[table].reshape(count, size, kv_heads, -1)
     v = v_pages[table].reshape(count, size, kv_heads, -1)
-    # Slots that no query sees may hold anything, and 0 * NaN is NaN. Of those that some see and others do not, the ones
-    # that are not finite are left out as well, and said to be seen below.
-    readable = jnp.any(seen, axis=1)
-    if width > 1:
-        finite = jnp.all(jnp.isfinite(v), axis=(2, 3))
-        readable, sees_all = readable & finite, ~jnp.any(seen & ~finite[:, None], axis=2)
-    v = jnp.where(readable[:, :, None, None], v, jnp.zeros((), v.dtype))
+    # Slots that no query sees may hold anything, and 0 * NaN is NaN, in other rows too: so nothing here is. What is not
+    # finite shows in the scores (`rotate_and_write` sees to it), and stays in the total alone.
+    readable = jnp.any(seen, axis=1)[:, :, None, None] & jnp.isfinite(v)
+    v = jnp.where(readable, v, jnp.zeros((), v.dtype))
     few = width * group <= FEW_QUERIES
     scores = (_scores_of_all_heads if few else _scores_by_head)(q[token], k)
     mask = jnp.broadcast_to(seen[:, None, :, None], (count, kv_heads, width, group, size)).reshape(scores.shape)
-    scores = jnp.where(mask, scores, _LOWEST)
-    top = jnp.max(scores, axis=-1)
+    top = jnp.max(jnp.where(mask & jnp.isfinite(scores), scores, _LOWEST), axis=-1)
     weights = jnp.where(mask, jnp.exp(scores - top[..., None]), 0.0)
     sums = (_sums_of_all_heads if few else _sums_by_head)(weights.astype(v.dtype), v)
-    if width > 1:
-        sums = jnp.where(jnp.repeat(sees_all, group, axis=1)[:, None, :, None], sums, jnp.nan)
-    return _Partial(sums, top, jnp.sum(weights, axis=-1))
+    total = jnp.sum(weights, axis=-1)
+    return _Partial(jnp.where(jnp.isfinite(total)[..., None], sums, 0.0), top, total)
 
 
 def _scores_by_head(queries: jax.Array, k: jax.Array) -> jax.Array:

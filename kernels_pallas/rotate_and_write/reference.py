@@ -39,6 +39,8 @@ def rotate_and_write(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Queries ready for attention, and the pages with the heads' keys and values at the slots."""
     q, k, v = rotate(heads)
+    # Attention leaves out values that are not finite, and must not do so without a word: their keys say it.
+    k = jnp.where(jnp.all(jnp.isfinite(v), axis=-1, keepdims=True), k, jnp.nan)
     return q, write_kv(k_pages, k, slot_mapping), write_kv(v_pages, v, slot_mapping)
 
 
