@@ -37,7 +37,7 @@ demo: .venv/.installed ## several prompts at once from the embedded checkpoint
 	@$(PYTHON_CPU) scripts/demo.py $(ARGS)
 
 test: .venv/.installed ## the test suite on the CPU
-	$(PYTHON_CPU) -m pytest $(IN_PARALLEL) $(ARGS)
+	$(PYTHON_CPU) -m pytest $(IN_PARALLEL) --durations 25 --durations-min 10 $(ARGS)
 
 test-parity: .venv/.installed .venv-parity/.installed ## the live comparison with transformers and torch
 	$(PYTHON_CPU) -m pytest tests/parity $(ARGS)

@@ -284,13 +284,20 @@ def blocks(**more: Any) -> Make:
     return make
 
 
-@pytest.mark.parametrize(("rule", "kind"), [("threshold", "greedy"), ("credit", "sampled"), ("factor", "greedy")])
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [
+        ("threshold", "greedy"),
+        pytest.param("credit", "sampled", marks=pytest.mark.slow),
+        pytest.param("factor", "greedy", marks=pytest.mark.slow),
+    ],
+)
 def test_in_blocks(rule, kind, monkeypatch):
     core = diffusion_engine(BLOCK_MODEL, DiffusionConfig(threshold=0.1, expected_tpf=1, unmask=rule))
     check_failure(core, BLOCK_MODEL, blocks(**KINDS[kind]), monkeypatch, block=4)
 
 
-@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize("cache", [pytest.param("prefix", marks=pytest.mark.slow), "dual"])
 def test_in_whole_sequences_and_windows(cache, monkeypatch):
     core = engine_of(WHOLE_MODEL, diffusion_config(cache=cache), kv_cache_tokens=256, max_num_batched_tokens=256)
     check_failure(core, WHOLE_MODEL, blocks(**SAMPLED), monkeypatch, block=6)
