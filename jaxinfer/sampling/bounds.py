@@ -1,0 +1,136 @@
+"""What the draws of running sequences are bound to, by seat: penalties, biases, and sets of allowed tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxinfer.limits import MAX_LOGIT_BIAS
+
+WORD_BITS = 32
+_MOST = np.iinfo(np.uint16).max
+
+
+def num_words(vocab: int) -> int:
+    """Of bits, one for each token."""
+    return -(-vocab // WORD_BITS)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Bounds:
+    """One entry for each of S sequences that may run at once. V tokens, W words of bits, K = MAX_LOGIT_BIAS.
+
+    The counts of a sequence are those of its output tokens but the latest; a token that nobody has computed is added
+    where it is drawn after. Nothing but `binds` means anything where that is 0.
+    """
+
+    binds: Any  # int32 [S], 1: anything here changes a draw of the sequence
+    counts: Any  # uint16 [S, V], how often each token stands in the output; as often as that can say, or more
+    in_prompt: Any  # uint32 [S, W], bits
+    allowed: Any  # uint32 [S, W], bits
+    ending: Any  # uint32 [S, W], bits: tokens that are barred from below `min_length`
+    min_length: Any  # int32 [S], tokens of the sequence before which none of `ending` may be drawn
+    prompt_length: Any  # int32 [S]
+    bias_token: Any  # int32 [S, K]; V: none
+    bias: Any  # float32 [S, K]
+    repetition_penalty: Any  # float32 [S], 1 is off
+    frequency_penalty: Any  # float32 [S], 0 is off
+    presence_penalty: Any  # float32 [S], 0 is off
+
+    @classmethod
+    def layout(cls, num_seats: int, vocab: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Name -> (shape, dtype) of every array."""
+        words, i, f, bits = num_words(vocab), np.int32, np.float32, np.uint32
+        extents: dict[str, tuple[tuple[int, ...], Any]] = {
+            "counts": ((vocab,), np.uint16), "in_prompt": ((words,), bits), "allowed": ((words,), bits),
+            "ending": ((words,), bits), "bias_token": ((MAX_LOGIT_BIAS,), i), "bias": ((MAX_LOGIT_BIAS,), f),
+            "repetition_penalty": ((), f), "frequency_penalty": ((), f), "presence_penalty": ((), f),
+        }  # fmt: skip
+        named = {field.name: extents.get(field.name, ((), i)) for field in fields(cls)}
+        return {name: ((num_seats, *extent), dtype) for name, (extent, dtype) in named.items()}
+
+
+def unpacked(bits: jax.Array, vocab: int) -> jax.Array:
+    """bool [N, vocab] of bits uint32 [N, W]."""
+    token = jnp.arange(vocab, dtype=jnp.uint32)
+    words = jnp.take(bits, (token // WORD_BITS).astype(jnp.int32), axis=1, mode="clip")
+    return (words >> (token % WORD_BITS)) & 1 > 0
+
+
+def _has(bits: jax.Array, token: jax.Array) -> jax.Array:
+    """bool [N, D]: whether tokens int32 [N, D] are in the sets of bits uint32 [N, W]."""
+    words = jnp.take_along_axis(bits, token // WORD_BITS, axis=1, mode="clip")
+    return (words >> (token % WORD_BITS).astype(jnp.uint32)) & 1 > 0
+
+
+def adjust(logits: jax.Array, bounds: Bounds, position: jax.Array, path: jax.Array) -> jax.Array:
+    """Logits float32 [N, V] as they are drawn from, in vLLM's order.
+
+    Sets and biases; then the repetition penalty (Keskar et al. 2019: positive logits of tokens that stand in prompt or
+    output are divided by it, negative ones multiplied), the frequency penalty (times the count in the output) and the
+    presence penalty (once if the count is not 0), both as in OpenAI's documentation.
+
+    Args:
+        bounds: of the N rows.
+        position: int32 [N], the index in its sequence of the token that is drawn.
+        path: int32 [N, D], output tokens before it that are not counted: the latest, and drafts; -1: none.
+    """
+    vocab = logits.shape[-1]
+    is_barred = ~unpacked(bounds.allowed, vocab)
+    is_barred |= (position < bounds.min_length)[:, None] & unpacked(bounds.ending, vocab)
+    logits = jnp.where(is_barred, -jnp.inf, logits)
+    rows = jnp.arange(logits.shape[0])[:, None]
+    logits = logits.at[rows, bounds.bias_token].add(bounds.bias, mode="drop")
+    known = unpacked(bounds.in_prompt, vocab)
+    out = _penalized(logits, bounds.counts.astype(jnp.float32), known, bounds)
+    # Penalties do not add up token by token: where the path goes, they are those of the whole count.
+    token = jnp.maximum(path, 0)
+    on_path = jnp.sum((path[:, :, None] == path[:, None]) & (path >= 0)[:, None], axis=2)
+    count = on_path + jnp.take_along_axis(bounds.counts, token, axis=1).astype(jnp.int32)
+    anew = _penalized(
+        jnp.take_along_axis(logits, token, axis=1), count.astype(jnp.float32), _has(bounds.in_prompt, token), bounds
+    )
+    return out.at[rows, jnp.where(path >= 0, path, vocab)].set(anew, mode="drop")
+
+
+def _penalized(logits: jax.Array, count: jax.Array, in_prompt: jax.Array, bounds: Bounds) -> jax.Array:
+    """Logits, counts float32 and marks of the prompt, all [N, ...]."""
+    penalty = jnp.where(in_prompt | (count > 0), bounds.repetition_penalty[:, None], 1.0)
+    logits = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    logits = logits - bounds.frequency_penalty[:, None] * count
+    return logits - jnp.where(count > 0, bounds.presence_penalty[:, None], 0.0)
+
+
+def of_rows(bounds: Bounds, seat: jax.Array) -> Bounds:
+    """Those of seats int32 [N]; of a seat out of range, some that bind nothing."""
+    found = jax.tree.map(lambda x: x.at[seat].get(mode="clip"), bounds)
+    is_one = (seat >= 0) & (seat < bounds.binds.shape[0])
+    return replace(found, binds=jnp.where(is_one, found.binds, 0))
+
+
+def counted(bounds: Bounds, seat: jax.Array, position: jax.Array, tokens: jax.Array) -> Bounds:
+    """Bounds after tokens int32 [N, D] of N sequences have become tokens before the latest.
+
+    Args:
+        seat: int32 [N], out of range: nothing is counted.
+        position: int32 [N, D], of the tokens in their sequences; those of the prompt are not counted.
+        tokens: -1: none.
+    """
+    is_one = (seat >= 0) & (seat < bounds.binds.shape[0])
+    own = jnp.where(is_one, seat, 0)
+    counts = is_one[:, None] & (bounds.binds[own] > 0)[:, None] & (tokens >= 0)
+    counts &= position >= bounds.prompt_length[own][:, None]
+
+    def add(before: jax.Array) -> jax.Array:
+        number = jnp.sum((tokens[:, :, None] == tokens[:, None]) & counts[:, None], axis=2)
+        after = jnp.minimum(before.at[own[:, None], tokens].get(mode="clip").astype(jnp.int32) + number, _MOST)
+        at = jnp.where(counts, seat[:, None], before.shape[0])
+        return before.at[at, tokens].set(after.astype(before.dtype), mode="drop")
+
+    return replace(bounds, counts=lax.cond(jnp.any(counts), add, lambda before: before, bounds.counts))
