@@ -15,6 +15,7 @@ from jaxinfer.models.decoder import DecoderLM
 
 # Parts of the device's state, and models, by name. A strategy adds its own.
 TARGET, KV, SEATS = "target", "kv", "seats"
+BOUNDS = "bounds"  # what draws are bound to, by seat
 # Read like a model, by engines that constrain sequences on the device.
 CONSTRAINT = "constraint"
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -53,12 +54,10 @@ def enter(bounds: Bounds, seat: int, case: dict, *, outputs: list[int], as_endin
 
 
 def run(logits: np.ndarray, bounds: Bounds, seats: list[int], path: list[list[int]], position: int = 10) -> np.ndarray:
-    rows = len(seats)
-    return np.asarray(
-        jax.jit(lambda logits, bounds, path: adjust(
-            logits, of_rows(bounds, np.asarray(seats)), np.full(rows, position), path
-        ))(logits, bounds, np.asarray(path, np.int32))
-    )  # fmt: skip
+    def of_seats(logits: jax.Array, bounds: Bounds, seat: jax.Array, path: jax.Array) -> jax.Array:
+        return adjust(logits, of_rows(bounds, seat), jnp.full(seat.shape, position), path)
+
+    return np.asarray(jax.jit(of_seats)(logits, bounds, np.asarray(seats), np.asarray(path, np.int32)))
 
 
 @pytest.mark.parametrize("ahead", range(len(OUTPUT) + 1))
@@ -87,13 +86,13 @@ def test_what_ends_a_sequence_is_barred_below_a_length_only():
 def test_as_many_biases_as_a_request_may_have_are_added():
     assert MAX_LOGIT_BIAS > 300
     bounds, logits = nobody(1), random_logits(1)
-    case = {"biases": {token: float(token) for token in range(VOCAB)}}
+    case: dict[str, Any] = {"biases": {token: float(token) for token in range(VOCAB)}}
     enter(bounds, 0, case, outputs=[])
     np.testing.assert_allclose(run(logits, bounds, [0], [[-1]])[0], adjusted(logits[0], **case), rtol=1e-6)
 
 
 def test_bits_are_those_of_their_tokens():
-    bits = np.stack([bits_of([0, 31, 32, 39]), bits_of([])])
+    bits = jnp.asarray(np.stack([bits_of([0, 31, 32, 39]), bits_of([])]))
     assert np.flatnonzero(unpacked(bits, VOCAB)[0]).tolist() == [0, 31, 32, 39]
     assert not np.asarray(unpacked(bits, VOCAB))[1].any()
 
