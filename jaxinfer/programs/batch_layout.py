@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
+from jaxinfer.programs.packing import Packed, unpacked
 from jaxinfer.sampling.sampler import SamplingBatch
 
 
@@ -154,35 +153,17 @@ class StepBatch(AttentionMetadata):
         return page, number * page_size + position % page_size
 
 
-class PackedBatch:
-    """Host arrays of one step, as views into one int32 buffer: fill the views, then send the buffer."""
+class PackedBatch(Packed):
+    """Host arrays of one step."""
 
     def __init__(self, shape: BatchShape) -> None:
+        super().__init__(shape.layout())
         self.shape = shape
-        layout = shape.layout()
-        self.buffer = np.zeros(sum(math.prod(s) for s, _ in layout.values()), np.int32)
-        start = 0
-        self.views: dict[str, np.ndarray] = {}
-        for name, (extent, dtype) in layout.items():
-            size = math.prod(extent)
-            self.views[name] = self.buffer[start : start + size].view(dtype).reshape(extent)
-            start += size
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.views[name]
 
 
 def unpack(buffer: jax.Array, shape: BatchShape) -> StepBatch:
-    """The inverse of `PackedBatch`, inside a jitted function: slices and bit casts of one buffer."""
-    values: dict[str, jax.Array] = {}
-    start = 0
-    for name, (extent, dtype) in shape.layout().items():
-        size = math.prod(extent)
-        flat = buffer[start : start + size]
-        if dtype is not np.int32:
-            flat = lax.bitcast_convert_type(flat, jnp.dtype(dtype))
-        values[name] = flat.reshape(extent)
-        start += size
+    """The inverse of `PackedBatch`, inside a jitted function."""
+    values = unpacked(buffer, shape.layout())
     sampling = SamplingBatch(**{f.name: values.pop(f.name) for f in fields(SamplingBatch)})
     samples = Samples(sampling, **{f.name: values.pop(f.name) for f in fields(Samples) if f.name != "sampling"})
     return StepBatch(samples=samples, decode_rows=shape.decode_rows, decode_width=shape.decode_width, **values)

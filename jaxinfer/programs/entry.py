@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from jaxinfer.programs.packing import Packed, unpacked
 from jaxinfer.programs.program import BOUNDS, SEATS, Device, Place
 from jaxinfer.programs.seats import Seats
 from jaxinfer.sampling.bounds import Bounds
@@ -41,22 +40,12 @@ class EntryShape(NamedTuple):
         }  # fmt: skip
 
 
-class PackedEntry:
-    """Host arrays of a launch that enters nobody, as views into one int32 buffer: fill them, then send the buffer."""
+class PackedEntry(Packed):
+    """Host arrays of a launch that enters nobody, to be filled in."""
 
     def __init__(self, shape: EntryShape, num_seats: int) -> None:
-        layout = shape.layout()
-        self.buffer = np.zeros(sum(math.prod(extent) for extent, _ in layout.values()), np.int32)
-        self.views: dict[str, np.ndarray] = {}
-        start = 0
-        for name, (extent, dtype) in layout.items():
-            size = math.prod(extent)
-            self.views[name] = self.buffer[start : start + size].view(dtype).reshape(extent)
-            start += size
+        super().__init__(shape.layout())
         self["seat"][:], self["count_of"][:] = num_seats, shape.num_seats
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.views[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +68,7 @@ class Entry:
 
     def run(self, device: Device, shape: EntryShape, buffer: jax.Array) -> tuple[dict[str, Any], None]:
         """The seats and bounds."""
-        given = _unpacked(buffer, shape)
+        given = unpacked(buffer, shape.layout())
         seats, bounds = device.state[SEATS], device.state[BOUNDS]
         num_seats = seats.token.shape[0]
         seat = given.pop("seat")
@@ -96,13 +85,3 @@ class Entry:
         counts = counts.at[at, token].set(count.astype(counts.dtype), mode="drop")
         others = {name: getattr(bounds, name).at[enters].set(new, mode="drop") for name, new in given.items()}
         return {SEATS: seats, BOUNDS: Bounds(counts=counts, **others)}, None
-
-
-def _unpacked(buffer: jax.Array, shape: EntryShape) -> dict[str, jax.Array]:
-    values: dict[str, jax.Array] = {}
-    start = 0
-    for name, (extent, dtype) in shape.layout().items():
-        flat = buffer[start : start + math.prod(extent)]
-        start += math.prod(extent)
-        values[name] = (flat if dtype is np.int32 else lax.bitcast_convert_type(flat, jnp.dtype(dtype))).reshape(extent)
-    return values

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.attention.backend import select_backend
 from jaxinfer.programs.entry import Entry, EntryShape, PackedEntry
 from jaxinfer.programs.program import BOUNDS, SEATS, Device
 from jaxinfer.programs.seats import Seats
@@ -25,10 +26,13 @@ def random_state() -> dict:
 def run(packed: PackedEntry) -> tuple[dict, dict]:
     """The state before and after, as host arrays."""
     before = random_state()
-    program = Entry((SHAPE,))
-    after, _ = jax.jit(lambda state, buffer: program.run(Device({}, state, None, None), SHAPE, buffer))(  # type: ignore[arg-type]
-        before, packed.buffer
-    )
+    program, backend = Entry((SHAPE,)), select_backend("xla")
+
+    @jax.jit
+    def enter(state: dict, buffer: jax.Array) -> dict:
+        return program.run(Device({}, state, backend, None), SHAPE, buffer)[0]
+
+    after = enter(before, jnp.asarray(packed.buffer))
     return jax.tree.map(np.asarray, before), jax.tree.map(np.asarray, after)
 
 

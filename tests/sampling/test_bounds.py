@@ -66,8 +66,7 @@ def test_logits_are_adjusted_as_the_reference_says_however_many_outputs_are_coun
     """The last `ahead` of them are the latest token and drafts."""
     case, logits = CASES[name], random_logits(3)
     outputs = list(case.get("output", ()))
-    if ahead > len(outputs):
-        ahead = len(outputs)
+    ahead = min(ahead, len(outputs))
     bounds = nobody(4)
     enter(bounds, 2, case, outputs=outputs[: len(outputs) - ahead])
     path = [-1] * (6 - ahead) + outputs[len(outputs) - ahead :]
