@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
-from jaxinfer.programs.packing import Packed, unpacked
+from jaxinfer.programs.packing import Layout, Packed, unpacked
 from jaxinfer.sampling.sampler import SamplingBatch
 
 
@@ -70,11 +71,12 @@ class BatchShape:
             parts.append(f"{self.num_logits} logits")
         return ", ".join(parts)
 
-    def layout(self) -> dict[str, tuple[tuple[int, ...], type]]:
-        """Name -> (shape, dtype) of every host array of the step, in the order of the packed buffer."""
+    @functools.cache  # noqa: B019 - there are few shapes, and engines keep them
+    def layout(self) -> Layout:
+        """Return the extent and place of every host array of the step."""
         t, r, p, q = self.num_tokens, self.num_rows, self.pages_per_row, self.num_logits
         i, u, f = np.int32, np.uint32, np.float32
-        return {
+        return Layout({
             "token_ids": ((t,), i), "positions": ((t,), i), "lengths": ((t,), i), "slot_mapping": ((t,), i),
             "row": ((t,), i), "limit": ((t,), i), "branch": ((t,), i), "tail_bits": ((t, self.tail_words), u),
             "page_table": ((r, p), i), "page_branch": ((r, p), i), "kv_len": ((r,), i), "trunk_len": ((r,), i),
@@ -89,7 +91,7 @@ class BatchShape:
             "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "max_len": ((q,), i),
             "first_page": ((q if self.lane_pages else 0,), i), "lane_page": ((q, self.lane_pages), i),
             "num_steps": ((), i), "drafter_follows": ((), i),
-        }  # fmt: skip
+        })  # fmt: skip
 
 
 @jax.tree_util.register_dataclass
