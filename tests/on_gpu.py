@@ -31,6 +31,9 @@ CPU_ONLY = {
     "tests/programs/test_mapped_memory.py::test_the_maps_of_a_program_are_no_more_than_was_said": (
         "it counts the memory maps of programs compiled for a CPU"
     ),
+    "tests/sampling/test_rows.py::test_no_row_makes_the_device_sort_the_vocabulary": (
+        "for a GPU, XLA sorts where more than a few of the greatest are asked for"
+    ),
     "tests/programs/test_trees_and_branches.py"
     "::test_the_kernel_answers_as_plain_xla_does_for_trees_and_branches_and_after_a_commit": (
         "it interprets a kernel that tests/gpu runs"

@@ -6,7 +6,7 @@ the GPU has cores go through the items. In each, a producer warpgroup keeps the 
 page and from one item to the next without a pause; one or two consumer warpgroups multiply. The running softmax follows
 FlashAttention (Dao et al.), the division of labour FlashAttention-3 (Shah et al.).
 
-Proved so far by interpretation on a CPU and by compilation for an H200; not yet run on a GPU.
+Proved by interpretation on a CPU, by compilation for an H200 and, with heads of 64 and 128, on an H200.
 """
 
 from __future__ import annotations
