@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, fields
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
-from jaxinfer.programs.packing import Layout, Packed, unpacked
+from jaxinfer.programs.packing import Extent, Packed, unpacked
 from jaxinfer.sampling.sampler import SamplingBatch
 
 
@@ -71,12 +70,11 @@ class BatchShape:
             parts.append(f"{self.num_logits} logits")
         return ", ".join(parts)
 
-    @functools.cache  # noqa: B019 - there are few shapes, and engines keep them
-    def layout(self) -> Layout:
-        """Return the extent and place of every host array of the step."""
+    def layout(self) -> dict[str, Extent]:
+        """Name -> (shape, dtype) of every host array of the step, in the order of the packed buffer."""
         t, r, p, q = self.num_tokens, self.num_rows, self.pages_per_row, self.num_logits
         i, u, f = np.int32, np.uint32, np.float32
-        return Layout({
+        return {
             "token_ids": ((t,), i), "positions": ((t,), i), "lengths": ((t,), i), "slot_mapping": ((t,), i),
             "row": ((t,), i), "limit": ((t,), i), "branch": ((t,), i), "tail_bits": ((t, self.tail_words), u),
             "page_table": ((r, p), i), "page_branch": ((r, p), i), "kv_len": ((r,), i), "trunk_len": ((r,), i),
@@ -91,7 +89,7 @@ class BatchShape:
             "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "max_len": ((q,), i),
             "first_page": ((q if self.lane_pages else 0,), i), "lane_page": ((q, self.lane_pages), i),
             "num_steps": ((), i), "drafter_follows": ((), i),
-        })  # fmt: skip
+        }  # fmt: skip
 
 
 @jax.tree_util.register_dataclass
@@ -159,13 +157,13 @@ class PackedBatch(Packed):
     """Host arrays of one step."""
 
     def __init__(self, shape: BatchShape) -> None:
-        super().__init__(shape.layout())
+        super().__init__(shape)
         self.shape = shape
 
 
 def unpack(buffer: jax.Array, shape: BatchShape) -> StepBatch:
     """The inverse of `PackedBatch`, inside a jitted function."""
-    values = unpacked(buffer, shape.layout())
+    values = unpacked(buffer, shape)
     sampling = SamplingBatch(**{f.name: values.pop(f.name) for f in fields(SamplingBatch)})
     samples = Samples(sampling, **{f.name: values.pop(f.name) for f in fields(Samples) if f.name != "sampling"})
     return StepBatch(samples=samples, decode_rows=shape.decode_rows, decode_width=shape.decode_width, **values)

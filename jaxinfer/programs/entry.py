@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.programs.packing import Layout, Packed, unpacked
+from jaxinfer.programs.packing import Extent, Packed, unpacked
 from jaxinfer.programs.program import BOUNDS, SEATS, Device, Place
 from jaxinfer.programs.seats import Seats
 from jaxinfer.sampling.bounds import Bounds
@@ -26,25 +26,25 @@ class EntryShape(NamedTuple):
     num_counts: int
     vocab: int
 
-    def layout(self) -> Layout:
-        """Return the extent and place of every host array."""
+    def layout(self) -> dict[str, Extent]:
+        """Name -> (shape, dtype) of every host array, in the order of the packed buffer."""
         i, n, c = np.int32, self.num_seats, self.num_counts
         bounds = Bounds.layout(n, self.vocab)
         del bounds["counts"]
-        return Layout({
+        return {
             # Out of range: nothing enters. Where only counts are added, everything else stays as it is in the seat.
             "seat": ((n,), i), "adds_counts": ((n,), i),
             "token": ((n,), i), "length": ((n,), i),  # 0: the seat's token and length are written by a step
             **bounds,
             "count_of": ((c,), i), "count_token": ((c,), i), "count": ((c,), i),  # N: none
-        })  # fmt: skip
+        }  # fmt: skip
 
 
 class PackedEntry(Packed):
     """Host arrays of a launch in which nothing enters a seat, to be filled in."""
 
     def __init__(self, shape: EntryShape, num_seats: int) -> None:
-        super().__init__(shape.layout())
+        super().__init__(shape)
         self["seat"][:], self["count_of"][:] = num_seats, shape.num_seats
 
 
@@ -68,7 +68,7 @@ class Entry:
 
     def run(self, device: Device, shape: EntryShape, buffer: jax.Array) -> tuple[dict[str, Any], None]:
         """The seats and bounds."""
-        given = unpacked(buffer, shape.layout())
+        given = unpacked(buffer, shape)
         seats, bounds = device.state[SEATS], device.state[BOUNDS]
         num_seats = seats.token.shape[0]
         seat = given.pop("seat")

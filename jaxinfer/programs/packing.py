@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,28 +15,41 @@ from jax import lax
 type Extent = tuple[tuple[int, ...], Any]  # shape, and dtype of four bytes
 
 
-class Layout(dict[str, Extent]):
-    """Name -> extent of every array, in the buffer's order. Shapes keep theirs: it is asked for in every launch.
+class Shape(Protocol):
+    """What says which arrays are packed; equal ones say the same."""
+
+    def layout(self) -> Mapping[str, Extent]: ...
+
+    def __hash__(self) -> int: ...
+
+
+class Layout(NamedTuple):
+    """Where arrays lie in a buffer.
 
     Attributes:
         size: elements of the buffer.
         places: name, place in the buffer, shape and dtype of each array.
     """
 
-    def __init__(self, extents: Mapping[str, Extent]) -> None:
-        super().__init__(extents)
-        self.places: list[tuple[str, slice, tuple[int, ...], Any]] = []
-        self.size = 0
-        for name, (extent, dtype) in extents.items():
-            end = self.size + math.prod(extent)
-            self.places.append((name, slice(self.size, end), extent, dtype))
-            self.size = end
+    size: int
+    places: tuple[tuple[str, slice, tuple[int, ...], Any], ...]
+
+
+@functools.cache  # asked for in every launch; there are few shapes
+def layout_of(shape: Shape) -> Layout:
+    places, size = [], 0
+    for name, (extent, dtype) in shape.layout().items():
+        end = size + math.prod(extent)
+        places.append((name, slice(size, end), extent, dtype))
+        size = end
+    return Layout(size, tuple(places))
 
 
 class Packed:
     """Arrays of zeros, as views into one buffer: fill the views, then send the buffer."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, shape: Shape) -> None:
+        layout = layout_of(shape)
         self.buffer = np.zeros(layout.size, np.int32)
         self.views: dict[str, np.ndarray] = {
             name: self.buffer[place].view(dtype).reshape(extent) for name, place, extent, dtype in layout.places
@@ -45,10 +59,10 @@ class Packed:
         return self.views[name]
 
 
-def unpacked(buffer: jax.Array, layout: Layout) -> dict[str, jax.Array]:
+def unpacked(buffer: jax.Array, shape: Shape) -> dict[str, jax.Array]:
     """The inverse of `Packed`, inside a jitted function: slices and bit casts of one buffer."""
     values: dict[str, jax.Array] = {}
-    for name, place, extent, dtype in layout.places:
+    for name, place, extent, dtype in layout_of(shape).places:
         flat = buffer[place]
         if dtype is not np.int32:
             flat = lax.bitcast_convert_type(flat, jnp.dtype(dtype))

@@ -126,7 +126,7 @@ def branch_attention(
 
 def why_not(step: StepIntegers, sizes: AttentionSizes, *, unproven: bool = False) -> str | None:
     """Why the kernel does not take these shapes, in words; None if it does."""
-    head_dims = HEAD_DIMS + UNPROVEN_HEAD_DIMS * unproven
+    head_dims = (*HEAD_DIMS, *UNPROVEN_HEAD_DIMS) if unproven else HEAD_DIMS
     if sizes.dtype.name not in DTYPES or sizes.cache_dtype != sizes.dtype:
         return f"q is {sizes.dtype} and the cache {sizes.cache_dtype}, both must be one of {', '.join(DTYPES)}"
     if sizes.head_dim not in head_dims:
