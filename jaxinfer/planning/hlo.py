@@ -23,6 +23,10 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_FUSED = re.compile(r"\bcalls=%?([\w.\-]+)")
+# What XLA may give to CUB: many rows of more 32-bit numbers, and one row of more.
+_LONGEST_OF_MANY, _LONGEST_OF_ONE = 4096, 32768
+_SORT_CALL = re.compile(r'custom_call_target="__cub\$')
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)")
 
 
@@ -115,20 +119,29 @@ class ProgramText:
     def host_waits(self) -> list[Instruction]:
         """Instructions at which a GPU's launches wait for the host to read how to go on, and to say so.
 
-        They are loops whose number of turns is not known at compile time, and conditionals that hold a loop, which XLA
-        cannot record into a CUDA graph.
+        They are loops whose number of turns is not known at compile time, and conditionals that hold a loop or a sort
+        of long rows, which XLA does not record into a CUDA graph: such a sort becomes a call of CUB. (Seen on an H200,
+        with rows of 256 and of 151,936.)
         """
         return [
             i
             for i in self.scheduled
             if (i.opcode == "while" and "known_trip_count" not in i.arguments)
-            or (i.opcode == "conditional" and self._holds_a_loop(i))
+            or (i.opcode == "conditional" and not self._is_recorded(i))
         ]
 
-    def _holds_a_loop(self, instruction: Instruction) -> bool:
+    def _is_recorded(self, instruction: Instruction) -> bool:
         seen: set[str] = set()
         inner = itertools.chain.from_iterable(self._reachable(name, seen) for name in _called(instruction))
-        return any(i.opcode == "while" for i in inner)
+        return not any(i.opcode == "while" or self._sorts(i) for i in inner)
+
+    def _sorts(self, instruction: Instruction) -> bool:
+        fused = _FUSED.search(instruction.arguments) if instruction.opcode == "fusion" else None
+        parts = [instruction] if fused is None else self.computations[fused[1]]
+        return any(
+            (i.opcode == "sort" and _may_go_to_cub(i)) or (i.opcode == "custom-call" and _SORT_CALL.search(i.arguments))
+            for i in parts
+        )
 
     def kv_alias_bytes(self, pool: Pool) -> int:
         """Bytes of the arrays of the pool that are arguments and results in the same memory."""
@@ -165,7 +178,7 @@ class ProgramText:
         """Results that lie where an operand lies, and of which a part at most is written."""
         if instruction.opcode == "custom-call":
             return set(_aliases(instruction))
-        found = re.search(r"\bcalls=%?([\w.\-]+)", instruction.arguments)
+        found = _FUSED.search(instruction.arguments)
         if instruction.opcode != "fusion" or found is None:
             return set()
         inner = {i.name: i for i in self.computations[found[1]]}
@@ -204,6 +217,13 @@ def _aliases(call: Instruction) -> dict[int, int]:
     """Result -> operand, of results that a library call says to lie where the operand lies."""
     aliases = call.arguments.partition("output_to_operand_aliasing={")[2]
     return {int(index or 0): int(operand) for index, operand in re.findall(r"\{(\d*)\}: \((\d+)", aliases)}
+
+
+def _may_go_to_cub(sort: Instruction) -> bool:
+    shape = sort.results[0][1]
+    dimension = re.search(r"\bdimensions=\{(\d+)\}", sort.arguments)
+    length = shape[int(dimension[1]) if dimension else -1]
+    return length > (_LONGEST_OF_MANY if math.prod(shape) > length else _LONGEST_OF_ONE)
 
 
 def _launches(instruction: Instruction) -> bool:

@@ -1,4 +1,4 @@
-"""The first of the greatest: `argmax` in the forms that devices compute fastest, which also see a row without one."""
+"""The first of the greatest, and the first few: `argmax` and `top_k` in the forms that devices compute fastest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from jax import lax
 
 # A power of two: vocabularies are multiples of such.
 WORDS_PER_BLOCK = 64
+# XLA's kernel for a GPU finds so many of the greatest; for more it sorts the rows.
+MOST_WITHOUT_SORT = 16
 # In the place of a token: the row's scores have NaN among them, or their greatest is infinite, so that nothing can be
 # chosen. Where tokens land, -1 says that there is none, and this that the sequence ends with an error.
 NO_SCORE = -2
@@ -56,6 +58,36 @@ def first_of_greatest(logits: jax.Array) -> jax.Array:
     # The maximum may overlook NaN on a CPU. One that sees it would be a reduction that devices cannot share.
     has_score = jnp.isfinite(top) & ~jnp.any(jnp.isnan(logits), axis=0)
     return jnp.where(has_score, block * size + _first(words >= top, axis=0), NO_SCORE)
+
+
+def top_of_rows(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The `count` greatest of each row of float32 scores [Q, V] in falling order, the lower index of equal ones first:
+    scores [Q, count] and int32 [Q, count], as `lax.top_k` gives them.
+
+    Without the sort of whole rows to which a GPU would resort for many: it takes longer than a pass for each of them,
+    and a branch that holds one is no part of a CUDA graph.
+    """
+
+    def by_top_k(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+        values, index = lax.top_k(scores, count)
+        return values, index
+
+    if count <= MOST_WITHOUT_SORT:
+        return by_top_k(scores)
+    return lax.platform_dependent(scores, cpu=by_top_k, default=lambda scores: _in_passes(scores, count))
+
+
+def _in_passes(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    bits = lax.bitcast_convert_type(scores, jnp.int32)
+    # In the order of the floats, -inf included; what is taken lies below.
+    left = jnp.where(bits < 0, bits ^ jnp.iinfo(jnp.int32).max, bits)
+    places = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+    taken = []
+    for _ in range(count):
+        taken.append(jnp.argmax(left, axis=-1).astype(jnp.int32)[:, None])
+        left = jnp.where(places == taken[-1], jnp.iinfo(jnp.int32).min, left)
+    index = jnp.concatenate(taken, axis=1)
+    return jnp.take_along_axis(scores, index, axis=1), index
 
 
 def _first(found: jax.Array, axis: int) -> jax.Array:

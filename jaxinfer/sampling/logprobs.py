@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxinfer.limits import MAX_LOGPROBS
+from jaxinfer.sampling.greatest import top_of_rows
 
 
 @jax.tree_util.register_dataclass
@@ -26,10 +26,10 @@ def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
     """Of float32 logits [Q, V], before temperature and adjustments, and chosen tokens int32 [Q]."""
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
-    top_logit, top_token = lax.top_k(logits, min(MAX_LOGPROBS, logits.shape[-1]))
+    top_logit, top_token = top_of_rows(logits, min(MAX_LOGPROBS, logits.shape[-1]))
     return TokenLogprobs(
         logprob=chosen[:, 0] - normalizer,
         rank=1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32),
-        top_token=top_token.astype(jnp.int32),
+        top_token=top_token,
         top_logprob=top_logit - normalizer[:, None],
     )

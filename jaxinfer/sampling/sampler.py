@@ -47,8 +47,10 @@ def sample(logits: jax.Array, sampling: SamplingBatch, greedy: jax.Array | None 
     kept). The token that crosses top_p is kept; ties go to the lower token id. A row with NaN among its logits, or
     whose greatest logit is infinite, gives `NO_SCORE`.
 
-    Rows whose kept set is proved to lie within the `NUM_CANDIDATES` most likely tokens need noise for these alone. The
-    others need it for every token, and where they truncate, thresholds that cut the vocabulary.
+    On a CPU, rows whose kept set is proved to lie within the `NUM_CANDIDATES` most likely tokens need noise for these
+    alone. The others, and all rows on a GPU, need it for every token, and where they truncate, thresholds that cut the
+    vocabulary. (On a GPU the most likely tokens are found by a sort. It takes longer than the passes that find the
+    thresholds, and a branch that holds one is no part of a CUDA graph: the host would wait for every step.)
     """
     vocab = logits.shape[-1]
     top_k = jnp.where((sampling.top_k <= 0) | (sampling.top_k >= vocab), vocab, sampling.top_k)
@@ -70,7 +72,10 @@ def sample(logits: jax.Array, sampling: SamplingBatch, greedy: jax.Array | None 
     def nothing() -> tuple[jax.Array, jax.Array]:
         return jnp.zeros(is_random.shape, jnp.int32), jnp.zeros(is_random.shape, bool)
 
-    token, settled = lax.cond(jnp.any(truncates), from_candidates, nothing)
+    def by_candidates() -> tuple[jax.Array, jax.Array]:
+        return lax.cond(jnp.any(truncates), from_candidates, nothing)
+
+    token, settled = lax.platform_dependent(cpu=by_candidates, default=nothing)
     settled = settled & truncates
 
     def from_all() -> jax.Array:

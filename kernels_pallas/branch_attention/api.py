@@ -25,9 +25,7 @@ from kernels_pallas.branch_attention.tuning import Tuning, choose_tuning
 from kernels_pallas.devices import num_cores, tell_once, why_not_here
 from kernels_pallas.visibility import MAX_TAIL_TOKENS
 
-HEAD_DIMS = (64, 128)
-# Right when interpreted, and compiled for an H200, but random steps failed on one.
-UNPROVEN_HEAD_DIMS = (256,)
+HEAD_DIMS = (64, 128, 256)
 PAGE_SIZES = (16, 32, 64)
 DTYPES = ("bfloat16", "float16")
 MAX_GROUP = 16
@@ -70,7 +68,6 @@ def plan_branch_attention(
     *,
     reference: Reference = plan_paged_attention,
     tuning: Tuning | None = None,
-    unproven: bool = False,
     interpret: Any = None,
 ) -> KernelPlan | PagedPlan:
     """What all layers of a step share: which code runs, and the integers that it reads.
@@ -79,10 +76,9 @@ def plan_branch_attention(
         step: see `StepIntegers`.
         reference: plans for plain XLA where the kernel cannot run; the reason is logged once.
         tuning: sizes of the launches, chosen from the shapes if not given.
-        unproven: take head sizes too that have not been right on a GPU yet.
         interpret: `InterpretGPUParams`, to run the kernel on a CPU.
     """
-    reason = why_not(step, sizes, unproven=unproven) or (None if interpret else why_not_here())
+    reason = why_not(step, sizes) or (None if interpret else why_not_here())
     if reason is not None:
         tell_once("branch attention runs", reason)
         return reference(step, sizes)
@@ -124,13 +120,12 @@ def branch_attention(
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
-def why_not(step: StepIntegers, sizes: AttentionSizes, *, unproven: bool = False) -> str | None:
+def why_not(step: StepIntegers, sizes: AttentionSizes) -> str | None:
     """Why the kernel does not take these shapes, in words; None if it does."""
-    head_dims = (*HEAD_DIMS, *UNPROVEN_HEAD_DIMS) if unproven else HEAD_DIMS
     if sizes.dtype.name not in DTYPES or sizes.cache_dtype != sizes.dtype:
         return f"q is {sizes.dtype} and the cache {sizes.cache_dtype}, both must be one of {', '.join(DTYPES)}"
-    if sizes.head_dim not in head_dims:
-        return f"head_dim is {sizes.head_dim}, must be one of {', '.join(map(str, head_dims))}"
+    if sizes.head_dim not in HEAD_DIMS:
+        return f"head_dim is {sizes.head_dim}, must be one of {', '.join(map(str, HEAD_DIMS))}"
     if sizes.page_size not in PAGE_SIZES:
         return f"page_size is {sizes.page_size}, must be one of {', '.join(map(str, PAGE_SIZES))}"
     if sizes.num_heads % sizes.num_kv_heads or sizes.group > MAX_GROUP:

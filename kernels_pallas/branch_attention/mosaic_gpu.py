@@ -6,7 +6,7 @@ the GPU has cores go through the items. In each, a producer warpgroup keeps the 
 page and from one item to the next without a pause; one or two consumer warpgroups multiply. The running softmax follows
 FlashAttention (Dao et al.), the division of labour FlashAttention-3 (Shah et al.).
 
-Proved by interpretation on a CPU, by compilation for an H200 and, with heads of 64 and 128, on an H200.
+Proved by interpretation on a CPU, and on an H200.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from kernels_pallas.branch_attention import masking
 from kernels_pallas.branch_attention.blocks import HEADER, IDLE, QUERY, BlockPlan
 from kernels_pallas.branch_attention.masking import ROWS, WGMMA
 from kernels_pallas.branch_attention.producer import drain, produce
-from kernels_pallas.branch_attention.tuning import QUERY_ROWS, Launch, Tuning
+from kernels_pallas.branch_attention.tuning import QUERY_ROWS, STORED_COLUMNS, Launch, Tuning, stores_in_columns
 from kernels_pallas.branch_attention.work import Item, item_of
 
-# Columns of the result that are stored at a time. In float32 a buffer for all of them would cost a stage of tiles.
-PARTIAL_COLUMNS = 64
 _TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
 _accumulator = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 # Scores are kept in units of log2. A masked one lies so far below the least maximum that its weight is exactly 0.
@@ -135,8 +133,10 @@ def _scratch(launch: Launch) -> dict[str, Any]:
         scratch["bits"] = plgpu.SMEM((consumers, launch.tail_words, QUERY_ROWS), jnp.int32)
     if not tuning.weights_in_registers:
         scratch["weights"] = plgpu.SMEM((consumers, QUERY_ROWS, tuning.tile), launch.dtype, transforms=_TILED)
+    if stores_in_columns(tuning, head_dim):
+        dtype = jnp.float32 if launch.split else launch.dtype
+        scratch["columns"] = plgpu.SMEM((consumers, QUERY_ROWS, STORED_COLUMNS), dtype)
     if launch.split:
-        scratch["partial"] = plgpu.SMEM((consumers, QUERY_ROWS, PARTIAL_COLUMNS), jnp.float32)
         scratch["weight_rows"] = plgpu.SMEM((consumers, QUERY_ROWS), jnp.float32)
     return scratch
 
@@ -267,19 +267,19 @@ def _store(launch: Launch, memory: Any, item: Item, consumer, total, top, weight
         plgpu.wait_smem_to_gmem(0)
 
     heads = pl.ds(head * group, group)
-    if not launch.split:
+    out = memory.out.at[split] if launch.split else memory.out
+    if not stores_in_columns(tuning, launch.head_dim):
         place = memory.q_plain.at[consumer]
-        # Of long heads a few columns at a time: the addresses of all would take registers from the result.
-        width = PARTIAL_COLUMNS if launch.head_dim > 128 else launch.head_dim
-        for column in range(0, launch.head_dim, width):
-            place.at[:, pl.ds(column, width)][...] = total[:, column : column + width].astype(launch.dtype)
-        store_tokens(place, lambda token: memory.out.at[token, heads])
+        place[...] = total.astype(launch.dtype)
+        store_tokens(place, lambda token: out.at[token, heads])
         return
-    place = memory.partial.at[consumer]
-    for column in range(0, launch.head_dim, PARTIAL_COLUMNS):
-        columns = pl.ds(column, PARTIAL_COLUMNS)
-        place[...] = total[:, column : column + PARTIAL_COLUMNS]
-        store_tokens(place, lambda token, columns=columns: memory.out.at[split, token, heads, columns])
+    place = memory.columns.at[consumer]
+    for column in range(0, launch.head_dim, STORED_COLUMNS):
+        columns = pl.ds(column, STORED_COLUMNS)
+        place[...] = total[:, column : column + STORED_COLUMNS].astype(jnp.float32 if launch.split else launch.dtype)
+        store_tokens(place, lambda token, columns=columns: out.at[token, heads, columns])
+    if not launch.split:
+        return
     rows = memory.weight_rows.at[consumer]
     rows[...] = jnp.where(weight > 0.0, top + jnp.log2(weight), _LOWEST)
     plgpu.commit_smem()

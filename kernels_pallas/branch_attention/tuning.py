@@ -12,6 +12,8 @@ QUERY_ROWS = 64
 SHARED_MEMORY_BYTES = 227 * 1024 - 2048
 MAX_STAGES = 4
 MAX_SPLITS = 32
+# Columns of a result that are stored at a time, where it has no room as a whole.
+STORED_COLUMNS = 64
 # Fewer tiles than this in a split, and its fixed cost is no longer small.
 MIN_TILES_PER_SPLIT = 4
 
@@ -91,14 +93,23 @@ class Launch:
         return self.tuning.splits > 1
 
 
+def stores_in_columns(tuning: Tuning, head_dim: int) -> bool:
+    """Whether results leave through a buffer of a few columns: of splits, because one for all of them in float32 would
+    cost a stage of tiles, and of long heads, because the addresses of all would take registers from the result. (Stored
+    a few columns at a time into the place of the queries, every second 64 were wrong on an H200.)"""
+    return tuning.splits > 1 or head_dim > 128
+
+
 def shared_memory_bytes(tuning: Tuning, head_dim: int, tail_words: int) -> int:
     """Shared memory of one program in 16-bit precision, with `tail_words` words of tail bits per token."""
     queries = 2 * QUERY_ROWS * head_dim * 2
     weights = 0 if tuning.weights_in_registers else QUERY_ROWS * tuning.tile * 2
-    partial = QUERY_ROWS * 64 * 4 if tuning.splits > 1 else 0
+    columns = 0
+    if stores_in_columns(tuning, head_dim):
+        columns = QUERY_ROWS * STORED_COLUMNS * (4 if tuning.splits > 1 else 2)
     integers = QUERY_ROWS * 4 * (4 + aligned_tail_words(tail_words))
     pages = tuning.stages * 2 * tuning.tile * head_dim * 2
-    return pages + tuning.consumers * (queries + weights + partial + integers)
+    return pages + tuning.consumers * (queries + weights + columns + integers)
 
 
 def aligned_tail_words(tail_words: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +112,16 @@ def random_cache(config: Any, *, num_pages: int) -> KVCache:
     return KVCache(k=tuple(fill(p, next(keys)) for p in zeros.k), v=tuple(fill(p, next(keys)) for p in zeros.v))
 
 
+@partial(jax.jit, static_argnums=0)
+def seats_behind(context: int) -> Seats:
+    """Seats with so many cached tokens and one that is not; made on the device, so that a launch waits for no host."""
+    seats = jnp.arange(NUM_SEATS, dtype=jnp.int32)
+    return Seats(token=1 + seats, length=jnp.full_like(seats, context + 1))
+
+
 def launch_decode(runner: Runner, packed: PackedBatch, context: int, *, loop: DecodeLoop | None = None) -> jax.Array:
     """Tokens of one launch of `decode_batch`, from seats that have `context` cached tokens and one that is not."""
-    seats = np.arange(NUM_SEATS, dtype=np.int32)
-    runner.state[SEATS] = Seats(token=jnp.asarray(1 + seats), length=jnp.asarray(0 * seats + context + 1))
+    runner.state[SEATS] = seats_behind(context)
     if loop is None:
         return runner.launch(STEP, packed.shape, packed.buffer).token_ids
     return runner.launch(loop, packed.shape, packed.buffer)

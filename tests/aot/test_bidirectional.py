@@ -1,4 +1,4 @@
-"""Rounds of a bidirectional model compiled for an H200: KV and canvas in place, no waits."""
+"""Rounds of a bidirectional model compiled for an H200: KV and canvas in place, waits only where much is computed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PUBLISHED = DiffusionConfig(
 
 @pytest.mark.parametrize("diffusion", [DiffusionConfig(block_size=64), PUBLISHED], ids=["plain", "smoothed"])
 @pytest.mark.parametrize("name", [PREFILL, DENOISE_LOOP])
-def test_refreshes_and_windows_leave_the_cache_in_place_and_never_wait(name, diffusion):
+def test_refreshes_and_windows_leave_the_cache_in_place_and_wait_only_for_experts_of_whole_sequences(name, diffusion):
     """Two layers of LLaDA-MoE-7B-A1B: whole sequences (PREFILL) and loops of windows."""
     config = ModelConfig.from_hf(LLADA_MOE | {"num_hidden_layers": 2, "moe_layer_freq": [1, 1]})
     engine = EngineConfig(
@@ -33,4 +33,6 @@ def test_refreshes_and_windows_leave_the_cache_in_place_and_never_wait(name, dif
     planned = AbstractEngine(config, engine, compile_target(H200), dtype=BF16, diffusion=diffusion)
     program = planned.compile(name)
     kv_bytes = SEATS * LENGTH * kv_bytes_per_token(config, BF16)
-    assert (program.kv_alias_bytes, program.kv_copies, program.host_waits) == (kv_bytes, 0, 0)
+    # Eight experts of each of 4,856 tokens are more rows than XLA sorts without CUB.
+    waits = int(name == PREFILL)
+    assert (program.kv_alias_bytes, program.kv_copies, program.host_waits) == (kv_bytes, 0, waits)

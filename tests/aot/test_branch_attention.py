@@ -23,7 +23,7 @@ def refuse(*_, **__):
 
 def compiled(q, k_pages, step, layers: int = 1, **options) -> jax.stages.Compiled:
     def run(q, k_pages, v_pages, step):
-        plan = plan_branch_attention(step, AttentionSizes.of(q, k_pages), reference=refuse, unproven=True, **options)
+        plan = plan_branch_attention(step, AttentionSizes.of(q, k_pages), reference=refuse, **options)
         for _ in range(layers):
             q = branch_attention(q, k_pages, v_pages, plan, scale=0.1)
         return q

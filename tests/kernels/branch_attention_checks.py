@@ -38,7 +38,7 @@ class BranchAttentionChecks:
         def refuse(*_, **__):
             raise AssertionError("the reference was asked instead of the kernel")
 
-        plan = partial(plan_branch_attention, reference=refuse, unproven=True, **options)
+        plan = partial(plan_branch_attention, reference=refuse, **options)
         return scene.run(plan, branch_attention)
 
     @pytest.mark.parametrize(

@@ -89,12 +89,36 @@ def a_choice_with_a_loop(pool, page):
     return lax.cond(page.sum() < 9, lambda: fixed_turns(pool, page), lambda: page)
 
 
+def sorted_numbers(count: int, page):
+    return jnp.sort(jnp.cos(jnp.arange(count) * page.sum())).sum()
+
+
+def a_choice_with_a_sort_of_few(pool, page):
+    return lax.cond(page.sum() < 9, lambda: sorted_numbers(256, page), lambda: page.sum())
+
+
+def a_choice_with_a_sort_of_many(pool, page):
+    return lax.cond(page.sum() < 9, lambda: sorted_numbers(100_000, page), lambda: page.sum())
+
+
+def a_sort_of_many(pool, page):
+    return sorted_numbers(100_000, page)
+
+
 @pytest.mark.parametrize(
     ("function", "waits"),
-    [(fixed_turns, []), (turns_that_may_rest, []), (open_end, ["while"]), (a_choice_with_a_loop, ["conditional"])],
+    [
+        (fixed_turns, []),
+        (turns_that_may_rest, []),
+        (open_end, ["while"]),
+        (a_choice_with_a_loop, ["conditional"]),
+        (a_choice_with_a_sort_of_few, []),
+        (a_choice_with_a_sort_of_many, ["conditional"]),
+        (a_sort_of_many, []),
+    ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_the_host_is_waited_for_by_loops_of_open_end_and_choices_that_hold_a_loop(function, waits):
+def test_the_host_is_waited_for_by_loops_of_open_end_and_choices_that_hold_a_loop_or_a_sort_of_many(function, waits):
     assert [i.opcode for i in program(function, donate=False).host_waits()] == waits
 
 
