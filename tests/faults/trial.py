@@ -69,6 +69,11 @@ class Trial:
         self.processor = OutputProcessor(core, tokenizer())
         core.landing_listeners.append(self.processor.process)
 
+    def close(self) -> EngineCore:
+        """The engine, for another trial."""
+        self.core.landing_listeners.remove(self.processor.process)
+        return self.core
+
     def with_new_engine(self) -> Trial:
         """A trial with the same answers, whose engine has traced no program yet."""
         jax.clear_caches()

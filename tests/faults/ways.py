@@ -95,31 +95,37 @@ def _denoised(beside: bool) -> dict[int, list[Item]]:
     return items
 
 
-TREES = {"num_speculative_tokens": 12, "tree_depth": 2, "tree_top_k": 4}
+# Nearly all of the time goes to compiling: one layer, steps of one size with prompts, and trees that fit into it.
+TREES = {"num_speculative_tokens": 4, "tree_depth": 2, "tree_top_k": 2}
+SMALL = {"max_num_batched_tokens": 20}
 
 
 def _model() -> Any:
-    return random_model(model_config())
+    return random_model(model_config(num_layers=1))
+
+
+def _engine() -> EngineCore:
+    return make_engine(_model(), **SMALL)
 
 
 def _speculating(method: str) -> EngineCore:
     model = _model()
     if method == "ngram":
-        return speculating_engine(model)
+        return speculating_engine(model, **SMALL)
     if method == "draft_model":
-        return speculating_engine(model, disturbed(model, 0.1))
-    return speculating_engine(model, random_head(model.config), speculative=TREES)
+        return speculating_engine(model, disturbed(model, 0.1), **SMALL)
+    return speculating_engine(model, random_head(model.config, capture=(0,)), speculative=TREES, **SMALL)
 
 
 WAYS = {
     way.name: way
     for way in (
-        Way("plain", lambda: make_engine(_model()), _plain),
+        Way("plain", _engine, _plain),
+        Way("branched", _engine, _branched),
+        Way("beam", _engine, _beam),
         Way("ngram", lambda: _speculating("ngram"), _plain),
         Way("draft_model", lambda: _speculating("draft_model"), _plain),
         Way("eagle3", lambda: _speculating("eagle3"), _plain),
-        Way("branched", lambda: make_engine(_model()), _branched),
-        Way("beam", lambda: make_engine(_model()), _beam),
         Way("block", lambda: diffusion_engine(random_model(diffusion_model_config())), _denoised),
         Way(
             "bidirectional",

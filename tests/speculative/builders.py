@@ -46,14 +46,14 @@ def disturbed(model: DecoderLM, scale: float, seed: int = 3) -> DecoderLM:
     return nnx.merge(graph, state)
 
 
-def random_head(target: ModelConfig, seed: int = 5) -> Eagle3Head:
+def random_head(target: ModelConfig, seed: int = 5, *, capture: tuple[int, ...] = (0, 1)) -> Eagle3Head:
     """A head that knows nothing: of its many guesses one is right now and then."""
     layer = ModelConfig(
         "LlamaForCausalLM", target.vocab_size, target.hidden_size, intermediate_size=64, num_layers=1, num_heads=4,
         num_kv_heads=2, head_dim=16, max_position_embeddings=256,
         rope=RopeConfig(max_position_embeddings=256, original_max_position_embeddings=256),
     )  # fmt: skip
-    config = Eagle3Config(layer, target.vocab_size - 1, target.hidden_size, capture=(0, 1))
+    config = Eagle3Config(layer, target.vocab_size - 1, target.hidden_size, capture=capture)
     return Eagle3Head(config, rngs=nnx.Rngs(seed))
 
 
