@@ -23,7 +23,6 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
-_FUSED = re.compile(r"\bcalls=%?([\w.\-]+)")
 # What XLA may give to CUB: many rows of more 32-bit numbers, and one row of more.
 _LONGEST_OF_MANY, _LONGEST_OF_ONE = 4096, 32768
 _SORT_CALL = re.compile(r'custom_call_target="__cub\$')
@@ -136,12 +135,15 @@ class ProgramText:
         return not any(i.opcode == "while" or self._sorts(i) for i in inner)
 
     def _sorts(self, instruction: Instruction) -> bool:
-        fused = _FUSED.search(instruction.arguments) if instruction.opcode == "fusion" else None
-        parts = [instruction] if fused is None else self.computations[fused[1]]
         return any(
             (i.opcode == "sort" and _may_go_to_cub(i)) or (i.opcode == "custom-call" and _SORT_CALL.search(i.arguments))
-            for i in parts
+            for i in self._fused(instruction) or [instruction]
         )
+
+    def _fused(self, instruction: Instruction) -> list[Instruction]:
+        """What a fusion is made of; nothing, if it is none."""
+        found = re.search(r"\bcalls=%?([\w.\-]+)", instruction.arguments)
+        return self.computations[found[1]] if instruction.opcode == "fusion" and found else []
 
     def kv_alias_bytes(self, pool: Pool) -> int:
         """Bytes of the arrays of the pool that are arguments and results in the same memory."""
@@ -178,10 +180,9 @@ class ProgramText:
         """Results that lie where an operand lies, and of which a part at most is written."""
         if instruction.opcode == "custom-call":
             return set(_aliases(instruction))
-        found = _FUSED.search(instruction.arguments)
-        if instruction.opcode != "fusion" or found is None:
+        inner = {i.name: i for i in self._fused(instruction)}
+        if not inner:
             return set()
-        inner = {i.name: i for i in self.computations[found[1]]}
         root = next(i for i in inner.values() if i.is_root)
         if root.opcode == "custom-call":  # a library call, fused with slices of its operands
             operands = root.operands
@@ -222,7 +223,8 @@ def _aliases(call: Instruction) -> dict[int, int]:
 def _may_go_to_cub(sort: Instruction) -> bool:
     shape = sort.results[0][1]
     dimension = re.search(r"\bdimensions=\{(\d+)\}", sort.arguments)
-    length = shape[int(dimension[1]) if dimension else -1]
+    assert dimension is not None
+    length = shape[int(dimension[1])]
     return length > (_LONGEST_OF_MANY if math.prod(shape) > length else _LONGEST_OF_ONE)
 
 

@@ -23,6 +23,7 @@ from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.programs.forward import padded, paged_attend
 from jaxinfer.programs.program import TARGET, Device
 from jaxinfer.programs.wide_rows import wide_rows
+from jaxinfer.sampling.greatest import top_of_rows
 from jaxinfer.sampling.noise import gumbel
 from jaxinfer.speculative.proposer import Drafts, RoundsShape, Seated, entropies
 from jaxinfer.speculative.tails import TailPages, bits_between, num_words, one_bit, tokens_of_sequences, with_tail
@@ -292,7 +293,7 @@ class Eagle3:
             return (logits.reshape(noise.shape[0], -1, noise.shape[1]) + noise[:, None]).reshape(logits.shape)
 
         said = lax.cond(jnp.any(sampling.temperature > 0), with_noise, lambda: logits)
-        scores, best = lax.top_k(jax.nn.log_softmax(said, axis=-1), count)
+        scores, best = top_of_rows(jax.nn.log_softmax(said, axis=-1), count)
         scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)  # no nodes of trees
         entropy = entropies(logits) if self._with_entropy else jnp.zeros(scores.shape[0], jnp.float32)
         return Drawn(words[best], scores, entropy)

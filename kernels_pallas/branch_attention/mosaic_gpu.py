@@ -79,11 +79,11 @@ def attend_blocks(
     out_shape = (num_tokens, *q.shape[1:])
     if launch.split:
         out_type = [
-            jax.ShapeDtypeStruct((tuning.splits, *out_shape), jnp.float32),
+            jax.ShapeDtypeStruct((tuning.splits, *out_shape), launch.stored_dtype),
             jax.ShapeDtypeStruct((tuning.splits, blocks, kv_heads, tuning.consumers, QUERY_ROWS), jnp.float32),
         ]
     else:
-        out_type = [jax.ShapeDtypeStruct(out_shape, q.dtype)]
+        out_type = [jax.ShapeDtypeStruct(out_shape, launch.stored_dtype)]
     inputs = {"header": plan.header, "pages": plan.pages, "queries": plan.queries, "q": q, "k": k_pages, "v": v_pages}
     if tail_words:
         inputs |= {"tail_bits": plan.tail_bits, "block_tail_bits": plan.block_tail_bits}
@@ -134,8 +134,7 @@ def _scratch(launch: Launch) -> dict[str, Any]:
     if not tuning.weights_in_registers:
         scratch["weights"] = plgpu.SMEM((consumers, QUERY_ROWS, tuning.tile), launch.dtype, transforms=_TILED)
     if stores_in_columns(tuning, head_dim):
-        dtype = jnp.float32 if launch.split else launch.dtype
-        scratch["columns"] = plgpu.SMEM((consumers, QUERY_ROWS, STORED_COLUMNS), dtype)
+        scratch["columns"] = plgpu.SMEM((consumers, QUERY_ROWS, STORED_COLUMNS), launch.stored_dtype)
     if launch.split:
         scratch["weight_rows"] = plgpu.SMEM((consumers, QUERY_ROWS), jnp.float32)
     return scratch
@@ -276,7 +275,7 @@ def _store(launch: Launch, memory: Any, item: Item, consumer, total, top, weight
     place = memory.columns.at[consumer]
     for column in range(0, launch.head_dim, STORED_COLUMNS):
         columns = pl.ds(column, STORED_COLUMNS)
-        place[...] = total[:, column : column + STORED_COLUMNS].astype(jnp.float32 if launch.split else launch.dtype)
+        place[...] = total[:, column : column + STORED_COLUMNS].astype(launch.stored_dtype)
         store_tokens(place, lambda token, columns=columns: out.at[token, heads, columns])
     if not launch.split:
         return

@@ -92,6 +92,11 @@ class Launch:
     def split(self) -> bool:
         return self.tuning.splits > 1
 
+    @property
+    def stored_dtype(self) -> jnp.dtype:
+        """Of what leaves the kernel; the results of splits are still to be merged."""
+        return jnp.dtype(jnp.float32) if self.split else self.dtype
+
 
 def stores_in_columns(tuning: Tuning, head_dim: int) -> bool:
     """Whether results leave through a buffer of a few columns: of splits, because one for all of them in float32 would

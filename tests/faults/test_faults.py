@@ -15,7 +15,7 @@ from tests.faults.ways import WAYS, Way
 pytestmark = pytest.mark.unoptimized
 
 SEED = 38
-LINES_OF_A_WAY, DOUBLE_FAULTS_OF_A_WAY = 24, 4
+LINES_OF_A_WAY, DOUBLE_FAULTS_OF_A_WAY = 24, 6
 # Each of their lines is tried, in one of the ways.
 ALWAYS = (
     "engine/transactions.py",
