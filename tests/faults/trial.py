@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -118,6 +119,7 @@ class Trial:
         """
         core, inbox = self.core, self.processor.inbox()
         core.reset_prefix_cache()
+        core._progress_log._time = -math.inf  # its line is due in every run, whatever the clock says
         items: Mapping[int, list[Item]] = self.way.items(self.beside)
         answers: dict[str, Answer] = {}
         searches: dict[str, BeamRun] = {}
