@@ -32,6 +32,7 @@ from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import Request
 from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.decode_loop import LoopOutput
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.step import Step, StepOutput
 from jaxinfer.sampling_params import SamplingParams
@@ -72,7 +73,9 @@ class _NoDevice:
 
     def launch(self, program: Program, shape: BatchShape, buffer: np.ndarray) -> Any:
         tokens = np.ones(shape.num_logits, np.int32)
-        return StepOutput(tokens, None, None, None) if isinstance(program, Step) else tokens * self.loop  # pyright: ignore[reportArgumentType]
+        if isinstance(program, Step):
+            return StepOutput(tokens, None, None)  # pyright: ignore[reportArgumentType]
+        return LoopOutput(tokens * self.loop, None, None)  # pyright: ignore[reportArgumentType]
 
 
 class Bench:

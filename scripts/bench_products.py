@@ -109,7 +109,7 @@ def record_steps(llm: LLM, run: Callable[[], object]) -> Counter[BatchShape]:
         if program is core.programs.step:
             steps[shape] += 1
         elif program is core.programs.decode_loop:
-            steps[shape] += int(unpack(inputs[0], shape).num_steps)
+            steps[shape] += int(unpack(inputs[0], shape).num_steps.max())
         return launch(program, shape, *inputs)
 
     core.runner.launch = recorded

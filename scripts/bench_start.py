@@ -81,7 +81,7 @@ def compile_all(config: ModelConfig, seconds: dict[str, float] | None = None) ->
     shapes = {parameter.path: jax.ShapeDtypeStruct(parameter.shape, dtype) for parameter in parameters(config)}
     cache = KVCache.shapes(config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=dtype)
     model = module_around(config, shapes)
-    runner = Runner({TARGET: model}, initial_state(cache, SEATS), select_backend())
+    runner = Runner({TARGET: model}, initial_state(cache, SEATS, config.vocab_size), select_backend())
     step, loop = Step(), DecodeLoop(LOOP_STEPS)
     programs = {"decode step": (step, DECODES), "mixed step": (step, MIXED), "decode loop": (loop, DECODES)}
     spent = {}

@@ -31,6 +31,16 @@ def main() -> None:
     tokens = [output.outputs[0].token_ids for output in outputs]
     metrics = llm.get_metrics()
     drafted = [metrics.spec_decode_num_draft_tokens, metrics.spec_decode_num_accepted_tokens]
+    bound, counts = [], None
+    if "diffusion_config" not in options:
+        plain = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+        params = [
+            SamplingParams(**plain, frequency_penalty=1.2, logit_bias={5: 2.0, 127: 3.0}),
+            SamplingParams(**plain, repetition_penalty=1.4, allowed_token_ids=list(range(1, 128, 2))),
+            SamplingParams(temperature=0.9, seed=2, max_tokens=12, min_tokens=9, stop_token_ids=list(range(90))),
+        ]
+        bound = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+        counts = llm.core.runner.state["bounds"].counts.addressable_shards[0].data.shape
     # Both ways to read a trunk; the branches end at different times.
     branches = {}
     if processes == 1 and "diffusion_config" not in options:
@@ -44,6 +54,8 @@ def main() -> None:
         "exchanges": Counter(map(" ".join, exchanges)),
         "drafted": drafted,
         "branches": branches,
+        "bound": bound,
+        "counts": counts,
         "forwards": metrics.diffusion_forwards_total,
     }
     print(json.dumps(result))

@@ -84,6 +84,15 @@ def test_four_devices_give_the_same_branches_in_either_mode(of_four, of_one):
     assert of_four["branches"] == of_one["branches"]
 
 
+@pytest.mark.unoptimized
+def test_draws_are_bound_on_eight_devices_as_on_one(checkpoint):
+    """Whose words are no whole number of bits' words; counts lie with the words that they are of."""
+    workers = [start(checkpoint, size, devices=size) for size in (1, 8)]
+    one, eight = map(finish, workers)
+    assert (eight["bound"], eight["counts"]) == (one["bound"], [4, CONFIG["vocab_size"] // 8])
+    assert eight["tokens"] == one["tokens"] != one["bound"] and one["counts"] == [4, CONFIG["vocab_size"]]
+
+
 def test_devices_exchange_the_sums_of_two_products_a_layer_and_no_weights_and_no_kv(of_four):
     exchanges = of_four["exchanges"]
     rows, hidden = 4, CONFIG["hidden_size"]

@@ -80,7 +80,7 @@ def canvas_rounds(
     *,
     max_rounds: int,
 ) -> tuple[KVCache, Canvas, DenoiseOutput]:
-    """`batch.num_steps` rounds, in which rows without masks rest.
+    """As many rounds of each row as `batch.num_steps` says, in which rows without masks rest.
 
     Args:
         batch: decode rows, one for each window, and chunks. `logits_index` of a chunk is where its block begins.
@@ -99,7 +99,7 @@ def canvas_rounds(
 
     def turn(index: jax.Array, carried: tuple[KVCache, jax.Array, Rows, DenoiseOutput]) -> Any:
         kv, expected, own, output = carried
-        runs = ~own.done & (index < batch.num_steps)
+        runs = ~own.done & (index < batch.num_steps[where.row])
 
         def run(kv: KVCache, expected: jax.Array, own: Rows) -> Any:
             return _round(model, kv, expected, own, runs, batch, where, vicinity, forward)

@@ -95,7 +95,7 @@ def denoise_loop(
     *,
     max_rounds: int,
 ) -> tuple[KVCache, Blocks, DenoiseOutput]:
-    """`batch.num_steps` rounds, of which each does nothing once every row has ended or has no room left.
+    """As many rounds of each row as `batch.num_steps` says; nothing is done once all have ended or have no room left.
 
     Args:
         batch: decode rows, one for each running sequence, and chunks of prompts.
@@ -109,7 +109,7 @@ def denoise_loop(
 
     def turn(index: jax.Array, carried: tuple[KVCache, Blocks, DenoiseOutput]) -> Any:
         kv, own, output = carried
-        runs = (seat >= 0) & ~own.ended & (own.start + size <= batch.capacity[:rows]) & (index < batch.num_steps)
+        runs = (seat >= 0) & ~own.ended & (own.start + size <= batch.capacity[:rows]) & (index < batch.num_steps[:rows])
         wide = _block_rows(batch, own, runs, page_size=kv.page_size, num_slots=num_slots)
 
         def run(kv: KVCache, own: Blocks) -> tuple[KVCache, AfterRound]:

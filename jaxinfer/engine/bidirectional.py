@@ -17,7 +17,6 @@ from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.drawing import keeps_credits
 from jaxinfer.diffusion.rounds import DenoiseOutput
 from jaxinfer.diffusion.vicinity import Vicinity, vicinity_of
-from jaxinfer.engine.adjusting import wants_logprobs
 from jaxinfer.engine.diffusion_strategy import DiffusionStrategy, DiffusionStrategyMaker
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
@@ -86,7 +85,6 @@ class BidirectionalDiffusion(DiffusionStrategy):
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
         packed, how = built.packed, self.vicinity
-        packed["wants_logprobs"][...] = wants_logprobs(output)
         for index, request in enumerate(output.requests):
             row, query = int(built.rows[index]), int(built.logits_rows[index])
             if request.request_id not in self.progress:

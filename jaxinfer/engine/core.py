@@ -32,7 +32,7 @@ from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.commit_tail import packed_moves
 from jaxinfer.programs.engine_programs import EnginePrograms
-from jaxinfer.programs.program import CONSTRAINT, KV, TARGET, everywhere_on
+from jaxinfer.programs.program import BOUNDS, CONSTRAINT, KV, TARGET, bounds_place
 from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.programs.warm_up import warm_up
 
@@ -48,7 +48,8 @@ class EngineCore:
     """Continuous batching of one model over one KV pool. One thread drives it.
 
     While the device runs a launch, the host prepares the next one; results are read one launch late. Requests whose
-    next sampling depends on their latest token through the host (penalties, bad words) make it wait for each result.
+    next draw depends on their latest token by way of the host (bad words of several tokens, beams) sit out the launches
+    until it has landed; the others go on.
 
     A step is a transaction. Registered requests and their landed tokens are the only truth; where a step is interrupted
     or raises, everything else is made anew from them before anything else happens, and what had not landed is computed
@@ -94,8 +95,11 @@ class EngineCore:
                 model.config, num_pages=num_pages, page_size=config.page_size, dtype=dtype,
                 sharding=sharding_of_pages(mesh),
             )  # fmt: skip
-            seats = initial_state(cache, config.max_num_seqs, everywhere_on(mesh))
-            return {**seats, **self.strategy.make_state()}
+            vocab = model.config.vocab_size
+            state = initial_state(cache, config.max_num_seqs, vocab, bounds_place(mesh, vocab))
+            if self.strategy.takes_prompts:
+                del state[BOUNDS]  # its draws are bound to nothing
+            return {**state, **self.strategy.make_state()}
 
         self._make_state = make_state
         self.runner = Runner(
@@ -269,7 +273,7 @@ class EngineCore:
         scheduler, launcher = self.scheduler, self.launcher
         launcher.concerned = scheduler.running
         scheduler.rounds = self.strategy.choose(scheduler.running, len(scheduler.waiting))
-        if scheduler.num_adjusting_by_output or self.strategy.wants_landing:
+        if self.strategy.wants_landing:
             moved |= self._land(leave=0)
         launched = False
         if not self._waits_for:

@@ -16,7 +16,6 @@ from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.denoise import Denoise, Denoising
 from jaxinfer.diffusion.drawing import keeps_credits
 from jaxinfer.diffusion.unmask import rule_of
-from jaxinfer.engine.adjusting import wants_logprobs
 from jaxinfer.engine.diffusion_strategy import DiffusionStrategy, DiffusionStrategyMaker
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.metrics import EngineMetrics
@@ -91,7 +90,6 @@ class BlockDiffusion(DiffusionStrategy):
         # What chunks of prompts see: all of their blocks, of which there are whole ones only.
         limit = packed["limit"][packed.shape.decode_rows :]
         limit[:] = np.where(limit >= 0, limit // size * size + size - 1, -1)
-        packed["wants_logprobs"][...] = wants_logprobs(output)
         for index, request in enumerate(output.requests):
             if output.kinds[index] is RowKind.PROMPT_CHUNK or request.request_id in self._entered:
                 continue

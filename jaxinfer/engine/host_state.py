@@ -14,9 +14,11 @@ from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.engine.scheduler_output import SchedulerLimits
+from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.engine.strategy import Strategy
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
+from jaxinfer.programs.program import TARGET
 from jaxinfer.programs.runner import Runner
 
 
@@ -57,9 +59,18 @@ class HostState:
         )
         if before is not None:
             self.scheduler.num_preemptions = before.scheduler.num_preemptions
+            self.scheduler.pace = before.scheduler.pace
         num_pages = config.num_pages + strategy.num_tail_pages
         self.input_batch = InputBatch(buckets, strategy, page_size=config.page_size, num_pages=num_pages)
-        self.launcher = Launcher(self.scheduler, self.input_batch, strategy, programs, runner, metrics, landing)
+        entries = None
+        if not strategy.takes_prompts:
+            vocab = runner.models[TARGET].config.vocab_size
+            entries = SeatEntries(
+                programs.entry, runner, num_seats=config.max_num_seqs, vocab=vocab, is_known=before is None
+            )
+        self.launcher = Launcher(
+            self.scheduler, self.input_batch, entries, strategy, programs, runner, metrics, landing
+        )
 
     def set_gauges(self, metrics: EngineMetrics) -> None:
         """Bring gauges, and counters that are kept here, up to date."""

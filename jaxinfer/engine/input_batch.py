@@ -97,7 +97,8 @@ class InputBatch:
         # Logits are as many as there can be requests, and no padding is between those of decodes and of prefills.
         logits_rows = np.where(is_seated, rows, rows - (shape.decode_rows - len(seated)))
         packed = self._begin(shape, rows, seats)
-        packed["num_steps"][...] = max(output.num_rounds, 1)
+        if output.rounds_of:
+            packed["num_steps"][rows] = output.rounds_of
         packed["lengths"][: len(seated)] = self.prompt_len[seats[seated]]
         if len(chunks):
             computed = np.asarray(output.num_computed, np.int32)[chunks]
@@ -127,7 +128,7 @@ class InputBatch:
         ]
         first_pages = (np.asarray(least, np.int32) - 2) // self.page_size
         places = fill_lanes(packed, lanes, requests, first_pages, self.page_size)
-        packed["num_steps"][...] = output.num_rounds
+        packed["num_steps"][places] = output.rounds_of
         packed["row_seat"][places] = packed["seat"][places] = seats
         packed["capacity"][places] = np.minimum(self.num_pages[seats], first_pages + shape.lane_pages) * self.page_size
         packed["lengths"][places] = self.prompt_len[seats]

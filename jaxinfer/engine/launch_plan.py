@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.rounds import RowKind
 from jaxinfer.engine.scheduler_output import SchedulerLimits
@@ -10,7 +12,8 @@ from jaxinfer.engine.scheduler_output import SchedulerLimits
 class LaunchPlan:
     """Lists run in parallel, a row each."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, sits_out: frozenset[Hashable] = frozenset()) -> None:
+        self._sits_out = sits_out
         self.budget = limits.max_num_batched_tokens
         self.prefill_room = limits.prefill_room
         self.block_size = limits.block_size
@@ -21,12 +24,16 @@ class LaunchPlan:
         self.computed: list[int] = []
         self.known: list[int] = []
         self.new_pages: list[list[int]] = []
+        self.enters: set[str] = set()  # requests whose latest tokens enter their seats
         self.first_scheduled: set[str] = set()
         self.resumed: set[str] = set()
         self.preempted: list[Request] = []
 
     def takes_seated(self, request: Request) -> bool:
-        """Whether a request that is in its seat takes part: its last token is not in flight, and there is room."""
+        """Whether a request that is in its seat, or may enter it, takes part: its last token is not in flight, nor one
+        that has to land before the next is drawn, and there is room."""
+        if request.num_in_flight and (request.depends_on_output or request in self._sits_out):
+            return False
         if len(request.token_ids) + request.num_sure_in_flight >= request.max_total_tokens or self.budget == 0:
             return False
         tokens = self.prefill_tokens

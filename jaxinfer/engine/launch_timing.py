@@ -79,6 +79,7 @@ class LaunchTiming:
         self._runner.state[SEATS] = jax.block_until_ready(
             Seats(
                 jax.device_put(of_all, before.token.sharding),
+                jax.device_put(of_all, before.before.sharding),
                 jax.device_put(of_all + packed["lengths"][0], before.length.sharding),
             )
         )

@@ -10,20 +10,15 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from jaxinfer.engine.adjusting import (
-    adjustments_of,
-    logprobs_of_launch,
-    prompt_targets,
-    take_prompt_logprobs,
-    wants_logprobs,
-)
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.logprobs import logprobs_of_launch, prompt_targets, take_prompt_logprobs, wants_logprobs
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.request import Request
+from jaxinfer.engine.rounds import RowKind
 from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.engine.scheduler_output import SchedulerOutput
+from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.engine.strategy import RoundsResult, Strategy
-from jaxinfer.programs.adjusted_sampling import SamplingShape
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import StepOutput
@@ -59,6 +54,7 @@ class Launcher:
     """Runs the launches of one scheduler and lands their results.
 
     Args:
+        entries: by which sequences enter their seats; None: the strategy's rounds seat them.
         landing: is told of each request before its tokens land.
 
     Attributes:
@@ -71,13 +67,14 @@ class Launcher:
         self,
         scheduler: Scheduler,
         input_batch: InputBatch,
+        entries: SeatEntries | None,
         strategy: Strategy,
         programs: EnginePrograms,
         runner: Runner,
         metrics: EngineMetrics,
         landing: Callable[[Request], None],
     ) -> None:
-        self.scheduler, self.input_batch, self.strategy = scheduler, input_batch, strategy
+        self.scheduler, self.input_batch, self.strategy, self._entries = scheduler, input_batch, strategy, entries
         self.programs, self.runner, self.metrics = programs, runner, metrics
         self._landing = landing
         self.concerned: Sequence[Request] = ()
@@ -108,6 +105,9 @@ class Launcher:
             return False
         self.concerned = output.requests
         built = self.input_batch.build(output)
+        built.packed["wants_logprobs"][...] = wants_logprobs(output)
+        if self._entries is not None:
+            self._entries.launch(output)
         self.strategy.prepare(output, built, self.input_batch, self.runner)
         launch_begin = time.perf_counter()
         launched = self._launch_rounds(output, built) if output.num_rounds else self._launch_step(output, built)
@@ -131,20 +131,20 @@ class Launcher:
         return launched
 
     def _launch_step(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
-        """A step, and what its rows need besides: adjusted sampling and log probabilities."""
+        """A step, and the log probabilities of prompts behind it."""
         programs, launch = self.programs, self.runner.launch
         result: StepOutput = launch(programs.step, built.packed.shape, built.packed.buffer)
-        tokens, logprobs, prompt_logprobs = result.token_ids, None, None
-        adjustments = adjustments_of(output, built, programs.adjusted_sampling)
-        if adjustments is not None:
-            shape = SamplingShape(built.packed.shape.num_logits, adjustments.row.shape[0])
-            tokens, logprobs = launch(programs.adjusted_sampling, shape, result.logits, result.samples, adjustments)
+        prompt_logprobs = None
         targets = prompt_targets(output, built)
         if targets is not None:
             positions = result.hidden.shape[0]
             targets = np.pad(targets, (0, positions - len(targets)))
             prompt_logprobs = launch(programs.prompt_logprobs, positions, result.hidden, targets)
-        return _Launch(output, built, tokens[None], logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return _Launch(
+            output, built, result.token_ids[None],
+            logprobs=result.logprobs if wants_logprobs(output) else None,
+            prompt_logprobs=prompt_logprobs,
+        )  # fmt: skip
 
     def land(self) -> None:
         """Read the oldest launch's results and account for them."""
@@ -156,7 +156,7 @@ class Launcher:
         seconds = 0.0
         if launch.begin is not None and begin - waits > _WAITED:
             seconds = begin - max(launch.begin, self._ready)
-        self._ready = begin
+        before, self._ready = self._ready, begin
         landed = tokens >= 0
         # What is launched ahead of rows that have ended runs no round at all, and a step that lands nothing runs.
         steps = 1 if launch.rounds is None else _rounds_run(launch, landed)
@@ -172,6 +172,10 @@ class Launcher:
         metrics = self.metrics
         self.strategy.landed(launch.output, launch.built, launch.rounds, max(1, steps), seconds, metrics)
         self._in_flight.popleft()
+        if launch.begin is not None and launch.begin < before:  # it was in flight when the one before it landed
+            kinds = launch.output.kinds
+            if RowKind.PROMPT_CHUNK not in kinds:
+                self.scheduler.pace.note(kinds[0], max(1, steps), begin - before)
         metrics.num_steps_total += steps
         metrics.scheduled_rows_total += steps * len(launch.output.requests)
         metrics.count_landings(landings, time.perf_counter())

@@ -21,8 +21,9 @@ from jaxinfer.engine.strategy import StrategyMaker
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
-from jaxinfer.programs.program import TARGET, Program, everywhere_on
+from jaxinfer.programs.program import TARGET, Program, bounds_place
 from jaxinfer.programs.runner import Runner, initial_state
+from jaxinfer.sampling.bounds import Bounds
 
 # On a CPU the pool shares memory with everything else: enough for a laptop's work, and a parameter away from more.
 DEFAULT_CPU_KV_BYTES = 512 * 2**20
@@ -107,6 +108,8 @@ def plan_memory(
     else:
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         workspace = reserve = 0
+    if config.mask_token_id is None:
+        workspace += Bounds.bytes_of(engine.max_num_seqs, config.vocab_size, num_devices)
     if maker is not None:  # trees stand in slots that no request has; seats may keep more than a token
         workspace += maker.tail_tokens(engine) * per_token + maker.state_bytes(engine, config, dtype)
     room = MemoryBudget(limit, weights, workspace, per_token, 0, reserve).largest_kv_tokens
@@ -149,7 +152,9 @@ def largest_workspace(
     cache = KVCache.shapes(
         model.config, num_pages=pages, page_size=engine.page_size, dtype=dtype, sharding=sharding_of_pages(mesh)
     )
-    models, state = {TARGET: model}, initial_state(cache, buckets.max_num_seqs, everywhere_on(mesh))
+    vocab = model.config.vocab_size
+    models = {TARGET: model}
+    state = initial_state(cache, buckets.max_num_seqs, vocab, bounds_place(mesh, vocab))
     compiled: list[tuple[Program, Any]] = []
     takes_prompts = False
     if maker is not None:

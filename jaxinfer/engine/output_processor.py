@@ -44,6 +44,8 @@ class _Sent(NamedTuple):
     num_tokens: int = 0  # output tokens
     num_characters: int = 0
     is_final: bool = False  # its end too
+    logprob: float = 0.0  # of these tokens together, where log probabilities are wanted
+    has_prompt: bool = False  # what is said of the prompt, once
 
 
 @dataclass(eq=False)
@@ -227,10 +229,9 @@ class OutputProcessor:
             num_tokens = min(num_tokens, follower.detokenizer.num_tokens)
         elif num_tokens == sent.num_tokens:
             return None, sent
-        return (
-            self._output(request, text, sent.num_tokens, num_tokens),
-            _Sent(num_tokens, num_characters + len(text), is_final),
-        )
+        output = self._output(request, text, sent, num_tokens)
+        logprob = output.outputs[0].cumulative_logprob or 0.0
+        return output, _Sent(num_tokens, num_characters + len(text), is_final, logprob, has_prompt=True)
 
     def _last_text(self, follower: _Follower) -> str:
         """What is left of a stream's text, or the whole text of what is not streamed."""
@@ -253,16 +254,16 @@ class OutputProcessor:
             request.prompt_token_ids, tokens, skip_special_tokens=params.skip_special_tokens
         )
 
-    def _output(self, request: Request, text: str, first: int, last: int) -> RequestOutput:
-        """An output with output tokens `first` to `last`, and their log probabilities."""
-        params = request.sampling_params
+    def _output(self, request: Request, text: str, sent: _Sent, last: int) -> RequestOutput:
+        """An output with the output tokens up to `last` that were not sent, and their log probabilities."""
+        params, first = request.sampling_params, sent.num_tokens
         logprobs = cumulative = None
         if params.logprobs is not None:
             logprobs = [self._decoded(entry) for entry in request.logprobs[first:last]]
             # A position's first entry is the token that was chosen.
-            cumulative = sum(next(iter(entry.values())).logprob for entry in request.logprobs[:last])
+            cumulative = sum([next(iter(entry.values())).logprob for entry in logprobs], sent.logprob)
         prompt_logprobs = None
-        if params.prompt_logprobs is not None:
+        if params.prompt_logprobs is not None and not sent.has_prompt:
             prompt_logprobs = [None if entry is None else self._decoded(entry) for entry in request.prompt_logprobs]
         start = request.num_prompt_tokens
         completion = CompletionOutput(

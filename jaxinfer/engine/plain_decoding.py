@@ -16,7 +16,7 @@ from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
 from jaxinfer.engine.strategy import RoundsResult
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
-from jaxinfer.programs.decode_loop import DecodeLoop
+from jaxinfer.programs.decode_loop import DecodeLoop, LoopOutput
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import Follower
@@ -87,7 +87,8 @@ class PlainDecoding(UsualStrategy):
         return self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
 
     def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
-        return RoundsResult(runner.launch(self.program, built.packed.shape, built.packed.buffer))
+        result: LoopOutput = runner.launch(self.program, built.packed.shape, built.packed.buffer)
+        return RoundsResult(result.tokens, sampled_after=(result.hidden, result.sampled))
 
 
 def smallest_of_lanes(shapes: Sequence[BatchShape], sequences: int, pages_per_row: int) -> BatchShape:

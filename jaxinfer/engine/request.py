@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import enum
 import time
-from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections import deque
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
 from jaxinfer.cache.prefix_cache import PrefixMatchResult
-from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 from jaxinfer.outputs import Logprob, RequestMetrics
-from jaxinfer.sampling.adjustments import ALLOWED, IN_PROMPT
+from jaxinfer.sampling.bounds import packed_bits
 from jaxinfer.sampling.constraint import FREE
 from jaxinfer.sampling_params import SamplingParams
 
@@ -114,12 +115,13 @@ class Request:
     token_ids: list[int] = field(init=False)  # prompt and output
     num_prompt_tokens: int = field(init=False)
     ending_token_ids: frozenset[int] = field(init=False)  # what ends it: stop tokens and, unless ignored, EOS
-    adjusts_by_output: bool = field(init=False)  # by its latest token, which must land before the next step is built
-    may_adjust: bool = field(init=False)  # any of its samplings, or reports them with log probabilities
-    needs_host: bool = field(init=False)  # to see every token or to prepare every sampling: no decode loop for it
-    _always_adjusts: bool = field(init=False)
-    _has_own_adjustments: bool = field(init=False)  # for others than its constraint
-    _output_counts: Counter[int] | None = field(init=False)
+    is_penalized: bool = field(init=False)  # its draws are, by what stands in prompt and output
+    is_bound_for_good: bool = field(init=False)  # its draws are, to what lies with its seat as long as it runs
+    has_changing_set: bool = field(init=False)  # which tokens may follow depends on those before
+    depends_on_output: bool = field(init=False)  # what is drawn next does, by way of the host
+    draws_alone: bool = field(init=False)  # without drafts: the host has to know each token before the next is drawn
+    takes_one_round: bool = field(init=False)  # of a launch: it draws alone, or what it draws from is looked at
+    _prompt_bits: np.ndarray | None = field(init=False, default=None)
     _constraint_state: Hashable = field(init=False, default=None)  # after all of its output
 
     def __post_init__(self) -> None:
@@ -129,32 +131,43 @@ class Request:
         params = self.sampling_params
         stop_ids = frozenset(params.stop_token_ids or ())
         self.ending_token_ids = stop_ids if params.ignore_eos else stop_ids | self.eos_token_ids
-        penalized = params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
-        self._output_counts = Counter[int]() if penalized else None
         if self.constraint is not None:
             self._constraint_state = self.constraint.start
-        by_output = penalized or bool(self.bad_token_ids)
-        self._has_own_adjustments = by_output or bool(params.logit_bias) or params.allowed_token_ids is not None
-        self._always_adjusts = self._has_own_adjustments or self.constraint is not None
-        # A search reads log probabilities, and changes none.
-        self.adjusts_by_output = by_output or self.constraint is not None or self.is_steered
-        self.may_adjust = self._always_adjusts or params.min_tokens > 0 or params.logprobs is not None
-        self._set_needs_host()
-
-    def _set_needs_host(self) -> None:
-        params = self.sampling_params
-        self.needs_host = (
-            (self._has_own_adjustments if self.is_constrained_on_device else self._always_adjusts)
-            or self.stream
-            or bool(params.stop_strings)
-            or params.logprobs is not None
-            or len(self.ending_token_ids) > MAX_ENDING_TOKEN_IDS
+        self.is_penalized = (
+            params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         )
+        has_bad_sequences = any([len(sequence) > 1 for sequence in self.bad_token_ids])
+        self.has_changing_set = self.constraint is not None or has_bad_sequences
+        self.is_bound_for_good = (
+            self.is_penalized or bool(self.bad_token_ids) or bool(params.logit_bias)
+            or params.allowed_token_ids is not None or params.min_tokens > 0
+        )  # fmt: skip
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]  # nothing stands before the first token
+        self.depends_on_output = self.has_changing_set or self.is_steered
+
+        self._set_ways()
+
+    def _set_ways(self) -> None:
+        self.draws_alone = self.is_steered or not self.is_held_on_device
+        self.takes_one_round = self.draws_alone or self.sampling_params.logprobs is not None
 
     def constrain_on_device(self) -> None:
         """From now on rounds hold its output to its constraint: the host need not prepare their samplings."""
         self.is_constrained_on_device = True
-        self._set_needs_host()
+        self._set_ways()
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether its draws are bound to anything that lies with its seat, now and then at least."""
+        return self.is_bound_for_good or self.has_changing_set
+
+    @property
+    def is_held_on_device(self) -> bool:
+        """Whether rounds need no host for the tokens that may follow."""
+        if not self.has_changing_set:
+            return True
+        return self.is_constrained_on_device and all([len(sequence) == 1 for sequence in self.bad_token_ids])
 
     @property
     def state_on_device(self) -> int:
@@ -271,9 +284,7 @@ class Request:
             self.status, self.stop_reason, self.error = landed.status, landed.stop_reason, landed.error
 
     def _follow(self, tokens: Sequence[int]) -> None:
-        """Bring counts and the constraint's state up to date with tokens that have landed."""
-        if self._output_counts is not None:
-            self._output_counts.update(tokens)
+        """Bring the constraint's state up to date with tokens that have landed."""
         if self.constraint is not None:
             for token in tokens:
                 self._constraint_state = self.constraint.advance(self._constraint_state, token)
@@ -281,13 +292,11 @@ class Request:
     def start_over(self) -> None:
         """Keep what has landed, and forget all that was made of it: pages, seat, what is computed or in flight."""
         self.settle()
-        if self._output_counts is not None:
-            self._output_counts = Counter[int]()
         if self.constraint is not None:
             self._constraint_state = self.constraint.start
         self._follow(self.output_token_ids)
         self.is_constrained_on_device = False
-        self._set_needs_host()
+        self._set_ways()
         self.epoch += 1
         self.num_computed_tokens = self.num_published_tokens = self.num_borrowed_pages = self.num_to_skip = 0
         self.pages, self.prefix, self.canvas = [], None, None
@@ -310,53 +319,32 @@ class Request:
         self.token_ids[-1] = token
         self.is_held = False
 
-    def adjusts_logits(self, num_outputs: int) -> bool:
-        """Whether logits are adjusted before the token after `num_outputs` output tokens is sampled."""
-        return self._always_adjusts or num_outputs < self.sampling_params.min_tokens
+    def base_set(self, vocab: int) -> np.ndarray:
+        """bool [vocab]: the tokens that may ever be drawn."""
+        allowed = self.sampling_params.allowed_token_ids
+        mask = np.full(vocab, allowed is None)
+        if allowed is not None:
+            mask[list(allowed)] = True
+        mask[[sequence[0] for sequence in self.bad_token_ids if len(sequence) == 1]] = False
+        return mask
 
-    def adjusts_rounds(self, num_outputs: int) -> bool:
-        """The same, where the host would have to do it in rounds."""
-        if self.is_constrained_on_device:
-            return self._has_own_adjustments or num_outputs < self.sampling_params.min_tokens
-        return self.adjusts_logits(num_outputs)
-
-    @property
-    def is_restricted(self) -> bool:
-        """Whether only tokens that its `adjustment_entries` mark may be sampled."""
-        if self.sampling_params.allowed_token_ids is not None:
-            return True
-        return self.constraint is not None and not self.constraint.allowed(self._constraint_state).excludes
-
-    def adjustment_entries(self, num_outputs: int) -> dict[int, tuple[float, int]]:
-        """Token -> (bias, state), as `Adjustments` has them, for the token after `num_outputs` output tokens."""
-        params = self.sampling_params
-        entries: dict[int, tuple[float, int]] = {}
-        if self._output_counts is not None:
-            entries = {token: (0.0, count) for token, count in self._output_counts.items()}
-            if params.repetition_penalty != 1.0:
-                _mark(entries, self.prompt_token_ids, IN_PROMPT)
-        allowed, biases = params.allowed_token_ids, dict(params.logit_bias or {})
+    def set_now(self, vocab: int) -> np.ndarray:
+        """bool [vocab]: those that may follow on the tokens that have landed."""
+        mask = self.base_set(vocab)
         if self.constraint is not None:
-            now = self.constraint.allowed(self._constraint_state)
-            if allowed is not None:
-                allowed = [token for token in allowed if token in now]
-            elif now.excludes:
-                biases.update(dict.fromkeys(now.ids.tolist(), float("-inf")))
-            else:
-                allowed = now.ids.tolist()
-        _mark(entries, allowed or (), ALLOWED)
-        if num_outputs < params.min_tokens:
-            biases.update(dict.fromkeys(self.ending_token_ids, float("-inf")))
-        for sequence in self.bad_token_ids:
-            prefix = list(sequence[:-1])
-            if not prefix or self.token_ids[self.num_prompt_tokens :][-len(prefix) :] == prefix:
-                biases[sequence[-1]] = float("-inf")
-        for token, bias in biases.items():
-            entries[token] = (bias, entries.get(token, (0.0, 0))[1])
-        return entries
+            now = self.constraint.allowed(self._constraint_state).mask()
+            mask[: now.size] &= now
+            mask[now.size :] = False
+        for *prefix, last in self.bad_token_ids:
+            start = self.num_tokens - len(prefix)
+            if prefix and start >= self.num_prompt_tokens and self.token_ids[start:] == prefix:
+                mask[last] = False
+        return mask
 
-
-def _mark(entries: dict[int, tuple[float, int]], tokens: Iterable[int], mark: int) -> None:
-    for token in set(tokens):
-        bias, state = entries.get(token, (0.0, 0))
-        entries[token] = (bias, state + mark)
+    def prompt_bits(self, vocab: int) -> np.ndarray:
+        """Bits of the set of the prompt's tokens, as `packed_bits` makes them; made once."""
+        if self._prompt_bits is None:
+            mask = np.zeros(vocab, bool)
+            mask[self.prompt_token_ids] = True
+            self._prompt_bits = packed_bits(mask)
+        return self._prompt_bits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 
@@ -13,6 +14,10 @@ class RowKind(enum.Enum):
     DECODE = "decode"  # computes the latest token, which is in its seat, and samples the next one
     VERIFICATION = "verification"  # drafts tokens and keeps those that decoding would have sampled
     BLOCK = "block"  # denoises a block of tokens
+
+
+def _anything(rows: int, pages_per_row: int, shares_lanes: bool) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class Rounds:
     most: int = 1  # rounds in one launch
     most_tokens: int = 1
     least_tokens: int = 1
+    sits_out: frozenset[Hashable] = frozenset()  # requests that take part again once their tokens have landed
+    holds: Callable[[int, int, bool], bool] = _anything  # (rows, pages per row, whether some share lanes)
 
     @property
     def takes_prompts(self) -> bool:

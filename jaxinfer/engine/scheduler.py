@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.landing import LogprobsOf, land
 from jaxinfer.engine.launch_plan import LaunchPlan
+from jaxinfer.engine.pace import Pace
 from jaxinfer.engine.plan_rounds import plan_rounds
 from jaxinfer.engine.request import Group, Request, RequestStatus
 from jaxinfer.engine.request_group import RequestGroup
@@ -51,7 +52,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._forks: set[Request] = set()  # that run and have not taken their seats yet
         self.num_sharing_lanes = 0  # running requests whose launches of rounds read a trunk together
-        self.num_adjusting_by_output = 0  # running requests whose latest token must land before the next launch
+        self.pace = Pace()  # of launches, as far as whoever drives the scheduler measures them
 
     def check(self, request: Request) -> None:
         """Refuse, as a ValueError, a request that could never run. Changes nothing."""
@@ -90,7 +91,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Choose tokens for the next step and take the pages they need."""
-        plan = LaunchPlan(self.limits)
+        plan = LaunchPlan(self.limits, self.rounds.sits_out)
         self._schedule_running(plan)
         # Only now, because until here a request could still lose its place in the launch that fills its pages.
         if plan.prefill_rows:
@@ -100,12 +101,14 @@ class Scheduler:
         if not plan.preempted:
             self._schedule_waiting(plan)
         waits, shares_lanes = len(self.waiting) > 0, self.num_sharing_lanes > 1
-        num_rounds = plan_rounds(plan, self.rounds, self.kv, self.running, waits=waits, shares_lanes=shares_lanes)
+        rounds_of = plan_rounds(
+            plan, self.rounds, self.kv, self.running, self.pace, waits=waits, shares_lanes=shares_lanes
+        )
         finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks need their seats in this launch still
-        most, least = self._commit(plan, num_rounds)
+        most, least = self._commit(plan, rounds_of)
         return SchedulerOutput(
             requests=plan.requests,
-            kinds=self._kinds(plan) if num_rounds else plan.kinds,
+            kinds=self._kinds(plan) if rounds_of else plan.kinds,
             num_tokens=plan.counts,
             num_computed=plan.computed,
             num_known=plan.known,
@@ -113,8 +116,9 @@ class Scheduler:
             least_tokens=least,
             epochs=[request.epoch for request in plan.requests],
             new_pages=plan.new_pages,
-            num_rounds=num_rounds,
+            rounds_of=rounds_of,
             shares_lanes=shares_lanes,
+            enters=plan.enters,
             first_scheduled=plan.first_scheduled,
             resumed=plan.resumed,
             finished_req_ids=finished,
@@ -129,20 +133,22 @@ class Scheduler:
             return [seated] * len(plan.kinds)
         return [kind if kind is RowKind.PROMPT_CHUNK else seated for kind in plan.kinds]
 
-    def _commit(self, plan: LaunchPlan, num_rounds: int) -> tuple[list[int], list[int]]:
+    def _commit(self, plan: LaunchPlan, rounds_of: Sequence[int]) -> tuple[list[int], list[int]]:
         """Account for the launch; the most and the least tokens that it lands for each row."""
         most_all, least_all = [], []
-        each, turns = (self.rounds, num_rounds) if num_rounds else (_PLAIN, 1)
-        most_of_all, least_of_all = each.most_in(turns), turns * each.least_tokens
+        each = self.rounds if rounds_of else _PLAIN
+        landing = {turns: (each.most_in(turns), turns * each.least_tokens) for turns in {1, *rounds_of}}
         chunk = RowKind.PROMPT_CHUNK
         for index, request in enumerate(plan.requests):
-            most, least = most_of_all, least_of_all
+            most, least = landing[rounds_of[index] if rounds_of else 1]
             if plan.kinds[index] is chunk:
                 computed = request.num_computed_tokens = plan.computed[index] + plan.counts[index]
                 request.in_seat = computed == self.kv.num_in_chunks(plan.known[index]) and not request.is_trunk
                 most = least = int(request.in_seat and self.limits.block_size == 1)
                 if request.is_computed:
                     self._leave_seat(request)
+            elif most > 1 and each.kind is RowKind.VERIFICATION and request.draws_alone:
+                most = least = 1
             elif most > 1:
                 left = request.num_tokens_left
                 most, least = min(most, left), min(least, left)
@@ -160,9 +166,12 @@ class Scheduler:
             if request.status is not running:
                 continue  # it was preempted to make room
             known = len(request.token_ids) + request.num_in_flight
-            if request.in_seat:
+            if request.in_seat or self._has_only_its_last(request):
                 if not plan.takes_seated(request):
                     continue
+                if not request.in_seat:
+                    request.in_seat = True
+                    plan.enters.add(request.request_id)
                 known = min(known, request.max_total_tokens)
                 needed, count = self._slots_of_seated(request, known), 1
             else:
@@ -180,6 +189,12 @@ class Scheduler:
                 new_pages = list(request.pages)
                 plan.first_scheduled.add(request.request_id)
             plan.add(request, count, known, new_pages)
+
+    def _has_only_its_last(self, request: Request) -> bool:
+        """Whether only the latest token is left to compute of a request that is not in its seat: it decodes at once."""
+        if self.limits.block_size > 1 or request.is_trunk or request.is_held:
+            return False
+        return request.num_computed_tokens == request.num_tokens - 1
 
     def _slots_of_seated(self, request: Request, known: int) -> int:
         """Tokens of a request in its seat that a step or a round may compute."""
@@ -233,7 +248,6 @@ class Scheduler:
         return True
 
     def _count_running(self, request: Request, change: int) -> None:
-        self.num_adjusting_by_output += change * request.adjusts_by_output
         self.num_sharing_lanes += change * request.shares_lane
         if request.group is not None:
             request.group.num_running += change
@@ -269,7 +283,8 @@ class Scheduler:
         computed = request.num_computed_tokens
         is_cached = request.is_trunk and computed == known
         # Of a prompt that is cached as far as it has whole blocks, there is nothing to compute.
-        is_seated = not request.is_trunk and computed == self.kv.num_in_chunks(known)
+        decodes = self._has_only_its_last(request)
+        is_seated = decodes or (not request.is_trunk and computed == self.kv.num_in_chunks(known))
         count = int(plan.takes_seated(request)) if is_seated else plan.tokens_of_chunk(request, known)
         needed = self._slots_of_seated(request, known) if is_seated else computed + count
         while not is_cached and (not count or self.kv.grow(request, needed) is None):
@@ -289,6 +304,8 @@ class Scheduler:
             self._count_running(request, 1)
         self.running.append(request)
         request.in_seat = is_seated
+        if decodes:
+            plan.enters.add(request.request_id)
         plan.add(request, count, known, list(request.pages))
         self.kv.publish(request, computed if is_seated else computed + count)
         (plan.resumed if resumed else plan.first_scheduled).add(request.request_id)

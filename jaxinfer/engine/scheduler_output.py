@@ -63,13 +63,19 @@ class SchedulerOutput:
     least_tokens: list[int]  # that land, unless the sequence ends
     epochs: list[int]  # of the requests, at this launch
     new_pages: list[list[int]]  # that the requests got for this launch
-    num_rounds: int  # of the strategy's program; 0: a plain step
+    rounds_of: list[int]  # of the strategy's program, that each row takes part in; none: a plain step
     shares_lanes: bool  # whether rounds may read a trunk for several rows at once
+    enters: set[str]  # requests whose latest tokens the host has to bring
     first_scheduled: set[str]
     resumed: set[str]
     finished_req_ids: set[str]
     preempted_req_ids: set[str]
     total_num_scheduled_tokens: int
+
+    @property
+    def num_rounds(self) -> int:
+        """The most of any row; 0: a plain step."""
+        return max(self.rounds_of, default=0)
 
     @property
     def samples(self) -> list[bool]:

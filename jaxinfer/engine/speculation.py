@@ -98,16 +98,19 @@ class Speculation(UsualStrategy):
         return [self._rounds, self._catch_up]
 
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
-        self._num_drafts, self.wants_landing, is_trial = 0, False, False
+        self._num_drafts, is_trial = 0, False
         pages = max([len(request.pages) for request in requests], default=1)
-        if requests:
-            seats = np.asarray([request.seat for request in requests], np.int32)
+        seats = np.asarray([request.seat for request in requests], np.int32)
+        if not requests:  # those that wait may decode at once
+            seats = np.full(min(num_waiting, self._num_seats), NO_SEAT, np.int32)
+        if len(seats):
             chosen, self._num_nodes, is_trial = self.controller.choose(seats, pages)
             self._num_drafts = int(chosen.max())
-            if self._num_nodes and self._num_drafts and not self._has_room(requests, pages):
+            shares_lanes = any([request.shares_lane for request in requests])
+            if self._num_nodes and self._num_drafts and not self._has_room(len(seats), pages, shares_lanes):
                 # Too many for trees: chains, as long as there are programs for.
                 self._num_drafts, self._num_nodes = min(self._num_drafts, self._shapes.longest_chain), 0
-            if self._num_drafts and not self._has_room(requests, pages):
+            if self._num_drafts and not self._has_room(len(seats), pages, shares_lanes):
                 self._num_drafts = 0
             self._chosen[NO_SEAT] = self._num_drafts
             self._chosen[seats] = np.minimum(chosen, self._num_drafts)
@@ -115,20 +118,25 @@ class Speculation(UsualStrategy):
         self._feeds = self._num_drafts > 0 or (running > len(requests) and self.controller.would_draft(running, pages))
         if not self._num_drafts:
             return self._plain.choose(requests, num_waiting)
-        for request in self.lanes.behind(requests):
-            if request.num_in_flight and self.lanes.missing(request, request.num_tokens - 1, self._max_catch_up):
-                self.wants_landing = True
+        # A drafter catches up on what the host knows, and goes on from there.
+        sits_out = [
+            request
+            for request in self.lanes.behind(requests)
+            if request.num_in_flight and self.lanes.missing(request, request.num_tokens - 1, self._max_catch_up)
+        ]
         # As many tokens as a plain launch: sequences that end make room for others, or for a smaller shape, as soon.
         rounds = 1 if is_trial else round(self._tokens_per_launch / self._tokens_per_round)
-        return Rounds(RowKind.VERIFICATION, min(max(rounds, 1), self._rounds.max_rounds), self._num_drafts + 1, 1)
+        return Rounds(
+            RowKind.VERIFICATION, min(max(rounds, 1), self._rounds.max_rounds), self._num_drafts + 1, 1,
+            frozenset(sits_out), self._has_room,
+        )  # fmt: skip
 
-    def _has_room(self, requests: Sequence[Request], pages: int) -> bool:
+    def _has_room(self, rows: int, pages_per_row: int, shares_lanes: bool) -> bool:
         """Whether there is a program of rounds for so many, in rows and in lanes."""
-        if self._bucket(len(requests), pages, self._num_drafts, self._num_nodes) is None:
+        if self._bucket(rows, pages_per_row, self._num_drafts, self._num_nodes) is None:
             return False
-        shares_lanes = any([request.shares_lane for request in requests])
         return not shares_lanes or any(
-            shape.batch.num_tokens >= len(requests)
+            shape.batch.num_tokens >= rows
             for shape in self._shapes.lanes
             if shape.num_nodes == self._num_nodes and shape.width > self._num_drafts
         )
@@ -163,7 +171,8 @@ class Speculation(UsualStrategy):
         if feeds:
             self._let_catch_up(output, batch, runner)
         if output.num_rounds and feeds:
-            drafts = np.where(self.lanes.follows[built.seats], self._chosen[built.seats], 0)
+            draws_alone = np.asarray([request.draws_alone for request in output.requests], bool)
+            drafts = np.where(self.lanes.follows[built.seats] & ~draws_alone, self._chosen[built.seats], 0)
             built.packed["max_drafts"][built.rows] = drafts
         built.packed["drafter_follows"][...] = feeds
         self._say_starts(built)
@@ -285,7 +294,7 @@ class Speculation(UsualStrategy):
             is_chunk = output.kinds[index] is RowKind.PROMPT_CHUNK
             end = output.num_computed[index] if is_chunk else known - 1
             missing = lanes.missing(request, end, budget)
-            if missing is not None and not (is_chunk and self._is_computed_now(output, index, *missing)):
+            if missing is not None and not self._is_computed_now(output, index, *missing):
                 first, count = missing
                 found.append((request, first, count))
                 budget -= count

@@ -24,7 +24,7 @@ from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import everywhere_on
 from jaxinfer.speculative.cost_controller import CostController
 from jaxinfer.speculative.costs import Estimate, LaunchCosts
-from jaxinfer.speculative.draft_model import DRAFT_STATE, DraftModel, draft_state
+from jaxinfer.speculative.draft_model import DRAFT_KV, DraftModel
 from jaxinfer.speculative.eagle3 import EAGLE3_STATE, Eagle3, eagle3_state
 from jaxinfer.speculative.gamma import EntropyController, FixedGamma, GammaController
 from jaxinfer.speculative.ngram import HISTORY, NgramProposer, history_of
@@ -187,7 +187,7 @@ class Speculator:
         )
         if isinstance(self.drafter, Eagle3Head):
             return {EAGLE3_STATE: eagle3_state(kv, self.drafter.config, engine.max_num_seqs, whole)}
-        return {DRAFT_STATE: draft_state(kv, engine.max_num_seqs, whole)}
+        return {DRAFT_KV: kv}
 
     def _controller(
         self, engine: EngineConfig, target: DecoderLM, plain: PlainDecoding, shapes: SpeculationShapes

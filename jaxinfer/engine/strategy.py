@@ -37,8 +37,8 @@ class RoundsResult:
 
     token_ids: jax.Array  # int32 [N * W, Q], those of a row in order; -1: none
     width: int = 1  # W, the most tokens that a round lands for a row
-    # Of the last round, if it can say, hidden states [T, hidden] of Q * W tokens and padding, and what was sampled
-    # after each, int32 [T].
+    # Of each row's last round, if it can say and the batch wants it, hidden states [T, hidden] of Q * W tokens and
+    # padding, and what was sampled after each, int32 [T].
     sampled_after: tuple[jax.Array, jax.Array] | None = None
     details: Any = None  # the strategy's own
     ran: jax.Array | None = None  # bool [N, Q], rounds of rows; None: those that landed something
@@ -97,7 +97,8 @@ class Strategy(Protocol):
         ...
 
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
-        """What the next launch may be, if all of these running requests are in their seats then."""
+        """What the next launch may be, if all of these running requests are in their seats then, or of those that wait,
+        if none runs."""
         ...
 
     @property

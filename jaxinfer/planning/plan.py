@@ -16,6 +16,7 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning.arithmetic import decode_bytes, prefill_operations, token_bytes, weights_bytes
 from jaxinfer.planning.devices import GPU
+from jaxinfer.sampling.bounds import Bounds
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def make_plan(request: Request, compiled: Compiled | None = None) -> Plan:
     budget = MemoryBudget(
         limit_bytes=request.limit_bytes,
         weights_bytes=weights,
-        workspace_bytes=0 if compiled is None else compiled.temp_bytes,
+        workspace_bytes=_seats_bytes(request) + (0 if compiled is None else compiled.temp_bytes),
         kv_bytes_per_token=per_token,
         kv_tokens=engine.max_num_seqs * request.sequence_tokens,
         reserve_bytes=reserve_of(request.limit_bytes),
@@ -180,6 +181,13 @@ def compiled_figures(programs: Sequence[Any], kernels_per_layer: float) -> Compi
         decode_kernels_per_layer=kernels_per_layer,
         programs=programs,
     )
+
+
+def _seats_bytes(request: Request) -> int:
+    """What lies with the seats of sequences that one token after the other is drawn for."""
+    if request.model.mask_token_id is not None:
+        return 0
+    return Bounds.bytes_of(request.engine.max_num_seqs, request.model.vocab_size, request.tensor_parallel_size)
 
 
 def _decode_floor_ms(request: Request, rows: int, visible_tokens: int) -> float:

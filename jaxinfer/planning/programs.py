@@ -34,9 +34,10 @@ from jaxinfer.planning.hlo import Pool, ProgramText
 from jaxinfer.planning.plan import PlannedSpeculation
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
-from jaxinfer.programs.program import KV, TARGET, Program
+from jaxinfer.programs.program import KV, TARGET, Program, sharding_of_logits
 from jaxinfer.programs.runner import Runner, initial_state
-from jaxinfer.speculative.draft_model import DRAFT_STATE
+from jaxinfer.sampling.bounds import BoundsPlace
+from jaxinfer.speculative.draft_model import DRAFT_KV
 from jaxinfer.speculative.eagle3 import EAGLE3_STATE
 
 PREFILL, DECODE, DECODE_LOOP, BRANCH_LOOP = "prefill", "decode", "decode_loop", "branch_loop"
@@ -90,7 +91,8 @@ class AbstractEngine:
             sharding=sharding_of_pages(target.mesh),
         )  # fmt: skip
         model = abstract_model(config, target, dtype=dtype)
-        models, state = {TARGET: model}, initial_state(kv, engine.max_num_seqs, target.sharding)
+        place = BoundsPlace(target.sharding, sharding_of_logits(target.mesh, config.vocab_size))
+        models, state = {TARGET: model}, initial_state(kv, engine.max_num_seqs, config.vocab_size, place)
         programs = engine_programs(config, engine)
         of_engine: Sequence[Program] = programs.all
         of_strategy: Sequence[Program] = ()
@@ -99,7 +101,7 @@ class AbstractEngine:
                 if maker.layers is not None:
                     assert speculation is not None and speculation.layers is not None
                     pool = pool_array(speculation.layers, engine, dtype, devices, num_pages=num_pages)
-                    part = EAGLE3_STATE if isinstance(speculation.drafter, Eagle3Config) else DRAFT_STATE
+                    part = EAGLE3_STATE if isinstance(speculation.drafter, Eagle3Config) else DRAFT_KV
                     self.pools[part] = (pool, 2 * maker.layers.num_layers)
                 strategy = maker.strategy(
                     engine, model, dtype=dtype, mesh=target.mesh, whole=target.sharding, abstract=True

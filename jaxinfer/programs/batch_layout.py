@@ -88,7 +88,7 @@ class BatchShape:
             "request_key": ((q, 2), u), "sample_position": ((q,), i),
             "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "max_len": ((q,), i),
             "first_page": ((q if self.lane_pages else 0,), i), "lane_page": ((q, self.lane_pages), i),
-            "num_steps": ((), i), "drafter_follows": ((), i),
+            "num_steps": ((r,), i), "drafter_follows": ((), i),
         }  # fmt: skip
 
 
@@ -130,7 +130,7 @@ class StepBatch(AttentionMetadata):
     first_page: jax.Array  # int32 [Q]
     lane_page: jax.Array  # int32 [Q, L]
     samples: Samples  # [Q]
-    num_steps: jax.Array  # int32 [], steps of a decode loop, or rounds
+    num_steps: jax.Array  # int32 [R], like `row_seat`: steps of a decode loop, or rounds, that each takes part in
     drafter_follows: jax.Array  # int32 [], 1: a drafter, if there is one, computes the step's tokens as well
 
     @property
@@ -181,5 +181,5 @@ def idle_batch(shape: BatchShape, *, num_slots: int, num_seats: int) -> PackedBa
     packed["query_start_loc"][:] = np.minimum(np.arange(shape.num_rows + 1), shape.decode_rows) * shape.decode_width
     packed["top_p"][:] = 1.0
     packed["seat"][:] = num_seats
-    packed["num_steps"][...] = 1
+    packed["num_steps"][:] = 1
     return packed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,25 +15,41 @@ from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, unpack
 from jaxinfer.programs.forward import forward
-from jaxinfer.programs.program import CONSTRAINT, KV, SEATS, TARGET, Device, Place
-from jaxinfer.programs.seats import Seats, read_seats, write_seats
+from jaxinfer.programs.program import BOUNDS, CONSTRAINT, KV, SEATS, TARGET, Device, Place
+from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_seats, write_seats
+from jaxinfer.programs.step import padded_tokens
+from jaxinfer.sampling.bounds import Bounds
 from jaxinfer.sampling.constraint import Constraint, advance
 from jaxinfer.sampling.next_tokens import Constrained, next_tokens
 
-type _State = tuple[KVCache, Seats, jax.Array]
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LoopOutput:
+    """What N decode steps of Q sequences leave on the device."""
+
+    tokens: jax.Array  # int32 [N, Q], -1 where a row was idle, NO_SCORE where it ends because nothing could be sampled
+    # Of each row's last step, where the batch wants log probabilities: hidden states [T, hidden] of the Q sequences and
+    # padding, and the tokens int32 [T] that were sampled after each. Else zeros.
+    hidden: jax.Array
+    sampled: jax.Array
+
+
+type _State = tuple[KVCache, Seats, Bounds, LoopOutput]
 
 
 def decode_loop(
     model: DecoderLM,
     kv: KVCache,
     seats: Seats,
+    bounds: Bounds,
     batch: StepBatch,
     backend: AttentionBackend,
     *,
     max_steps: int,
     constraint: Constraint | None = None,
 ) -> _State:
-    """`batch.num_steps` decode steps, of which each does nothing once every row has ended or has no room left.
+    """As many decode steps of each row as `batch.num_steps` says; nothing is done once all have ended or have no room.
 
     The number of turns is fixed, so that a GPU need not ask the host whether there is one more.
 
@@ -43,33 +59,57 @@ def decode_loop(
         constraint: that sequences may follow.
 
     Returns:
-        The pool, the seats, and int32 [max_steps, Q]: the tokens of each step, -1 where a row was idle or a step did
-        not run, `NO_SCORE` where a row ends because nothing could be sampled.
+        The pool, the seats, the bounds, and what landed.
     """
     num_slots = kv.num_pages * kv.page_size
 
     def turn(index: jax.Array, state: tuple[_State, jax.Array]) -> tuple[_State, jax.Array]:
-        (kv, seats, tokens), allowed_from = state
-        now = read_seats(batch, seats, page_size=kv.page_size, num_slots=num_slots)
+        (kv, seats, bounds, output), allowed_from = state
+        # A row that takes part no more has no room.
+        capacity = jnp.where(index < batch.num_steps, batch.capacity, 0)
+        now = read_seats(replace(batch, capacity=capacity), seats, page_size=kv.page_size, num_slots=num_slots)
 
-        def run(kv: KVCache, seats: Seats) -> tuple[KVCache, Seats, jax.Array]:
+        bounded = bounded_draws(now, bounds)
+
+        def run(kv: KVCache, seats: Seats) -> tuple[KVCache, Seats, jax.Array, LoopOutput]:
             kv, hidden = forward(model, kv, now, backend)
             held = None if constraint is None else Constrained(constraint, allowed_from)
-            sampled = next_tokens(model, hidden[now.logits_index], now.samples.sampling, held)
-            return kv, *write_seats(seats, now.samples, sampled)
+            drawn_after = hidden[now.logits_index]
+            sampled = next_tokens(model, drawn_after, now.samples.sampling, held, bounded)
+            seats, landed = write_seats(seats, now, sampled)
+            kept = lax.cond(
+                batch.wants_logprobs > 0, _with_last, lambda output, *_: output, output, landed, drawn_after, sampled
+            )
+            return kv, seats, landed, kept
 
-        def rest(kv: KVCache, seats: Seats) -> tuple[KVCache, Seats, jax.Array]:
-            return kv, seats, jnp.full(tokens.shape[1], -1, jnp.int32)
+        def rest(kv: KVCache, seats: Seats) -> tuple[KVCache, Seats, jax.Array, LoopOutput]:
+            return kv, seats, jnp.full(output.tokens.shape[1], -1, jnp.int32), output
 
-        anyone = (index < batch.num_steps) & jnp.any(now.limit >= 0)
-        kv, seats, landed = lax.cond(anyone, run, rest, kv, seats)
+        kv, seats, landed, kept = lax.cond(jnp.any(now.limit >= 0), run, rest, kv, seats)
+        bounds = count_latest(now, bounds, landed)
         if constraint is not None:
             allowed_from = jnp.where(landed >= 0, advance(constraint, allowed_from, landed), allowed_from)
-        return (kv, seats, lax.dynamic_update_index_in_dim(tokens, landed, index, axis=0)), allowed_from
+        kept = replace(kept, tokens=lax.dynamic_update_index_in_dim(output.tokens, landed, index, axis=0))
+        return (kv, seats, bounds, kept), allowed_from
 
-    tokens = jnp.full((max_steps, batch.num_sequences), -1, jnp.int32)
-    state, _ = lax.fori_loop(0, max_steps, turn, ((kv, seats, tokens), batch.constraint_state))
+    count = batch.num_sequences
+    size = padded_tokens(count)
+    nothing = LoopOutput(
+        jnp.full((max_steps, count), -1, jnp.int32), jnp.zeros((size, model.config.hidden_size), model.dtype),
+        jnp.zeros(size, jnp.int32),
+    )  # fmt: skip
+    state, _ = lax.fori_loop(0, max_steps, turn, ((kv, seats, bounds, nothing), batch.constraint_state))
     return state
+
+
+def _with_last(output: LoopOutput, landed: jax.Array, hidden: jax.Array, sampled: jax.Array) -> LoopOutput:
+    """The output with hidden states [Q, hidden] and sampled tokens [Q] of the rows for which something has landed."""
+    lands, count = landed != -1, landed.shape[0]
+    return replace(
+        output,
+        hidden=output.hidden.at[:count].set(jnp.where(lands[:, None], hidden, output.hidden[:count])),
+        sampled=output.sampled.at[:count].set(jnp.where(lands, sampled, output.sampled[:count])),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +119,7 @@ class DecodeLoop:
     max_steps: int
     shapes: Sequence[BatchShape] = ()
     reads = (TARGET, CONSTRAINT)
-    writes = (KV, SEATS)
+    writes = (KV, SEATS, BOUNDS)
 
     @property
     def planned(self) -> dict[str, BatchShape]:
@@ -97,11 +137,11 @@ class DecodeLoop:
     def idle(self, shape: BatchShape, place: Place) -> tuple[Any, ...]:
         return (idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
 
-    def run(self, device: Device, shape: BatchShape, buffer: jax.Array) -> tuple[dict[str, Any], jax.Array]:
-        """The state, and the tokens of each step."""
-        model, kv, seats = device.models[TARGET], device.state[KV], device.state[SEATS]
-        batch = unpack(buffer, shape)
-        kv, seats, tokens = decode_loop(
-            model, kv, seats, batch, device.backend, max_steps=self.max_steps, constraint=device.models.get(CONSTRAINT)
-        )
-        return {KV: kv, SEATS: seats}, device.readable(tokens)
+    def run(self, device: Device, shape: BatchShape, buffer: jax.Array) -> tuple[dict[str, Any], LoopOutput]:
+        """The state, and what landed."""
+        kv, seats, bounds = (device.state[name] for name in self.writes)
+        kv, seats, bounds, output = decode_loop(
+            device.models[TARGET], kv, seats, bounds, unpack(buffer, shape), device.backend,
+            max_steps=self.max_steps, constraint=device.models.get(CONSTRAINT),
+        )  # fmt: skip
+        return {KV: kv, SEATS: seats, BOUNDS: device.placed(bounds)}, device.readable(output)

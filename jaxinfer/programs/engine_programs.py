@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxinfer.programs.adjusted_sampling import AdjustedSampling, SamplingShape, entry_buckets
 from jaxinfer.programs.buckets import Buckets, lane_pages_for
 from jaxinfer.programs.commit_tail import CommitTail
 from jaxinfer.programs.decode_loop import DecodeLoop
+from jaxinfer.programs.entry import Entry, EntryShape
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.prompt_logprobs import PromptLogprobs
 from jaxinfer.programs.step import Follower, Step, padded_tokens
@@ -18,7 +18,7 @@ class EnginePrograms:
     """The programs of plain decoding; strategies bring more."""
 
     step: Step
-    adjusted_sampling: AdjustedSampling
+    entry: Entry
     prompt_logprobs: PromptLogprobs
     decode_loop: DecodeLoop
     commit_tail: CommitTail
@@ -27,13 +27,11 @@ class EnginePrograms:
     def of(cls, buckets: Buckets, *, vocab_size: int, max_decode_steps: int, page_size: int) -> EnginePrograms:
         """With all shapes that an engine of these limits can need."""
         steps = buckets.all_shapes()
-        entries = entry_buckets(buckets.max_num_seqs, vocab_size)
         loops = buckets.all_loops() if max_decode_steps > 1 else []
         lanes = buckets.all_lanes(lane_pages_for(max_decode_steps, page_size))
-        numbers_of_logits = dict.fromkeys(shape.num_logits for shape in steps)
         return cls(
             Step(tuple(steps)),
-            AdjustedSampling(tuple(SamplingShape(rows, n) for rows in numbers_of_logits for n in entries)),
+            Entry(EntryShape.all_of(buckets.max_num_seqs, vocab_size)),
             PromptLogprobs(tuple(dict.fromkeys(padded_tokens(shape.num_tokens) for shape in steps))),
             DecodeLoop(max_decode_steps, (*loops, *lanes)),
             CommitTail(((1, page_size),)),
@@ -47,6 +45,6 @@ class EnginePrograms:
     def all(self) -> list[Program]:
         """Those that have shapes."""
         programs: list[Program] = [
-            self.step, self.adjusted_sampling, self.prompt_logprobs, self.decode_loop, self.commit_tail,
+            self.step, self.entry, self.prompt_logprobs, self.decode_loop, self.commit_tail,
         ]  # fmt: skip
         return [program for program in programs if program.shapes]

@@ -1,9 +1,10 @@
-"""Sequences enter their seats from the host: their latest token, their length, and what their draws are bound to."""
+"""Sequences enter their seats from the host: their latest tokens, their length, and what their draws are bound to."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,24 +18,41 @@ from jaxinfer.sampling.bounds import Bounds
 
 # So many of each in a launch: an entry of a vocabulary of 152k words takes 60 kB, and a count 12 bytes.
 SEATS_OF_ENTRY, COUNTS_OF_ENTRY = 4, 4096
+# Where only tokens enter, an entry takes 20 bytes.
+SEATS_OF_TOKENS = 64
+
+
+class Enters(enum.IntEnum):
+    """What of an entry a seat takes over; all else stays as it is."""
+
+    ALL = 0  # bounds, without counts but those given, and tokens where there is a length
+    COUNTS = 1  # counts that are added to those of an entry before
+    ALLOWED = 2  # the set of allowed tokens, and that it binds
+    TOKENS = 3  # the latest tokens and the length
 
 
 class EntryShape(NamedTuple):
-    """N seats, C counts of all of them, and a vocabulary."""
+    """N seats, C counts of all of them, and a vocabulary; a vocabulary of 0: only tokens enter."""
 
     num_seats: int
     num_counts: int
     vocab: int
 
+    @classmethod
+    def all_of(cls, num_seats: int, vocab: int) -> tuple[EntryShape, EntryShape]:
+        """Of an engine: of whole entries, and of tokens alone."""
+        return cls(SEATS_OF_ENTRY, COUNTS_OF_ENTRY, vocab), cls(min(SEATS_OF_TOKENS, num_seats), 0, 0)
+
     def layout(self) -> dict[str, Extent]:
         """Name -> (shape, dtype) of every host array, in the order of the packed buffer."""
         i, n, c = np.int32, self.num_seats, self.num_counts
-        bounds = Bounds.layout(n, self.vocab)
-        del bounds["counts"]
+        bounds = Bounds.layout(n, self.vocab) if self.vocab else {}
+        bounds.pop("counts", None)
         return {
-            # Out of range: nothing enters. Where only counts are added, everything else stays as it is in the seat.
-            "seat": ((n,), i), "adds_counts": ((n,), i),
-            "token": ((n,), i), "length": ((n,), i),  # 0: the seat's token and length are written by a step
+            "seat": ((n,), i),  # out of range: nothing enters
+            "enters": ((n,), i),  # `Enters`
+            "token": ((n,), i), "before": ((n,), i),
+            "length": ((n,), i),  # 0: the seat's tokens and length are written by a step
             **bounds,
             "count_of": ((c,), i), "count_token": ((c,), i), "count": ((c,), i),  # N: none
         }  # fmt: skip
@@ -45,12 +63,13 @@ class PackedEntry(Packed):
 
     def __init__(self, shape: EntryShape, num_seats: int) -> None:
         super().__init__(shape)
+        self.shape = shape
         self["seat"][:], self["count_of"][:] = num_seats, shape.num_seats
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """The program by which sequences enter their seats, all of one size: it runs again for what does not fit."""
+    """The program by which sequences enter their seats, in few sizes: it runs again for what does not fit."""
 
     shapes: Sequence[EntryShape] = ()
     reads = ()
@@ -58,10 +77,10 @@ class Entry:
 
     @property
     def planned(self) -> dict[str, EntryShape]:
-        return {"entry": max(self.shapes)}
+        return {"entry": max(self.shapes, key=lambda shape: shape.vocab)}
 
     def describe(self, shape: EntryShape) -> str:
-        return f"entry of {shape.num_seats} sequences"
+        return f"entry of {shape.num_seats} sequences{'' if shape.vocab else ', of their tokens alone'}"
 
     def idle(self, shape: EntryShape, place: Place) -> tuple[Any, ...]:
         return (PackedEntry(shape, place.num_seats).buffer,)
@@ -70,18 +89,29 @@ class Entry:
         """The seats and bounds."""
         given = unpacked(buffer, shape)
         seats, bounds = device.state[SEATS], device.state[BOUNDS]
-        num_seats = seats.token.shape[0]
-        seat = given.pop("seat")
-        enters = jnp.where(given.pop("adds_counts") > 0, num_seats, seat)
-        length = given.pop("length")
-        placed = jnp.where(length > 0, enters, num_seats)
+        nowhere = seats.token.shape[0]
+        seat, enters, length = (given.pop(name) for name in ("seat", "enters", "length"))
+
+        def seats_that(*what: Enters) -> jax.Array:
+            takes = jnp.any(jnp.stack([enters == one for one in what]), axis=0)
+            return jnp.where(takes, seat, nowhere)
+
+        placed = jnp.where(length > 0, seats_that(Enters.ALL, Enters.TOKENS), nowhere)
         seats = Seats(
             token=seats.token.at[placed].set(given.pop("token"), mode="drop"),
+            before=seats.before.at[placed].set(given.pop("before"), mode="drop"),
             length=seats.length.at[placed].set(length, mode="drop"),
         )
         count_of, token, count = (given.pop(name) for name in ("count_of", "count_token", "count"))
-        counts = bounds.counts.at[enters].set(0, mode="drop")
-        at = jnp.append(seat, num_seats).at[count_of].get(mode="clip")
-        counts = counts.at[at, token].set(count.astype(counts.dtype), mode="drop")
-        others = {name: getattr(bounds, name).at[enters].set(new, mode="drop") for name, new in given.items()}
-        return {SEATS: seats, BOUNDS: Bounds(counts=counts, **others)}, None
+        if shape.vocab:
+            all_of = seats_that(Enters.ALL)
+            counts = bounds.counts.at[all_of].set(0, mode="drop")
+            at = jnp.append(seat, nowhere).at[count_of].get(mode="clip")
+            counts = counts.at[at, token].set(count.astype(counts.dtype), mode="drop")
+            places = {name: seats_that(Enters.ALL, Enters.ALLOWED) for name in ("binds", "allowed")}
+            others = {
+                name: getattr(bounds, name).at[places.get(name, all_of)].set(new, mode="drop")
+                for name, new in given.items()
+            }
+            bounds = replace(bounds, counts=counts, **others)
+        return {SEATS: seats, BOUNDS: device.placed(bounds)}, None

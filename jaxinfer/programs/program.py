@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.sampling.bounds import Bounds, BoundsPlace
 
 # Parts of the device's state, and models, by name. A strategy adds its own.
 TARGET, KV, SEATS = "target", "kv", "seats"
@@ -41,6 +42,10 @@ class Device:
         """Logits [Q, vocab] that a later program gets: each device keeps those of its own words."""
         sharding = sharding_of_logits(self.mesh, logits.shape[-1])
         return logits if sharding is None else lax.with_sharding_constraint(logits, sharding)
+
+    def placed(self, bounds: Bounds) -> Bounds:
+        """The bounds where they lay before: whole on every device, but for the counts."""
+        return replace(self.readable(replace(bounds, counts=())), counts=self.split_by_word(bounds.counts))
 
 
 class Program(Protocol):
@@ -99,6 +104,11 @@ def sharding_of_logits(mesh: Mesh | None, vocab: int) -> NamedSharding | None:
     if mesh is None:
         return None
     return NamedSharding(mesh, PartitionSpec(None, "tensor") if vocab % mesh.size == 0 else PartitionSpec())
+
+
+def bounds_place(mesh: Mesh | None, vocab: int) -> BoundsPlace:
+    """Where bounds of so many words lie."""
+    return BoundsPlace(everywhere_on(mesh), sharding_of_logits(mesh, vocab))
 
 
 type OnCompile = Callable[[str], None]

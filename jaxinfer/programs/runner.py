@@ -16,6 +16,7 @@ from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.tensor_parallel import over_devices
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.programs.program import (
+    BOUNDS,
     CONSTRAINT,
     KV,
     SEATS,
@@ -28,6 +29,7 @@ from jaxinfer.programs.program import (
     sharding_of_logits,
 )
 from jaxinfer.programs.seats import Seats
+from jaxinfer.sampling.bounds import ON_DEFAULT_DEVICE, Bounds, BoundsPlace
 
 logger = logging.getLogger(__name__)
 
@@ -171,11 +173,18 @@ def _is_whole(part: Any) -> bool:
     return True
 
 
-def initial_state(kv: KVCache, num_seats: int, whole: jax.sharding.Sharding | None = None) -> dict[str, Any]:
-    """The state of a plain engine: its pool, and empty seats; of shapes alone where the pool is.
+def initial_state(
+    kv: KVCache, num_seats: int, vocab_size: int, place: BoundsPlace = ON_DEFAULT_DEVICE
+) -> dict[str, Any]:
+    """The state of a plain engine: its pool, and empty seats that bind nothing; of shapes alone where the pool is.
 
     Args:
-        whole: where seats lie, see `everywhere_on`; None: on the default device.
+        place: where seats and bounds lie.
     """
-    make = Seats.shapes if kv.is_abstract else Seats.allocate
-    return {KV: kv, SEATS: make(num_seats, whole)}
+    if kv.is_abstract:
+        seats = Seats.shapes(num_seats, place.whole)
+        bounds = Bounds.shapes(num_seats, vocab_size, place)
+    else:
+        seats = Seats.allocate(num_seats, place.whole)
+        bounds = Bounds.allocate(num_seats, vocab_size, place)
+    return {KV: kv, SEATS: seats, BOUNDS: bounds}

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.programs.batch_layout import Samples, StepBatch
+from jaxinfer.programs.batch_layout import StepBatch
+from jaxinfer.sampling.bounds import Bounded, Bounds, counted, latest_output
 from jaxinfer.sampling.greatest import NO_SCORE
 
 ENDED = -1
@@ -25,19 +26,20 @@ class Seats:
     """One entry for each of S sequences that may run at once. Programs take it donated and return it."""
 
     token: jax.Array  # int32 [S], the latest token, which nobody has computed yet; ENDED: no token follows
+    before: jax.Array  # int32 [S], the token before that, which a drafter may not have computed
     length: jax.Array  # int32 [S], tokens of the sequence, the latest included
 
     @classmethod
     def allocate(cls, num_seats: int, sharding: jax.sharding.Sharding | None = None) -> Seats:
         """Seats that nobody has; `sharding` None: on the default device."""
-        token, length = (jnp.zeros(num_seats, jnp.int32, device=sharding) for _ in range(2))
-        return cls(token + ENDED, length)
+        token, before, length = (jnp.zeros(num_seats, jnp.int32, device=sharding) for _ in range(3))
+        return cls(token + ENDED, before, length)
 
     @classmethod
     def shapes(cls, num_seats: int, sharding: jax.sharding.Sharding | None = None) -> Seats:
         """Seats of shapes alone: to compile for, not to run with."""
         shape: Any = jax.ShapeDtypeStruct((num_seats,), jnp.int32, sharding=sharding)
-        return cls(shape, shape)
+        return cls(shape, shape, shape)
 
 
 def latest_tokens(batch: StepBatch, seats: Seats) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -98,12 +100,28 @@ def read_seats(batch: StepBatch, seats: Seats, *, page_size: int, num_slots: int
     )
 
 
-def write_seats(seats: Seats, samples: Samples, tokens: jax.Array) -> tuple[Seats, jax.Array]:
+def bounded_draws(batch: StepBatch, bounds: Bounds) -> Bounded:
+    """The draws of a batch that is completed from the seats, and what they are held to."""
+    samples = batch.samples
+    position = samples.sampling.sample_position
+    latest = latest_output(bounds, samples.seat, batch.token_ids[batch.logits_index], position - 1)
+    return Bounded(bounds, samples.seat, position, latest[:, None])
+
+
+def count_latest(batch: StepBatch, bounds: Bounds, landed: jax.Array) -> Bounds:
+    """The bounds once the tokens after which others have landed, int32 [Q], -1 for none, are the latest no more."""
+    samples, latest = batch.samples, batch.token_ids[batch.logits_index]
+    seat = jnp.where(landed != -1, samples.seat, bounds.binds.shape[0])
+    return counted(bounds, seat, samples.sampling.sample_position[:, None] - 1, latest[:, None])
+
+
+def write_seats(seats: Seats, batch: StepBatch, tokens: jax.Array) -> tuple[Seats, jax.Array]:
     """The seats after tokens int32 [Q] were sampled, and the tokens that landed: -1 for idle rows.
 
     A sequence ends with one of its ending tokens, with `NO_SCORE`, which lands in the place of a token, and where it
     reaches its greatest length.
     """
+    samples = batch.samples
     position = samples.sampling.sample_position
     lands = position >= 0
     ends = (tokens == NO_SCORE) | (position + 1 >= samples.max_len)
@@ -111,6 +129,7 @@ def write_seats(seats: Seats, samples: Samples, tokens: jax.Array) -> tuple[Seat
     at = jnp.where(lands, samples.seat, seats.token.shape[0])
     seats = Seats(
         token=seats.token.at[at].set(jnp.where(ends, ENDED, tokens), mode="drop"),
+        before=seats.before.at[at].set(batch.token_ids[batch.logits_index], mode="drop"),
         length=seats.length.at[at].set(position + 1, mode="drop"),
     )
     return seats, jnp.where(lands, tokens, -1)

@@ -13,11 +13,13 @@ from jax import lax
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.batch_layout import BatchShape, Samples, StepBatch, idle_batch, unpack
+from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, unpack
 from jaxinfer.programs.forward import forward_with_features
-from jaxinfer.programs.program import KV, SEATS, TARGET, Device, Place
-from jaxinfer.programs.seats import Seats, read_seats, write_seats
-from jaxinfer.sampling.next_tokens import logits_and_greedy
+from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
+from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_seats, write_seats
+from jaxinfer.sampling.bounds import Bounds
+from jaxinfer.sampling.logprobs import TokenLogprobs, logprobs_if
+from jaxinfer.sampling.next_tokens import as_held, logits_and_greedy
 from jaxinfer.sampling.sampler import sample
 
 
@@ -27,9 +29,8 @@ class StepOutput:
     """What a step leaves on the device. T tokens, Q wanted logits, V words."""
 
     token_ids: jax.Array  # int32 [Q], sampled; -1 where the row is idle, NO_SCORE where nothing could be
-    logits: jax.Array  # float32 [Q, V]
+    logprobs: TokenLogprobs  # [Q], of these; zeros unless the batch wants them
     hidden: jax.Array  # [T, hidden], after the final norm
-    samples: Samples  # [Q], completed from the seats
 
 
 class Stepped(NamedTuple):
@@ -37,6 +38,7 @@ class Stepped(NamedTuple):
 
     kv: KVCache
     seats: Seats
+    bounds: Bounds
     output: StepOutput
     batch: StepBatch  # completed from the seats
     features: jax.Array | None  # [T, F * hidden], the inputs of captured layers
@@ -46,6 +48,7 @@ def step(
     model: DecoderLM,
     kv: KVCache,
     seats: Seats,
+    bounds: Bounds,
     batch: StepBatch,
     backend: AttentionBackend,
     capture: Sequence[int] = (),
@@ -54,9 +57,13 @@ def step(
     batch = read_seats(batch, seats, page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size)
     kv, hidden, features = forward_with_features(model, kv, batch, backend, capture)
     logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
-    tokens = sample(logits, batch.samples.sampling, greedy)
-    seats, landed = write_seats(seats, batch.samples, tokens)
-    return Stepped(kv, seats, StepOutput(landed, logits, hidden, batch.samples), batch, features)
+    bounded = bounded_draws(batch, bounds)
+    held, greedy = as_held(logits, greedy, bounded.anyone, [bounded])
+    tokens = sample(held, batch.samples.sampling, greedy)
+    logprobs = logprobs_if(batch.wants_logprobs > 0, logits, tokens)
+    seats, landed = write_seats(seats, batch, tokens)
+    bounds = count_latest(batch, bounds, landed)
+    return Stepped(kv, seats, bounds, StepOutput(landed, logprobs, hidden), batch, features)
 
 
 class Follower(Protocol):
@@ -95,7 +102,8 @@ class Step:
 
     @property
     def writes(self) -> Sequence[str]:
-        return (KV, SEATS) if self.follower is None else (KV, SEATS, *self.follower.writes)
+        own = (KV, SEATS, BOUNDS)
+        return own if self.follower is None else (*own, *self.follower.writes)
 
     @property
     def planned(self) -> dict[str, BatchShape]:
@@ -120,16 +128,22 @@ class Step:
         """The state, and the output with its hidden states padded: few shapes of them mean few programs that read
         them."""
         capture = () if self.follower is None else self.follower.capture
-        kv, seats, output, batch, features = step(
-            device.models[TARGET], device.state[KV], device.state[SEATS], unpack(buffer, shape), device.backend, capture
+        state = device.state
+        kv, seats, bounds, output, batch, features = step(
+            device.models[TARGET],
+            state[KV],
+            state[SEATS],
+            state[BOUNDS],
+            unpack(buffer, shape),
+            device.backend,
+            capture,
         )
-        state = {} if self.follower is None else _followed(self.follower, device, batch, features)
+        followed = {} if self.follower is None else _followed(self.follower, device, batch, features)
         extra = padded_tokens(shape.num_tokens) - shape.num_tokens
-        return {**state, KV: kv, SEATS: seats}, StepOutput(
+        return {**followed, KV: kv, SEATS: seats, BOUNDS: device.placed(bounds)}, StepOutput(
             token_ids=device.readable(output.token_ids),
-            logits=device.split_by_word(output.logits),
+            logprobs=device.readable(output.logprobs),
             hidden=device.readable(jnp.pad(output.hidden, ((0, extra), (0, 0)))),
-            samples=device.readable(output.samples),
         )
 
 
@@ -137,7 +151,7 @@ def _followed(follower: Follower, device: Device, batch: StepBatch, features: ja
     """The follower's parts of the state, with the tokens of a step if the batch says so."""
 
     def follow(state: dict[str, Any]) -> dict[str, Any]:
-        return follower.follow(replace(device, state=state), batch, features)
+        return follower.follow(replace(device, state={**device.state, **state}), batch, features)
 
     own = {name: device.state[name] for name in follower.writes}
     return lax.cond(batch.drafter_follows > 0, follow, lambda state: state, own)

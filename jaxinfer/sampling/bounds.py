@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,17 @@ _MOST = np.iinfo(np.uint16).max
 def num_words(vocab: int) -> int:
     """Of bits, one for each token."""
     return -(-vocab // WORD_BITS)
+
+
+class BoundsPlace(NamedTuple):
+    """Where bounds lie: whole on every device, but for counts, which are split by words as logits are. None: on the
+    default device."""
+
+    whole: jax.sharding.Sharding | None = None
+    by_word: jax.sharding.Sharding | None = None
+
+
+ON_DEFAULT_DEVICE = BoundsPlace()
 
 
 @jax.tree_util.register_dataclass
@@ -44,6 +57,38 @@ class Bounds:
     presence_penalty: Any  # float32 [S], 0 is off
 
     @classmethod
+    def allocate(cls, num_seats: int, vocab: int, place: BoundsPlace = ON_DEFAULT_DEVICE) -> Bounds:
+        """Of seats that nobody has: they bind nothing."""
+        return cls._made(num_seats, vocab, place, lambda extent, dtype, at: jnp.zeros(extent, dtype, device=at))
+
+    @classmethod
+    def shapes(cls, num_seats: int, vocab: int, place: BoundsPlace = ON_DEFAULT_DEVICE) -> Bounds:
+        """Of shapes alone: to compile for, not to run with."""
+        return cls._made(
+            num_seats, vocab, place, lambda extent, dtype, at: jax.ShapeDtypeStruct(extent, dtype, sharding=at)
+        )
+
+    @classmethod
+    def _made(cls, num_seats: int, vocab: int, place: BoundsPlace, make: Callable[..., Any]) -> Bounds:
+        layout = cls.layout(num_seats, vocab)
+        return cls(
+            **{
+                name: make(*of_one, place.by_word if name == "counts" else place.whole)
+                for name, of_one in layout.items()
+            }
+        )
+
+    @classmethod
+    def bytes_of(cls, num_seats: int, vocab: int, num_devices: int = 1) -> int:
+        """What they take on each of so many devices."""
+        each = {
+            name: math.prod(of) * np.dtype(dtype).itemsize for name, (of, dtype) in cls.layout(num_seats, vocab).items()
+        }
+        if vocab % num_devices == 0:
+            each["counts"] //= num_devices
+        return sum(each.values())
+
+    @classmethod
     def layout(cls, num_seats: int, vocab: int) -> dict[str, tuple[tuple[int, ...], Any]]:
         """Name -> (shape, dtype) of every array."""
         words, i, f, bits = num_words(vocab), np.int32, np.float32, np.uint32
@@ -54,6 +99,31 @@ class Bounds:
         }  # fmt: skip
         named = {field.name: extents.get(field.name, ((), i)) for field in fields(cls)}
         return {name: ((num_seats, *extent), dtype) for name, (extent, dtype) in named.items()}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Bounded:
+    """Q draws, and the bounds by seat that they are held to, while a program is traced."""
+
+    bounds: Bounds
+    seat: jax.Array  # int32 [Q], out of range: held to nothing
+    position: jax.Array  # int32 [Q], the index in its sequence of the token that is drawn
+    path: jax.Array  # int32 [Q, D], output tokens before it that are not counted: the latest, and drafts; -1: none
+
+    @property
+    def anyone(self) -> jax.Array:
+        return jnp.any(of_seats(self.bounds.binds, self.seat) > 0)
+
+    def hold(self, logits: jax.Array) -> jax.Array:
+        """Logits float32 [Q, V] as they are drawn from; nothing is computed where nobody is bound."""
+
+        def bound(logits: jax.Array) -> jax.Array:
+            of_draws = of_rows(self.bounds, self.seat)
+            held = adjust(logits, of_draws, self.position, self.path)
+            return jnp.where(of_draws.binds[:, None] > 0, held, logits)
+
+        return lax.cond(self.anyone, bound, lambda logits: logits, logits)
 
 
 def unpacked(bits: jax.Array, vocab: int) -> jax.Array:
@@ -107,11 +177,30 @@ def _penalized(logits: jax.Array, count: jax.Array, in_prompt: jax.Array, bounds
     return logits - jnp.where(count > 0, bounds.presence_penalty[:, None], 0.0)
 
 
+def packed_bits(mask: np.ndarray) -> np.ndarray:
+    """Bits uint32 [W] of a set of tokens, bool [V], on the host."""
+    packed = np.zeros(num_words(mask.size) * WORD_BITS // 8, np.uint8)
+    of_mask = np.packbits(mask, bitorder="little")
+    packed[: of_mask.size] = of_mask
+    return packed.view(np.dtype("<u4")).astype(np.uint32, copy=False)
+
+
+def of_seats(by_seat: jax.Array, seat: jax.Array) -> jax.Array:
+    """Integers [N] of seats int32 [N], by seat; 0 of a seat out of range."""
+    is_one = (seat >= 0) & (seat < by_seat.shape[0])
+    return jnp.where(is_one, by_seat.at[seat].get(mode="clip"), 0)
+
+
 def of_rows(bounds: Bounds, seat: jax.Array) -> Bounds:
     """Those of seats int32 [N]; of a seat out of range, some that bind nothing."""
     found = jax.tree.map(lambda x: x.at[seat].get(mode="clip"), bounds)
-    is_one = (seat >= 0) & (seat < bounds.binds.shape[0])
-    return replace(found, binds=jnp.where(is_one, found.binds, 0))
+    return replace(found, binds=of_seats(bounds.binds, seat))
+
+
+def latest_output(bounds: Bounds, seat: jax.Array, token: jax.Array, position: jax.Array) -> jax.Array:
+    """int32 [N]: the latest tokens [N] of sequences, at positions [N], as they begin a path: -1 where it is one of the
+    prompt."""
+    return jnp.where(position >= of_seats(bounds.prompt_length, seat), token, -1)
 
 
 def counted(bounds: Bounds, seat: jax.Array, position: jax.Array, tokens: jax.Array) -> Bounds:
@@ -122,15 +211,12 @@ def counted(bounds: Bounds, seat: jax.Array, position: jax.Array, tokens: jax.Ar
         position: int32 [N, D], of the tokens in their sequences; those of the prompt are not counted.
         tokens: -1: none.
     """
-    is_one = (seat >= 0) & (seat < bounds.binds.shape[0])
-    own = jnp.where(is_one, seat, 0)
-    counts = is_one[:, None] & (bounds.binds[own] > 0)[:, None] & (tokens >= 0)
-    counts &= position >= bounds.prompt_length[own][:, None]
-
-    def add(before: jax.Array) -> jax.Array:
-        number = jnp.sum((tokens[:, :, None] == tokens[:, None]) & counts[:, None], axis=2)
-        after = jnp.minimum(before.at[own[:, None], tokens].get(mode="clip").astype(jnp.int32) + number, _MOST)
-        at = jnp.where(counts, seat[:, None], before.shape[0])
-        return before.at[at, tokens].set(after.astype(before.dtype), mode="drop")
-
-    return replace(bounds, counts=lax.cond(jnp.any(counts), add, lambda before: before, bounds.counts))
+    before = bounds.counts
+    counts = (of_seats(bounds.binds, seat) > 0)[:, None] & (tokens >= 0)
+    counts &= position >= of_seats(bounds.prompt_length, seat)[:, None]
+    number = jnp.sum((tokens[:, :, None] == tokens[:, None]) & counts[:, None], axis=2)
+    known = before.at[jnp.maximum(seat, 0)[:, None], jnp.maximum(tokens, 0)].get(mode="clip").astype(jnp.int32)
+    at = jnp.where(counts, seat[:, None], before.shape[0])
+    # Under no condition: in a loop, XLA would copy all counts for one.
+    after = jnp.minimum(known + number, _MOST).astype(before.dtype)
+    return replace(bounds, counts=before.at[at, tokens].set(after, mode="drop"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxinfer.limits import MAX_LOGPROBS
 from jaxinfer.sampling.greatest import top_of_rows
@@ -23,7 +24,7 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
-    """Of float32 logits [Q, V], before temperature and adjustments, and chosen tokens int32 [Q]."""
+    """Of float32 logits [Q, V], before temperature and bounds, and chosen tokens int32 [Q]."""
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
     top_logit, top_token = top_of_rows(logits, min(MAX_LOGPROBS, logits.shape[-1]))
@@ -33,3 +34,12 @@ def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
         top_token=top_token,
         top_logprob=top_logit - normalizer[:, None],
     )
+
+
+def logprobs_if(wanted: jax.Array, logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
+    """`token_logprobs` where bool [] says so; else zeros, at no cost."""
+
+    def none(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(token_logprobs, logits, tokens))
+
+    return lax.cond(wanted, token_logprobs, none, logits, tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.sampling.bounds import Bounded
 from jaxinfer.sampling.constraint import FREE, Constraint, allowed
 from jaxinfer.sampling.greatest import first_of_greatest, greatest_of_rows
 from jaxinfer.sampling.sampler import SamplingBatch, sample
@@ -29,6 +32,14 @@ class Constrained:
     @property
     def anyone(self) -> jax.Array:
         return jnp.any(self.state != FREE)
+
+    def hold(self, logits: jax.Array) -> jax.Array:
+        """Logits float32 [Q, V] without those of tokens that are not allowed."""
+
+        def constrained(logits: jax.Array) -> jax.Array:
+            return jnp.where(allowed(self.constraint, self.state), logits, -jnp.inf)
+
+        return lax.cond(self.anyone, constrained, lambda logits: logits, logits)
 
 
 def logits_and_greedy(model: DecoderLM, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -52,16 +63,21 @@ def logits_and_greedy(model: DecoderLM, hidden: jax.Array) -> tuple[jax.Array, j
 
 
 def next_tokens(
-    model: DecoderLM, hidden: jax.Array, sampling: SamplingBatch, constrained: Constrained | None = None
+    model: DecoderLM,
+    hidden: jax.Array,
+    sampling: SamplingBatch,
+    constrained: Constrained | None = None,
+    bounded: Bounded | None = None,
 ) -> jax.Array:
     """Tokens int32 [Q] that `sample` takes after hidden states [Q, hidden], where nobody asks for the logits."""
 
-    anyone = jnp.asarray(False) if constrained is None else constrained.anyone
+    holders = [held for held in (bounded, constrained) if held is not None]
+    anyone = functools.reduce(jnp.logical_or, [held.anyone for held in holders], jnp.asarray(False))
 
     def any_row() -> jax.Array:
         logits, greedy = logits_and_greedy(model, hidden)
-        if constrained is not None:
-            logits, greedy = lax.cond(anyone, _only_allowed, lambda logits, *_: (logits, greedy), logits, constrained)
+        if holders:
+            logits, greedy = as_held(logits, greedy, anyone, holders)
         return sample(logits, sampling, greedy)
 
     # Where all rows are greedy, nothing reads the logits by rows, and XLA leaves their transpose out.
@@ -69,7 +85,18 @@ def next_tokens(
     return lax.cond(reads_logits, any_row, lambda: logits_and_greedy(model, hidden)[1])
 
 
-def _only_allowed(logits: jax.Array, constrained: Constrained) -> tuple[jax.Array, jax.Array]:
-    """Logits without those of tokens that are not allowed, and the token of the greatest in each row."""
-    logits = jnp.where(allowed(constrained.constraint, constrained.state), logits, -jnp.inf)
-    return logits, greatest_of_rows(logits)
+def as_held(
+    logits: jax.Array, greedy: jax.Array, anyone: jax.Array, holders: Sequence[Bounded | Constrained]
+) -> tuple[jax.Array, jax.Array]:
+    """Logits float32 [Q, V] as they are drawn from, and the token of the greatest in each row; from those of the model.
+
+    Args:
+        anyone: bool [], whether any row is held to anything.
+    """
+
+    def held(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        for holder in holders:
+            logits = holder.hold(logits)
+        return logits, greatest_of_rows(logits)
+
+    return lax.cond(anyone, held, lambda logits: (logits, greedy), logits)

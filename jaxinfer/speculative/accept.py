@@ -20,6 +20,7 @@ def num_accepted(drafts: jax.Array, count: jax.Array, sampled: jax.Array) -> jax
 def land(
     seats: Seats,
     seat: jax.Array,
+    token: jax.Array,
     length: jax.Array,
     runs: jax.Array,
     sampled: jax.Array,
@@ -35,6 +36,7 @@ def land(
 
     Args:
         seat: int32 [R], out of range: nowhere.
+        token: int32 [R], the latest of the sequence before.
         length: int32 [R], tokens of the sequence before.
         runs: bool [R], whether anything lands.
         accepted: int32 [R].
@@ -53,8 +55,10 @@ def land(
     lands = runs[:, None] & (place <= last[:, None])
     latest = jnp.take_along_axis(sampled, last[:, None], axis=1)[:, 0]
     at = jnp.where(runs, seat, seats.token.shape[0])
+    known = jnp.concatenate([token[:, None], sampled], axis=1)
     seats = Seats(
         token=seats.token.at[at].set(jnp.where(first_end <= accepted, ENDED, latest), mode="drop"),
+        before=seats.before.at[at].set(jnp.take_along_axis(known, last[:, None], axis=1)[:, 0], mode="drop"),
         length=seats.length.at[at].set(length + last + 1, mode="drop"),
     )
     return seats, jnp.where(lands, sampled, -1)

@@ -21,8 +21,9 @@ from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.models.eagle3 import Eagle3Config, Eagle3Head
 from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.programs.forward import padded, paged_attend
-from jaxinfer.programs.program import TARGET, Device
+from jaxinfer.programs.program import BOUNDS, TARGET, Device
 from jaxinfer.programs.wide_rows import wide_rows
+from jaxinfer.sampling.bounds import Bounded, Bounds
 from jaxinfer.sampling.greatest import top_of_rows
 from jaxinfer.sampling.noise import gumbel
 from jaxinfer.speculative.proposer import Drafts, RoundsShape, Seated, entropies
@@ -144,15 +145,18 @@ class Eagle3:
     ) -> tuple[KVCache, Drafts]:
         """The best token after each, in the slots where they will stay."""
         wanted, rows = seated.num_drafts, seated.token.shape[0]
-        drawn = self._drawn(device, normed, seated, 1, 0)
+        latest = seated.latest_output(device.state[BOUNDS])[:, None]
+        drawn = self._drawn(device, normed, seated, 1, 0, latest[:, None])
         drafts = jnp.zeros((rows, shape.width - 1), jnp.int32).at[:, 0].set(drawn.tokens[:, 0])
 
         def turn(number: jax.Array, carried: tuple[KVCache, jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
             def draft(kv: KVCache, drafts: jax.Array, hidden: jax.Array, entropy: jax.Array) -> tuple[Any, ...]:
-                latest = lax.dynamic_index_in_dim(drafts, number - 1, axis=1, keepdims=False)
+                last = lax.dynamic_index_in_dim(drafts, number - 1, axis=1, keepdims=False)
                 goes_on = wanted > number
-                kv, hidden, normed = self._one_each(device, kv, seated, number, latest, hidden, goes_on)
-                drawn = self._drawn(device, normed, seated, 1, number)
+                kv, hidden, normed = self._one_each(device, kv, seated, number, last, hidden, goes_on)
+                path = jnp.where(jnp.arange(shape.width - 1) < number, drafts, -1)
+                path = jnp.concatenate([latest, path], axis=1)[:, None]
+                drawn = self._drawn(device, normed, seated, 1, number, path)
                 entropy = jnp.where(goes_on, drawn.entropy, entropy)
                 return kv, lax.dynamic_update_index_in_dim(drafts, drawn.tokens[:, 0], number, 1), hidden, entropy
 
@@ -180,19 +184,21 @@ class Eagle3:
         pages = self.tails.of_rows(batch)
         words = num_words((1 + pages.shape[1]) * page_size)
         offset = page_size + self.tails.offsets(batch)
-        drawn = self._drawn(device, normed, seated, k, 0)
+        latest = seated.latest_output(device.state[BOUNDS])[:, None, None]
+        drawn = self._drawn(device, normed, seated, k, 0, latest)
         pool_tokens = jnp.zeros((rows, pool_size(self.depth, k)), jnp.int32).at[:, :k].set(drawn.tokens)
         of_first = jnp.where(wanted[:, None] > 0, drawn.scores, -jnp.inf)
         pool_scores = jnp.full(pool_tokens.shape, -jnp.inf).at[:, :k].set(of_first)
         frontiers = jnp.zeros((rows, max(self.depth, 1), k), jnp.int32).at[:, 0].set(jnp.arange(k))
 
         def grow(level: jax.Array, carried: tuple[Any, ...]) -> tuple[Any, ...]:
-            kv, pool_tokens, pool_scores, frontiers, features, bits = carried
+            kv, pool_tokens, pool_scores, frontiers, features, bits, path = carried
             frontier = lax.dynamic_index_in_dim(frontiers, level, axis=1, keepdims=False)
             tokens = jnp.take_along_axis(pool_tokens, frontier, axis=1)
             scores = jnp.take_along_axis(pool_scores, frontier, axis=1)
             place = level * k + jnp.arange(k)
             bits = bits | one_bit(offset[:, None] + place, words)
+            path = lax.dynamic_update_index_in_dim(path, tokens, level + 1, axis=2)
             nodes = tokens_of_sequences(
                 batch, tokens,
                 there=scores > -jnp.inf,
@@ -205,7 +211,7 @@ class Eagle3:
             kv, hidden, normed = self._run(
                 device, kv, nodes, features.reshape(rows * k, -1), (pages, bits.reshape(rows * k, words))
             )
-            drawn = self._drawn(device, normed, seated, k, level + 1)
+            drawn = self._drawn(device, normed, seated, k, level + 1, path)
             goes_on = (scores > -jnp.inf) & (wanted > level + 1)[:, None]
             children = jnp.where(goes_on[..., None], scores[..., None] + drawn.scores.reshape(rows, k, k), -jnp.inf)
             children = children.reshape(rows, k * k)
@@ -217,15 +223,17 @@ class Eagle3:
             frontiers = frontiers.at[:, level + 1].set(first + best, mode="drop")
             parent = best // k
             features = jnp.take_along_axis(hidden.reshape(rows, k, -1), parent[..., None], axis=1)
-            bits = jnp.take_along_axis(bits, parent[..., None], axis=1)
-            return kv, pool_tokens, pool_scores, frontiers, features, bits
+            bits, path = (jnp.take_along_axis(of_nodes, parent[..., None], axis=1) for of_nodes in (bits, path))
+            return kv, pool_tokens, pool_scores, frontiers, features, bits, path
 
         def level_after(level: jax.Array, carried: tuple[Any, ...]) -> tuple[Any, ...]:
             return lax.cond(jnp.any(wanted > level + 1), grow, lambda level, carried: carried, level, carried)
 
         features = jnp.broadcast_to(hidden[:, None], (rows, k, hidden.shape[-1]))
-        carried = (kv, pool_tokens, pool_scores, frontiers, features, jnp.zeros((rows, k, words), jnp.uint32))
-        kv, pool_tokens, pool_scores, frontiers, _, _ = lax.fori_loop(0, self.depth, level_after, carried)
+        bits = jnp.zeros((rows, k, words), jnp.uint32)
+        path = jnp.full((rows, k, 1 + self.depth), -1, jnp.int32).at[:, :, 0].set(latest[:, :, 0])
+        carried = (kv, pool_tokens, pool_scores, frontiers, features, bits, path)
+        kv, pool_tokens, pool_scores, frontiers, _, _, _ = lax.fori_loop(0, self.depth, level_after, carried)
         return kv, best_of_pool(
             pool_tokens, pool_scores, frontiers, num_nodes=shape.num_nodes, wanted=wanted, entropy=drawn.entropy
         )
@@ -279,11 +287,35 @@ class Eagle3:
         k, v = found.kv
         return KVCache((k,), (v,)), found.hidden[:tokens], found.normed[:tokens]
 
-    def _drawn(self, device: Device, normed: jax.Array, seated: Seated, count: int, number: jax.Array | int) -> Drawn:
-        """The `count` best tokens after Q = R * N states, `number` places behind the one after the latest token."""
+    def _drawn(
+        self,
+        device: Device,
+        normed: jax.Array,
+        seated: Seated,
+        count: int,
+        number: jax.Array | int,
+        path: jax.Array,
+    ) -> Drawn:
+        """The `count` best tokens after Q = R * N states, `number` places behind the one after the latest token.
+
+        Args:
+            path: int32 [R, N, D], output tokens before them that are not counted yet; -1: none.
+        """
         head: Eagle3Head = device.models[EAGLE3_HEAD]
-        logits, words = head.logits(normed), head.target_ids[...]
+        own, words = head.logits(normed), head.target_ids[...]
         sampling = seated.batch.samples.sampling
+        bounds: Bounds = device.state[BOUNDS]
+        each = path.shape[1]
+        bounded = Bounded(
+            bounds, jnp.repeat(seated.batch.row_seat, each), jnp.repeat(seated.length + number, each),
+            path.reshape(-1, path.shape[2]),
+        )  # fmt: skip
+
+        def within_bounds(logits: jax.Array) -> jax.Array:
+            of_target = jnp.full((logits.shape[0], bounds.counts.shape[1]), -jnp.inf).at[:, words].set(logits)
+            return bounded.hold(of_target)[:, words]
+
+        logits = lax.cond(bounded.anyone, within_bounds, lambda logits: logits, own)
 
         def with_noise() -> jax.Array:
             # What stands at one place of a sequence has the same noise, whatever was drafted before it.
@@ -295,7 +327,7 @@ class Eagle3:
         said = lax.cond(jnp.any(sampling.temperature > 0), with_noise, lambda: logits)
         scores, best = top_of_rows(jax.nn.log_softmax(said, axis=-1), count)
         scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)  # no nodes of trees
-        entropy = entropies(logits) if self._with_entropy else jnp.zeros(scores.shape[0], jnp.float32)
+        entropy = entropies(own) if self._with_entropy else jnp.zeros(scores.shape[0], jnp.float32)
         return Drawn(words[best], scores, entropy)
 
 
@@ -319,7 +351,11 @@ def _as_seen(batch: StepBatch, page_size: int, tail: tuple[jax.Array, jax.Array]
 def eagle3_state(
     kv: KVCache, config: Eagle3Config, num_seats: int, whole: jax.sharding.Sharding | None = None
 ) -> Eagle3State:
-    """The state of a head with a pool; see `draft_state`."""
+    """The state of a head with a pool: of shapes alone, to compile for, where that is.
+
+    Args:
+        whole: where seats lie; None: on the default device.
+    """
     shape, dtype = (num_seats, config.layer.hidden_size), kv.k[0].dtype
     if kv.is_abstract:
         feature: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=whole)

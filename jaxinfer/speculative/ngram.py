@@ -85,7 +85,12 @@ class NgramProposer:
 def history_of(
     num_seats: int, max_len: int, whole: jax.sharding.Sharding | None = None, *, abstract: bool = False
 ) -> jax.Array:
-    """The tokens of S sequences, int32 [S, max_len], of which none is known yet; see `draft_state`."""
+    """The tokens of S sequences, int32 [S, max_len], of which none is known yet.
+
+    Args:
+        whole: where they lie; None: on the default device.
+        abstract: of shapes alone, to compile for.
+    """
     return integers((num_seats, max_len), whole, abstract=abstract)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch
 from jaxinfer.programs.program import Device
+from jaxinfer.sampling.bounds import Bounds, latest_output
 from jaxinfer.speculative.tree import Tree
 
 
@@ -45,6 +46,10 @@ class Seated:
     length: jax.Array  # int32 [R], tokens of the sequence, the latest included
     num_drafts: jax.Array  # int32 [R], how many are wanted; 0 where the row is idle or its drafter is behind
     runs: jax.Array  # bool [R]
+
+    def latest_output(self, bounds: Bounds) -> jax.Array:
+        """int32 [R]: the latest tokens as they begin the paths of draws; -1 where they are of prompts."""
+        return latest_output(bounds, self.batch.row_seat, self.token, self.length - 1)
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,17 @@ from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch, idle_batch, unpack
 from jaxinfer.programs.commit_tail import commit_tail
 from jaxinfer.programs.forward import forward_with_features
-from jaxinfer.programs.program import CONSTRAINT, KV, SEATS, TARGET, Device, Place
+from jaxinfer.programs.program import BOUNDS, CONSTRAINT, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, latest_tokens
 from jaxinfer.programs.wide_rows import sampled_everywhere, wide_rows
+from jaxinfer.sampling.bounds import Bounded, Bounds, counted
 from jaxinfer.sampling.constraint import Constraint
 from jaxinfer.sampling.next_tokens import Constrained, next_tokens
 from jaxinfer.speculative.accept import land, num_accepted
 from jaxinfer.speculative.constrained import after_landing, along_chain, along_tree
 from jaxinfer.speculative.proposer import Drafts, Proposer, RoundsShape, Seated
 from jaxinfer.speculative.tails import TailPages, num_words, tokens_of_sequences, with_tail
-from jaxinfer.speculative.tree import Tree, accepted_path, ancestor_bits, no_tree
+from jaxinfer.speculative.tree import Tree, accepted_path, ancestor_bits, no_tree, paths
 
 
 @jax.tree_util.register_dataclass
@@ -37,11 +38,11 @@ class RoundsOutput:
     num_drafts: jax.Array  # int32 [N, R], drafted one after the other: of a tree, the depth
     num_accepted: jax.Array  # int32 [N, R], of these, the target's own
     entropy: jax.Array  # float32 [N, R], nats, see `Drafts`
-    # Of the last round that ran, for log probabilities: hidden states [T, hidden] of R * W tokens and padding, and the
-    # tokens int32 [T] that were sampled after each.
+    # Of each row's last round, where the batch wants log probabilities: hidden states [T, hidden] of R * W tokens and
+    # padding, and the tokens int32 [T] that were sampled after each. Else zeros.
     hidden: jax.Array
     sampled: jax.Array
-    tree: Tree | None  # of the last round that ran, where trees are drafted
+    tree: Tree | None  # of each row's last round, where trees are drafted
 
 
 type _Carried = tuple[dict[str, Any], jax.Array, RoundsOutput]
@@ -61,7 +62,7 @@ class Verified(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Rounds:
     """The program of up to `max_rounds` rounds. Its input is a packed batch of seated rows, whose `num_steps` says how
-    many rounds run, and `max_drafts` how many tokens are drafted for a row in each at most."""
+    many rounds each takes part in, and `max_drafts` how many tokens are drafted for a row in each at most."""
 
     proposer: Proposer
     max_rounds: int
@@ -75,7 +76,7 @@ class Rounds:
 
     @property
     def writes(self) -> Sequence[str]:
-        return (KV, SEATS, *self.proposer.writes)
+        return (KV, SEATS, BOUNDS, *self.proposer.writes)
 
     @property
     def planned(self) -> dict[str, RoundsShape]:
@@ -113,15 +114,18 @@ class Rounds:
             constrained = replace(batch, constraint_state=allowed_from)
             seated = _seated(constrained, state[SEATS], index < batch.num_steps, width)
             changed, drafts = self.proposer.propose(now, seated, shape)
-            state = {**state, **changed}
+            state, bounds = {**state, **changed}, state[BOUNDS]
+            state.pop(BOUNDS)  # what no way changes goes through none
             states = None
             if constraint is not None:
                 drafts, states = _allowed(constraint, allowed_from, drafts, width)
 
             def verify(state: dict[str, Any], *, width: int = width) -> tuple[dict[str, Any], tuple[jax.Array, ...]]:
-                found = self._verified(device, state[KV], seated, drafts, states, width)
+                now = replace(device, state={**state, BOUNDS: bounds})
+                found = self._verified(now, state[KV], seated, drafts, states, width)
                 seats, landed = land(
-                    state[SEATS], batch.row_seat, seated.length, seated.runs, found.sampled, found.accepted,
+                    state[SEATS], batch.row_seat, seated.token, seated.length, seated.runs,
+                    found.sampled, found.accepted,
                     ending_token_ids=batch.samples.ending_token_ids, max_len=batch.samples.max_len,
                 )  # fmt: skip
                 state = {**state, KV: found.kv, SEATS: seats}
@@ -135,8 +139,11 @@ class Rounds:
                     for x, value in ((found.hidden, 0), (found.sampled, 0), (landed, -1))
                 )
                 state |= self.proposer.settle(replace(device, state=state), seated, landed, found.features)
-                hidden = jnp.pad(hidden.reshape(-1, hidden.shape[-1]), ((0, more), (0, 0)))
-                return state, (landed, found.accepted, after, hidden, jnp.pad(sampled.reshape(-1), (0, more)))
+                of_last = lax.cond(
+                    batch.wants_logprobs > 0, partial(_of_last_round, seated.runs), lambda before, now: before,
+                    (output.hidden, output.sampled), (hidden, sampled),
+                )  # fmt: skip
+                return state, (landed, found.accepted, after, *of_last)
 
             def rest(state: dict[str, Any]) -> tuple[dict[str, Any], tuple[jax.Array, ...]]:
                 nothing = jnp.full((rows, width), -1, jnp.int32)
@@ -149,13 +156,14 @@ class Rounds:
                 ways.insert(1, partial(verify, width=1))
                 way += way * jnp.any(drafts.count > 0)
             state, (landed, accepted, allowed_from, hidden, sampled) = lax.switch(way, ways, state)
+            state = {**state, BOUNDS: _counted(bounds, seated, landed)}
 
             def noted(all_rounds: jax.Array, of_this: jax.Array) -> jax.Array:
                 return lax.dynamic_update_index_in_dim(all_rounds, of_this, index, axis=0)
 
             tree = output.tree
             if tree is not None:
-                tree = jax.tree.map(lambda new, old: jnp.where(runs, new, old), drafts, tree)
+                tree = jax.tree.map(lambda new, old: _of_rows(seated.runs, new, old), drafts, tree)
             return (
                 state,
                 allowed_from,
@@ -182,7 +190,7 @@ class Rounds:
         )
         carried = (dict(device.state), batch.constraint_state, output)
         state, _, output = lax.fori_loop(0, self.max_rounds, turn, carried)
-        return state, device.readable(output)
+        return {**state, BOUNDS: device.placed(state[BOUNDS])}, device.readable(output)
 
     def _verified(
         self,
@@ -203,11 +211,15 @@ class Rounds:
     ) -> Verified:
         """Each row's latest token and its drafts, in the slots where they will stay."""
         tokens = jnp.concatenate([seated.token[:, None], drafts.tokens], axis=1)
+        latest = seated.latest_output(device.state[BOUNDS])
         wide = wide_rows(
             seated.batch, tokens, seated.length - 1, jnp.where(seated.runs, drafts.count + 1, 0),
             page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size,
         )  # fmt: skip
-        kv, hidden, sampled, features = self._computed(device, kv, wide, seated, states)
+        # Before what is drawn after each token, those up to it are on the path.
+        tokens = jnp.where(jnp.arange(tokens.shape[1]) == 0, latest[:, None], tokens)
+        path = jnp.where(jnp.tri(tokens.shape[1], dtype=bool), tokens[:, None], -1)
+        kv, hidden, sampled, features = self._computed(device, kv, wide, seated, path, states)
         accepted = num_accepted(drafts.tokens, drafts.count, sampled)
         return Verified(kv, hidden, sampled, features, accepted, states)
 
@@ -235,7 +247,11 @@ class Rounds:
         bits = jnp.where(there[..., None], jnp.pad(bits, ((0, 0), (1, 0), (0, 0))), jnp.uint32(0))
         wide = with_tail(wide, pages, first=jnp.zeros_like(wide.kv_len), page_size=page_size)
         wide = replace(wide, tail_bits=bits.reshape(-1, words))
-        kv, hidden, sampled, features = self._computed(device, kv, wide, seated, states)
+        above = jnp.pad(paths(tree, max_depth=width - 1), ((0, 0), (1, 0), (0, 0)), constant_values=-1)
+        latest = jnp.broadcast_to(seated.latest_output(device.state[BOUNDS])[:, None, None], (*above.shape[:2], 1))
+        kv, hidden, sampled, features = self._computed(
+            device, kv, wide, seated, jnp.concatenate([latest, above], axis=2), states
+        )
         path, accepted = accepted_path(tree, sampled, max_depth=width - 1)
         page, index = batch.places(seated.length[:, None] + jnp.arange(width - 1), page_size=page_size)
         moves = seated.runs[:, None] & (path >= 0)
@@ -251,17 +267,56 @@ class Rounds:
         return Verified(kv, on_path(hidden), on_path(sampled), features, accepted, states)
 
     def _computed(
-        self, device: Device, kv: KVCache, wide: StepBatch, seated: Seated, states: jax.Array | None
+        self,
+        device: Device,
+        kv: KVCache,
+        wide: StepBatch,
+        seated: Seated,
+        path: jax.Array,
+        states: jax.Array | None,
     ) -> tuple[KVCache, jax.Array, jax.Array, jax.Array | None]:
         """N tokens of each of R rows through the target: the pool, hidden states [R, N, hidden], the tokens int32
-        [R, N] that are sampled after each, and features [R, N, F * hidden]."""
+        [R, N] that are sampled after each, and features [R, N, F * hidden].
+
+        Args:
+            path: int32 [R, N, D], output tokens that are not counted yet and stand before what is sampled; -1: none.
+        """
         model: DecoderLM = device.models[TARGET]
         rows = seated.token.shape[0]
         kv, hidden, features = forward_with_features(model, kv, wide, device.backend, self.proposer.capture)
         held = None if states is None else Constrained(device.models[CONSTRAINT], states.reshape(-1))
-        sampled = next_tokens(model, hidden, sampled_everywhere(wide, seated.batch.samples.sampling), held)
+        sampling = sampled_everywhere(wide, seated.batch.samples.sampling)
+        seat = jnp.repeat(seated.batch.row_seat, path.shape[1])
+        bounded = Bounded(device.state[BOUNDS], seat, sampling.sample_position, path.reshape(-1, path.shape[2]))
+        sampled = next_tokens(model, hidden, sampling, held, bounded)
         features = None if features is None else features.reshape(rows, -1, features.shape[-1])
         return kv, hidden.reshape(rows, -1, hidden.shape[-1]), sampled.reshape(rows, -1), features
+
+
+def _of_rows(runs: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    """Arrays [R, ...]: what is new of rows that run."""
+    return jnp.where(runs.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+
+def _of_last_round(
+    runs: jax.Array, before: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, ...]:
+    """What `RoundsOutput` keeps [T, ...] of each row's last round, after one of which [R, W, ...] is known."""
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        count = new.shape[0] * new.shape[1]
+        kept = _of_rows(runs, new, old[:count].reshape(new.shape))
+        return jnp.concatenate([kept.reshape(count, *new.shape[2:]), old[count:]])
+
+    return tuple(map(put, before, now))
+
+
+def _counted(bounds: Bounds, seated: Seated, landed: jax.Array) -> Bounds:
+    """The bounds after tokens int32 [R, W] have landed, -1 behind the last: it is the latest now, and not counted."""
+    known = jnp.concatenate([seated.token[:, None], landed[:, :-1]], axis=1)
+    tokens = jnp.where(landed != -1, known, -1)
+    position = seated.length[:, None] - 1 + jnp.arange(landed.shape[1])
+    return counted(bounds, seated.batch.row_seat, position, tokens)
 
 
 def _allowed(

@@ -95,6 +95,17 @@ def ancestor_bits(tree: Tree, first: jax.Array, *, max_depth: int, words: int) -
     return bits
 
 
+def paths(tree: Tree, *, max_depth: int) -> jax.Array:
+    """int32 [R, N, max_depth]: the tokens of each node and its ancestors, -1 where there are no more."""
+    node = jnp.broadcast_to(jnp.arange(tree.tokens.shape[1]), tree.tokens.shape)
+    found = []
+    for _ in range(max_depth):
+        of_node = jnp.maximum(node, 0)
+        found.append(jnp.where(node == ROOT, -1, jnp.take_along_axis(tree.tokens, of_node, axis=1)))
+        node = jnp.where(node == ROOT, ROOT, jnp.take_along_axis(tree.parent, of_node, axis=1))
+    return jnp.stack(found, axis=2)
+
+
 def accepted_path(tree: Tree, sampled: jax.Array, *, max_depth: int) -> tuple[jax.Array, jax.Array]:
     """The way down to the deepest node that, as all above it, is the token sampled at its parent.
 

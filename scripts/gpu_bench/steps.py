@@ -69,7 +69,8 @@ class Steps:
         if case["prompt"]:
             packed = prefill_batch(shape, prompt_ids(case["prompt"], vocab), runner.state[KV])
             output = runner.launch(STEP, shape, packed.buffer)
-            np.save(logits_file(self.work, case["model"]), np.asarray(output.logits[0]))
+            last = output.hidden[case["prompt"] - 1 : case["prompt"]]
+            np.save(logits_file(self.work, case["model"]), np.asarray(runner.models[TARGET].logits(last)[0]))
         return row | {"tokens_per_second": 1e3 * tokens / row["ms"]}
 
     def _runner(self, model: str, backend: str) -> Runner:
@@ -81,7 +82,7 @@ class Steps:
             cases = [case for case in self.cases if case["model"] == model]
             pages = max(case.get("batch", 1) * pages_of_row(case) for case in cases)
             cache = random_cache(module.config, num_pages=pages)
-            self.runner = Runner({TARGET: module}, initial_state(cache, NUM_SEATS), chosen)
+            self.runner = Runner({TARGET: module}, initial_state(cache, NUM_SEATS, module.config.vocab_size), chosen)
             self.key, self.backend = (model, backend), chosen.name
         return self.runner
 
@@ -116,7 +117,7 @@ def random_cache(config: Any, *, num_pages: int) -> KVCache:
 def seats_behind(context: int) -> Seats:
     """Seats with so many cached tokens and one that is not; made on the device, so that a launch waits for no host."""
     seats = jnp.arange(NUM_SEATS, dtype=jnp.int32)
-    return Seats(token=1 + seats, length=jnp.full_like(seats, context + 1))
+    return Seats(token=1 + seats, before=seats, length=jnp.full_like(seats, context + 1))
 
 
 def launch_decode(runner: Runner, packed: PackedBatch, context: int, *, loop: DecodeLoop | None = None) -> jax.Array:
@@ -124,7 +125,7 @@ def launch_decode(runner: Runner, packed: PackedBatch, context: int, *, loop: De
     runner.state[SEATS] = seats_behind(context)
     if loop is None:
         return runner.launch(STEP, packed.shape, packed.buffer).token_ids
-    return runner.launch(loop, packed.shape, packed.buffer)
+    return runner.launch(loop, packed.shape, packed.buffer).tokens
 
 
 def decode_batch(batch: int, context: int, pages_per_row: int, cache: KVCache, *, num_steps: int = 1) -> PackedBatch:

@@ -70,7 +70,7 @@ def most_temporaries(config: ModelConfig, shape: BatchShape) -> int:
 
 def test_every_program_is_compiled(planned):
     names = [program["name"] for program in planned[1]["programs"]]
-    assert names == [PREFILL, DECODE, "adjusted_sampling", "prompt_logprobs", DECODE_LOOP, BRANCH_LOOP, "commit_tail"]
+    assert names == [PREFILL, DECODE, "entry", "prompt_logprobs", DECODE_LOOP, BRANCH_LOOP, "commit_tail"]
 
 
 def test_every_program_updates_all_of_the_kv_in_place(planned):

@@ -59,6 +59,9 @@ class LaneDevice(FakeDevice):
             return []
         built = self.batch.build(output)
         self._write_chunks(built.packed)
+        for request in output.requests:
+            if request.request_id in output.enters:
+                self.latest[request.seat] = (request.token_ids[-1], request.num_tokens)
         results: list[list[int]] = [[] for _ in output.requests]
         is_chunk = [kind is RowKind.PROMPT_CHUNK for kind in output.kinds]
         for index in np.flatnonzero(is_chunk).tolist():
@@ -71,8 +74,8 @@ class LaneDevice(FakeDevice):
         if built.packed.shape.lane_pages:
             self.lanes_read.append(int(np.diff(built.packed["query_start_loc"]).max()))
         for index in np.flatnonzero(~np.asarray(is_chunk)).tolist():
-            for _ in range(max(output.num_rounds, 1)):
-                for _ in range(self.tokens_of_round() if output.num_rounds else 1):
+            for _ in range(output.rounds_of[index] if output.rounds_of else 1):
+                for _ in range(self.tokens_of_round() if output.rounds_of else 1):
                     results[index] += self._decode(built, index)
         return results
 

@@ -19,7 +19,7 @@ def test_only_one_sequence_reads_lanes(mode, idle_engine, launches_of_rounds):
     run_groups(core, [make_group("a", prefix, suffixes_of(3), branch_mode=mode, max_tokens=40, stream=True)])
     run_groups(core, [make_group("b", prefix, suffixes_of(3), branch_mode=mode, max_tokens=40)])
     in_lanes = sum(lanes for _, lanes in launches_of_rounds)
-    assert in_lanes > 40 if mode == "in_one_sequence" else not in_lanes
+    assert in_lanes > 5 if mode == "in_one_sequence" else not in_lanes
 
 
 def test_metrics_count_sequences_and_no_trunks(idle_engine):

@@ -58,13 +58,16 @@ class FakeDevice:
                 end = output.num_computed[index] + output.num_tokens[index]
                 for position in range(output.num_computed[index], end):
                     self._write(request, position, request.token_ids[position])
+        for request in output.requests:
+            if request.request_id in output.enters:
+                self.seats[request] = (request.token_ids[-1], request.num_tokens)
         for index, (request, kind) in enumerate(zip(output.requests, output.kinds, strict=True)):
             if kind is RowKind.PROMPT_CHUNK:
                 end = output.num_computed[index] + output.num_tokens[index]
                 results[index] = [self._sample(request, end)] if output.most_tokens[index] else [-2]  # not to be read
                 continue
-            for _ in range(max(output.num_rounds, 1)):
-                for _ in range(self.tokens_of_round() if output.num_rounds else 1):
+            for _ in range(output.rounds_of[index] if output.rounds_of else 1):
+                for _ in range(self.tokens_of_round() if output.rounds_of else 1):
                     token, length = self.seats[request]
                     if token is not None and length <= capacity[index]:
                         self._write(request, length - 1, token)

@@ -5,6 +5,7 @@ import pytest
 from jaxinfer.engine.output_processor import OutputProcessor
 from jaxinfer.engine.request import RequestStatus
 from jaxinfer.engine.scheduler import Landing
+from jaxinfer.outputs import Logprob
 from jaxinfer.tokenizer import Tokenizer
 from tests.builders import make_request
 from tests.tiny_checkpoints import END, STOP, TOOL, token_id, write_tokenizer
@@ -298,3 +299,17 @@ def test_a_request_that_fails_in_the_middle_leaves_the_engine(tokenizer):
 def test_tokens_of_a_request_that_nobody_follows_are_passed_over(tokenizer):
     engine = Engine(tokenizer)
     engine.processor.process([engine.take(make_request("9", [X]), [A])])
+
+
+def test_a_stream_says_once_what_it_has_of_the_prompt_and_adds_up_log_probabilities(tokenizer):
+    engine = Engine(tokenizer)
+    request, inbox = engine.follow(stream=True, logprobs=0, prompt_logprobs=0)
+    outputs = []
+    for token, logprob in ((A, -1.0), (B, -0.5), (C, -2.0)):
+        first = request.num_tokens
+        request.extend([token], [{token: Logprob(logprob, 1)}])
+        engine.processor.process([Landing(request, first, request.num_tokens)])
+        outputs += inbox.take()
+    assert [output.prompt_logprobs for output in outputs] == [[None], None, None]
+    assert [output.outputs[0].cumulative_logprob for output in outputs] == [-1.0, -1.5, -3.5]
+    assert [len(output.outputs[0].logprobs) for output in outputs] == [1, 1, 1]

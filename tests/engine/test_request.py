@@ -1,9 +1,9 @@
 """How a request's own tokens bring about its end."""
 
+import numpy as np
 import pytest
 
 from jaxinfer.engine.request import RequestStatus
-from jaxinfer.sampling.adjustments import ALLOWED, IN_PROMPT
 from tests.builders import make_request
 
 
@@ -90,29 +90,18 @@ def test_ending_tokens_of_the_prompt_do_not_count():
     assert feed(make_request("a", [2, 2], eos_token_ids=[2]), 7) is None
 
 
+VOCAB = 40
+
+
 def banned(request) -> set[int]:
     """Tokens that may not be sampled next."""
-    entries = request.adjustment_entries(request.num_output_tokens)
-    return {token for token, (bias, _) in entries.items() if bias == float("-inf")}
-
-
-def test_tokens_that_would_end_it_are_banned_until_min_tokens_are_there():
-    request = make_request("a", [4], eos_token_ids=[2], stop_token_ids=[9], min_tokens=2)
-    seen = [banned(request)]
-    for token in (7, 8):
-        request.extend([token])
-        seen.append(banned(request))
-    assert seen == [{2, 9}, {2, 9}, set()]
-    assert [request.adjusts_logits(count) for count in range(4)] == [True, True, False, False]
+    return set(np.flatnonzero(~request.set_now(VOCAB)).tolist())
 
 
 def test_the_first_token_after_min_tokens_may_end_it():
     request = make_request("a", [4], eos_token_ids=[2], min_tokens=2)
+    assert request.is_bound and not request.depends_on_output
     assert feed(request, 7, 8, 2) is RequestStatus.FINISHED_STOPPED
-
-
-def test_nothing_is_banned_where_nothing_can_end_it():
-    assert banned(make_request("a", [4], eos_token_ids=[2], ignore_eos=True, min_tokens=5)) == set()
 
 
 def test_a_bad_word_of_one_token_is_banned_always_and_a_longer_one_before_its_last_token():
@@ -122,19 +111,24 @@ def test_a_bad_word_of_one_token_is_banned_always_and_a_longer_one_before_its_la
         seen.append(banned(request))
         request.extend([token])
     assert [*seen, banned(request)] == [{8}, {8, 6}, {8, 9}, {8, 6}]
+    assert request.has_changing_set and request.depends_on_output
 
 
-def test_allowed_tokens_biases_and_counts_come_in_one_entry_for_each_token():
-    request = make_request("a", [4, 5], allowed_token_ids=[5, 6], logit_bias={6: 2.0, 7: -1.0}, presence_penalty=1.0)
-    request.extend([6])
-    request.extend([6])
-    assert request.adjustment_entries(2) == {5: (0.0, ALLOWED), 6: (2.0, ALLOWED + 2), 7: (-1.0, 0)}
+def test_what_is_allowed_once_and_for_all_needs_no_output():
+    request = make_request("a", [4, 5], allowed_token_ids=[5, 6, 8], bad_token_ids=[(8,)])
+    assert np.flatnonzero(request.base_set(VOCAB)).tolist() == [5, 6]
+    assert request.is_bound and not request.depends_on_output
 
 
-def test_the_tokens_of_the_prompt_are_marked_where_repetition_is_penalized():
-    request = make_request("a", [4, 5, 4], repetition_penalty=1.5)
-    request.extend([5])
-    assert request.adjustment_entries(1) == {4: (0.0, IN_PROMPT), 5: (0.0, IN_PROMPT + 1)}
+def test_the_tokens_of_the_prompt_are_made_bits_once():
+    request = make_request("a", [4, 35, 4], repetition_penalty=1.5)
+    bits = request.prompt_bits(VOCAB)
+    assert bits.tolist() == [1 << 4, 1 << 3] and request.prompt_bits(VOCAB) is bits
+
+
+def test_a_plain_request_is_bound_to_nothing():
+    request = make_request("a", [4], temperature=1.0, top_k=3, logprobs=2, stop_token_ids=[3], stream=True)
+    assert not (request.is_bound or request.has_changing_set or request.depends_on_output)
 
 
 def test_truncating_the_output_leaves_the_prompt_and_the_first_tokens():

@@ -19,7 +19,6 @@ from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.request import Request
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.programs.adjusted_sampling import AdjustedSampling
 from jaxinfer.programs.batch_layout import unpack
 from jaxinfer.programs.program import TARGET
 from jaxinfer.programs.step import StepOutput
@@ -60,21 +59,15 @@ class Landed:
     def __init__(self, core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tokens: dict[int, list[int]] = {}
         self.drafts: list[np.ndarray] = []  # of trees, as far as there are nodes
-        self._step: list[tuple[int, int]] = []  # of the last one, which its adjusted sampling takes the place of
         launch = core.runner.launch
 
         def watched(program: Any, shape: Any, *inputs: Any) -> Any:
             results = launch(program, shape, *inputs)
-            if isinstance(program, AdjustedSampling):
-                self._step = []
-                self._note(np.asarray(results[0])[None], np.asarray(inputs[1].seat))
-            elif isinstance(results, StepOutput):
-                self.settle()
-                self._note(np.asarray(results.token_ids)[None], np.asarray(results.samples.seat))
-            elif hasattr(results, "tokens") or getattr(results, "ndim", 0) == 2:
-                self.settle()
+            if isinstance(results, StepOutput) or hasattr(results, "tokens") or getattr(results, "ndim", 0) == 2:
                 samples = unpack(jnp.asarray(inputs[0]), getattr(shape, "batch", shape)).samples
-                self._note(np.asarray(getattr(results, "tokens", results)), np.asarray(samples.seat))
+                is_step = isinstance(results, StepOutput)
+                tokens = results.token_ids[None] if is_step else getattr(results, "tokens", results)
+                self._note(np.asarray(tokens), np.asarray(samples.seat))
                 if isinstance(tree := getattr(results, "tree", None), Tree):
                     self.drafts.append(np.asarray(tree.tokens)[np.asarray(tree.there)])
             return results
@@ -83,13 +76,7 @@ class Landed:
 
     def _note(self, tokens: np.ndarray, seats: np.ndarray) -> None:
         for column, seat in enumerate(seats.tolist()):
-            self._step += [(seat, token) for token in tokens[:, column].tolist() if token != -1]
-
-    def settle(self) -> dict[int, list[int]]:
-        for seat, token in self._step:
-            self.tokens.setdefault(seat, []).append(token)
-        self._step = []
-        return self.tokens
+            self.tokens.setdefault(seat, []).extend(token for token in tokens[:, column].tolist() if token != -1)
 
 
 def ran(core: EngineCore, requests: list[Request], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -104,14 +91,13 @@ def ran(core: EngineCore, requests: list[Request], monkeypatch: pytest.MonkeyPat
         for _ in range(MOST_STEPS):
             core.step()
             ended = [request.is_finished for request in requests]
-            ended[FAILING] |= NO_SCORE in landed.settle().get(requests[FAILING].seat, ())
+            ended[FAILING] |= NO_SCORE in landed.tokens.get(requests[FAILING].seat, ())
             if all(ended):
                 break
         else:
             raise AssertionError(f"after {MOST_STEPS} steps, what has ended is {ended}, landed {landed.tokens}")
         for _ in range(3):
             core.step()
-        landed.settle()
     core.abort(requests[FAILING].request_id)
     while core.has_unfinished_requests():
         core.step()
@@ -188,7 +174,7 @@ def test_in_steps(plain, model, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_adjusted_sampling(plain, model, kind, monkeypatch):
+def test_in_bound_draws_with_log_probabilities(plain, model, kind, monkeypatch):
     check_failure(plain, model, requests(logit_bias={5: 0.5}, logprobs=2, **KINDS[kind]), monkeypatch)
 
 
@@ -265,7 +251,6 @@ def test_a_drafter_that_is_nan_changes_no_token(speculating, model, way, kind, m
                 core.add_request(request)
             while core.has_unfinished_requests():
                 core.step()
-            landed.settle()
     finally:
         core.runner.set_model(name, drafter)
     assert [request.output_token_ids for request in again] == [request.output_token_ids for request in made]

@@ -84,13 +84,27 @@ def test_no_more_rows_than_allowed_carry_more_than_one_token():
     assert scheduled(sim.step()) == {"a": 1, "b": 1, "c": 3}
 
 
-def test_a_prompt_of_one_token_is_a_prompt_chunk():
+def test_a_prompt_of_one_token_decodes_at_once():
     sim = Simulation(prefill_room=lambda decodes, prefills: 32 if prefills <= 1 else 0)
     sim.add(make_request("a", prompt(3)))
-    sim.add(make_request("b", prompt(1)))
-    outputs = [sim.step() for _ in range(2)]
-    assert [scheduled(output) for output in outputs] == [{"a": 3}, {"a": 1, "b": 1}]
-    assert outputs[1].kinds == [RowKind.DECODE, RowKind.PROMPT_CHUNK]
+    single = sim.add(make_request("b", prompt(1)))
+    output = sim.step()
+    assert (scheduled(output), output.enters) == ({"a": 3, "b": 1}, {"b"})
+    assert output.kinds == [RowKind.PROMPT_CHUNK, RowKind.DECODE]
+    sim.drain()
+    assert single.output_token_ids == expected_output(prompt(1), 8)
+
+
+def test_the_last_token_of_a_cut_prompt_decodes_at_once():
+    sim = Simulation(budget=8, max_decode_steps=4)
+    cut = sim.add(make_request("a", prompt(17), max_tokens=9))
+    outputs = [sim.step() for _ in range(3)]
+    assert [(scheduled(output), output.enters) for output in outputs] == [
+        ({"a": 8}, set()), ({"a": 8}, set()), ({"a": 1}, {"a"}),
+    ]  # fmt: skip
+    assert (outputs[2].kinds, outputs[2].rounds_of) == ([RowKind.DECODE], [4])
+    sim.drain()
+    assert cut.output_token_ids == expected_output(prompt(17), 9)
 
 
 def test_prefills_leave_the_room_that_decodes_are_computed_in():
@@ -108,9 +122,9 @@ def test_a_decode_behind_a_prefill_waits_if_the_step_cannot_hold_both():
     room = {(0, 1): 12, (0, 2): 16}
     sim = Simulation(budget=16, rows=2, prefill_room=lambda decodes, prefills: room.get((decodes, prefills), 8))
     sim.add(make_request("first", prompt(29), max_tokens=2))
-    sim.add(make_request("other", prompt(1), max_tokens=9))
+    sim.add(make_request("other", prompt(2), max_tokens=9))
     steps = [scheduled(sim.step()) for _ in range(3)]
-    assert steps == [{"first": 12, "other": 1}, {"first": 12}, {"first": 5, "other": 1}]
+    assert steps == [{"first": 12, "other": 2}, {"first": 12}, {"first": 5, "other": 1}]
 
 
 def test_a_waiting_request_stays_out_until_there_are_pages_for_its_tokens():

@@ -3,6 +3,7 @@
 import pytest
 
 from jaxinfer.engine.request import RequestStatus
+from jaxinfer.engine.rounds import RowKind
 from tests.builders import make_request
 from tests.engine.fake_device import VOCAB, Simulation, expected_output
 
@@ -178,32 +179,57 @@ def test_a_loop_follows_a_loop_that_was_not_read():
 
 
 @pytest.mark.parametrize(
-    "needs_the_host",
+    "parameters",
     [
-        {"stop": ["x"]},
-        {"logprobs": 1},
-        {"frequency_penalty": 1.0},
-        {"repetition_penalty": 1.2},
-        {"logit_bias": {3: 1.0}},
-        {"allowed_token_ids": list(range(VOCAB))},
-        {"stop_token_ids": list(range(100, 120))},
+        {"stop": ["x"]}, {"frequency_penalty": 1.0}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 1.0}},
+        {"allowed_token_ids": list(range(VOCAB))}, {"stop_token_ids": list(range(100, 120))}, {"min_tokens": 4},
+        {"bad_token_ids": [(3,)]},
     ],
     ids=lambda parameters: next(iter(parameters)),
-)
-def test_a_request_that_needs_the_host_at_every_token_runs_in_no_loop(needs_the_host):
-    sim = decoding(make_request("a", prompt(5), max_tokens=20), make_request("b", [1], max_tokens=20, **needs_the_host))
-    assert sim.launch().num_rounds == 0
+)  # fmt: skip
+def test_what_lies_with_a_seat_or_is_seen_behind_a_launch_shortens_no_loop(parameters):
+    sim = decoding(make_request("a", prompt(5), max_tokens=20), make_request("b", [1], max_tokens=20, **parameters))
+    assert sim.launch().rounds_of == [8, 8]
 
 
-def test_a_stream_runs_in_no_loop():
+ONE_ROUND = {"logprobs": {"logprobs": 1}, "bad words": {"bad_token_ids": [(3, 4)]}}
+
+
+@pytest.mark.parametrize("parameters", ONE_ROUND.values(), ids=list(ONE_ROUND))
+def test_a_row_that_the_host_looks_at_takes_one_round_and_the_others_go_on(parameters):
+    sim = decoding(make_request("a", prompt(5), max_tokens=40), make_request("b", [1, 2], max_tokens=9, **parameters))
+    assert sim.step().rounds_of == [], "nothing is known of how long launches take"
+    for rounds in (1, 4, 1, 4):
+        sim.scheduler.pace.note(RowKind.DECODE, rounds, 0.06 + 0.01 * rounds)
+    output = sim.launch()
+    assert (output.rounds_of, output.most_tokens) == ([8, 1], [8, 1])
+    sim.drain()
+    requests = [request for request in output.requests]
+    assert [request.output_token_ids for request in requests] == [
+        expected_output(prompt(5), 40), expected_output([1, 2], 9),
+    ]  # fmt: skip
+
+
+def test_a_row_whose_next_draw_needs_its_token_sits_out_until_that_has_landed():
+    sim = decoding(
+        make_request("a", prompt(5), max_tokens=40), make_request("b", [1, 2], max_tokens=9, bad_token_ids=[(3, 4)])
+    )
+    taking_part = []
+    for _ in range(6):
+        taking_part.append(sorted(sim.launch().num_scheduled_tokens))
+        if len(sim.in_flight) > 1:
+            sim.land()
+    assert taking_part == 3 * [["a", "b"], ["a"]]
+    sim.drain()
+
+
+def test_a_stream_takes_as_many_rounds_as_keep_its_tokens_from_being_late():
     streamed = make_request("a", prompt(5), max_tokens=20, stream=True)
     sim = decoding(streamed, make_request("b", prompt(5), max_tokens=20))
-    assert sim.launch().num_rounds == 0
-
-
-def test_loops_begin_when_min_tokens_are_reached():
-    sim = decoding(make_request("a", prompt(5), max_tokens=40, min_tokens=4, eos_token_ids=[VOCAB]))
-    assert [sim.step().num_rounds for _ in range(5)] == [0, 0, 0, 8, 8]
+    assert sim.step().rounds_of == [], "nothing is known of how long launches take"
+    for _ in range(3):
+        sim.scheduler.pace.note(RowKind.DECODE, 1, 0.012)
+    assert sim.launch().rounds_of == [4, 4]
 
 
 def test_while_a_request_waits_a_loop_ends_with_the_first_place_that_gets_free():

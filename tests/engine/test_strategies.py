@@ -17,7 +17,7 @@ from jaxinfer.engine.rounds import Rounds, RowKind
 from jaxinfer.programs.batch_layout import BatchShape, idle_batch, unpack
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
-from jaxinfer.programs.program import KV, SEATS, TARGET, Device, Place
+from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.step import step
 from tests.builders import drain, make_request, model_config, random_model, random_prompts, run_requests
 
@@ -32,7 +32,7 @@ class Jumps:
 
     shapes: Sequence[BatchShape]
     reads = (TARGET,)
-    writes = (KV, SEATS, LAUNCHES)
+    writes = (KV, SEATS, BOUNDS, LAUNCHES)
 
     @property
     def planned(self) -> dict[str, BatchShape]:
@@ -48,17 +48,18 @@ class Jumps:
         batch, launches = unpack(buffer, shape), device.state[LAUNCHES]
 
         def turn(index, state):
-            kv, seats, tokens = state
+            kv, seats, bounds, tokens = state
             length = seats.length[jnp.maximum(batch.row_seat, 0)]
             takes_part = ((length * 5 + index + launches) % 7 < 3) & (index < MOST_TOKENS * batch.num_steps)
             now = replace(batch, capacity=jnp.where(takes_part, batch.capacity, 0))
-            kv, seats, output, *_ = step(device.models[TARGET], kv, seats, now, device.backend)
-            return kv, seats, lax.dynamic_update_index_in_dim(tokens, output.token_ids, index, 0)
+            kv, seats, bounds, output, *_ = step(device.models[TARGET], kv, seats, bounds, now, device.backend)
+            return kv, seats, bounds, lax.dynamic_update_index_in_dim(tokens, output.token_ids, index, 0)
 
         turns = 2 * MOST_TOKENS
         tokens = jnp.full((turns, batch.decode_rows), -1, jnp.int32)
-        kv, seats, tokens = lax.fori_loop(0, turns, turn, (device.state[KV], device.state[SEATS], tokens))
-        return {KV: kv, SEATS: seats, LAUNCHES: launches + 1}, device.readable(tokens)
+        state = (*(device.state[name] for name in (KV, SEATS, BOUNDS)), tokens)
+        kv, seats, bounds, tokens = lax.fori_loop(0, turns, turn, state)
+        return {KV: kv, SEATS: seats, BOUNDS: bounds, LAUNCHES: launches + 1}, device.readable(tokens)
 
 
 class Jumping(PlainDecoding):

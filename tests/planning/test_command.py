@@ -140,7 +140,7 @@ def test_compiled_figures_complete_table_and_json(stand_in, monkeypatch, capsys)
     assert [program["name"] for program in plan["programs"]] == [
         "prefill",
         "decode",
-        "adjusted_sampling",
+        "entry",
         "prompt_logprobs",
         "decode_loop",
         "branch_loop",

@@ -13,6 +13,8 @@ from jaxinfer.planning.report import verdict
 
 WEIGHTS, PER_TOKEN = 16_381_470_720, 147_456
 GIGABYTE = 10**9
+# Of 151,936 words with each seat: counts, three sets of bits, 320 biases and six numbers.
+SEAT = 2 * 151_936 + 3 * 4 * 4_748 + 320 * 8 + 6 * 4
 LIMIT, RESERVE = 135 * GIGABYTE, 4_050_000_000  # of an H200 at gpu_memory_utilization=0.9
 
 
@@ -53,13 +55,13 @@ def test_what_is_not_counted_has_a_reserve_within_the_limit(ask):
 
 
 def test_temporaries_take_from_the_room_for_kv(ask):
-    room = LIMIT - RESERVE - WEIGHTS
+    room = LIMIT - RESERVE - WEIGHTS - 64 * SEAT
     assert make_plan(ask()).largest_kv_tokens == room // PER_TOKEN // 16 * 16
     assert make_plan(ask(), compiled(GIGABYTE)).largest_kv_tokens == (room - GIGABYTE) // PER_TOKEN // 16 * 16
 
 
 def test_it_fits_up_to_the_last_page(ask):
-    spare = LIMIT - RESERVE - WEIGHTS - 64 * 4096 * PER_TOKEN
+    spare = LIMIT - RESERVE - WEIGHTS - 64 * (4096 * PER_TOKEN + SEAT)
     assert make_plan(ask(), compiled(spare)).fits
     assert not make_plan(ask(), compiled(spare + 1)).fits
 
@@ -74,7 +76,7 @@ def test_the_largest_settings_that_are_named_fit_and_one_more_does_not(ask):
 
 def test_more_sequences_than_asked_for_are_charged_their_share_of_the_temporaries(ask):
     plan = make_plan(ask(), compiled(GIGABYTE))
-    each = 4096 * PER_TOKEN + GIGABYTE / 64
+    each = 4096 * PER_TOKEN + SEAT + GIGABYTE / 64
     assert plan.largest_max_num_seqs == int((LIMIT - RESERVE - WEIGHTS) / each)
 
 

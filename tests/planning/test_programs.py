@@ -41,7 +41,7 @@ def test_a_plan_looks_at_the_largest_shape_of_every_program_of_the_engine(stand_
     assert planned_shapes(engine, stand_in(B200)) == {
         PREFILL: BatchShape(64, 64, 1984, 256, num_logits=64),
         DECODE: BatchShape(64, 0, 0, 256),
-        "adjusted_sampling": (64, 64 * 101),
+        "entry": (4, 4096, 101),
         "prompt_logprobs": 2048,
         DECODE_LOOP: BatchShape(64, 0, 0, 256),
         BRANCH_LOOP: BatchShape.of_lanes(64, 256, 3),
@@ -65,7 +65,7 @@ def test_all_programs_are_compiled_from_shapes_and_update_the_whole_pool_in_plac
     programs, kernels = compile_plan(config, ENGINE, stand_in(B200), dtype=F32, progress=told.append)
     pool = ENGINE.kv_cache_tokens * kv_bytes_per_token(config, F32)
     assert {program.name: program.kv_alias_bytes for program in programs} == {
-        PREFILL: pool, DECODE: pool, "adjusted_sampling": None, "prompt_logprobs": None, DECODE_LOOP: pool,
+        PREFILL: pool, DECODE: pool, "entry": None, "prompt_logprobs": None, DECODE_LOOP: pool,
         BRANCH_LOOP: pool, "commit_tail": pool,
     }  # fmt: skip
     assert all(program.temp_bytes > 0 and program.kernels > 0 for program in programs)

@@ -155,7 +155,10 @@ class LaneSteps:
         self.programs: list[str] = []
         empty = KVCache.allocate(model.config, num_pages=num_pages, page_size=page_size, dtype=dtype)
         self.runner = Runner(
-            {TARGET: model}, initial_state(empty, 1), backend or select_backend("xla"), on_compile=self.programs.append
+            {TARGET: model},
+            initial_state(empty, 1, model.config.vocab_size),
+            backend or select_backend("xla"),
+            on_compile=self.programs.append,
         )
         self.start(seed=0)
 
@@ -223,7 +226,8 @@ class LaneSteps:
             first += len(queries)
             packed["query_start_loc"][row + 1 :] = first
         alter(packed)
-        logits = np.asarray(self.runner.launch(STEP, shape, packed.buffer).logits)
+        hidden = self.runner.launch(STEP, shape, packed.buffer).hidden
+        logits = np.asarray(self.model.logits(hidden[: shape.num_tokens]))
         return [logits[span] for span in spans]
 
     def _fill(self, packed: PackedBatch, row: int, first: int, lane: GrowingLane, queries: Sequence[Query]) -> slice:

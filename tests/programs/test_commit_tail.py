@@ -165,7 +165,12 @@ def runner() -> tuple[Runner, list[str]]:
     programs: list[str] = []
     model = random_model(model_config(num_kv_heads=HEADS, head_dim=DIM, num_layers=LAYERS, num_heads=2 * HEADS))
     pool = jax.tree.map(lambda pages: pages + 0, random_cache(4))
-    return Runner({TARGET: model}, initial_state(pool, 1), select_backend("xla"), on_compile=programs.append), programs
+    return Runner(
+        {TARGET: model},
+        initial_state(pool, 1, model.config.vocab_size),
+        select_backend("xla"),
+        on_compile=programs.append,
+    ), programs
 
 
 def launch_commit(runner: Runner, moves: np.ndarray | jax.Array) -> None:

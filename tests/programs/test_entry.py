@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.programs.entry import Entry, EntryShape, PackedEntry
+from jaxinfer.programs.entry import Enters, Entry, EntryShape, PackedEntry
 from jaxinfer.programs.program import BOUNDS, SEATS, Device
 from jaxinfer.programs.seats import Seats
 from jaxinfer.sampling.bounds import Bounds
@@ -20,17 +23,17 @@ def random_state() -> dict:
     rng = np.random.default_rng(0)
     layout = Bounds.layout(NUM_SEATS, VOCAB)
     arrays = {name: jnp.asarray(rng.integers(1, 9, extent).astype(dtype)) for name, (extent, dtype) in layout.items()}
-    return {SEATS: Seats(jnp.arange(NUM_SEATS), 10 + jnp.arange(NUM_SEATS)), BOUNDS: Bounds(**arrays)}
+    return {SEATS: Seats(*(start + jnp.arange(NUM_SEATS) for start in (0, 20, 10))), BOUNDS: Bounds(**arrays)}
 
 
 def run(packed: PackedEntry) -> tuple[dict, dict]:
     """The state before and after, as host arrays."""
     before = random_state()
-    program, backend = Entry((SHAPE,)), select_backend("xla")
+    program, backend = Entry((packed.shape,)), select_backend("xla")
 
     @jax.jit
     def enter(state: dict, buffer: jax.Array) -> dict:
-        return program.run(Device({}, state, backend, None), SHAPE, buffer)[0]
+        return program.run(Device({}, state, backend, None), packed.shape, buffer)[0]
 
     after = enter(before, jnp.asarray(packed.buffer))
     return jax.tree.map(np.asarray, before), jax.tree.map(np.asarray, after)
@@ -48,10 +51,10 @@ def test_an_entry_writes_its_seat_and_no_other():
     for name, (extent, dtype) in Bounds.layout(1, VOCAB).items():
         if name != "counts":
             packed[name][1] = given[name] = rng.integers(0, 99, extent[1:]).astype(dtype)
-    packed["seat"][1], packed["token"][1], packed["length"][1] = 3, 44, 55
+    packed["seat"][1], packed["token"][1], packed["before"][1], packed["length"][1] = 3, 44, 33, 55
     packed["count_of"][:3], packed["count_token"][:3], packed["count"][:3] = 1, [2, 69, 0], [7, 65535, 1]
     before, after = run(packed)
-    assert (after[SEATS].token[3], after[SEATS].length[3]) == (44, 55)
+    assert (after[SEATS].token[3], after[SEATS].before[3], after[SEATS].length[3]) == (44, 33, 55)
     expected = np.zeros(VOCAB, np.uint16)
     expected[[2, 69, 0]] = 7, 65535, 1
     assert np.array_equal(after[BOUNDS].counts[3], expected)
@@ -63,7 +66,7 @@ def test_an_entry_writes_its_seat_and_no_other():
 
 def test_more_counts_than_fit_are_added_by_another_launch():
     packed = PackedEntry(SHAPE, NUM_SEATS)
-    packed["seat"][0], packed["adds_counts"][0] = 2, 1
+    packed["seat"][0], packed["enters"][0] = 2, Enters.COUNTS
     packed["count_of"][0], packed["count_token"][0], packed["count"][0] = 0, 5, 12
     before, after = run(packed)
     assert after[BOUNDS].counts[2, 5] == 12
@@ -80,3 +83,27 @@ def test_a_length_of_0_leaves_token_and_length_to_the_steps():
     before, after = run(packed)
     jax.tree.map(np.testing.assert_array_equal, before[SEATS], after[SEATS])
     assert after[BOUNDS].binds[2] == 1 and not after[BOUNDS].counts[2].any()
+
+
+def test_a_set_of_tokens_takes_the_place_of_another_and_nothing_else_changes():
+    packed = PackedEntry(SHAPE, NUM_SEATS)
+    packed["seat"][:], packed["enters"][:] = [4, 1], Enters.ALLOWED
+    packed["allowed"][:], packed["binds"][:], packed["length"][:] = 77, [1, 0], 9
+    before, after = run(packed)
+    assert (after[BOUNDS].allowed[[4, 1]] == 77).all() and after[BOUNDS].binds[[4, 1]].tolist() == [1, 0]
+    others = [0, 2, 3]
+    for name in ("allowed", "binds"):
+        of_others = (getattr(bounds[BOUNDS], name)[others] for bounds in (before, after))
+        np.testing.assert_array_equal(*of_others)
+    after[BOUNDS] = replace(after[BOUNDS], allowed=before[BOUNDS].allowed, binds=before[BOUNDS].binds)
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, EntryShape(3, 0, 0)])
+def test_tokens_alone_enter_a_seat_whose_bounds_stay(shape):
+    packed = PackedEntry(shape, NUM_SEATS)
+    packed["seat"][1], packed["enters"][1] = 3, Enters.TOKENS
+    packed["token"][1], packed["before"][1], packed["length"][1] = 44, 33, 55
+    before, after = run(packed)
+    assert (after[SEATS].token[3], after[SEATS].before[3], after[SEATS].length[3]) == (44, 33, 55)
+    jax.tree.map(np.testing.assert_array_equal, before[BOUNDS], after[BOUNDS])

@@ -4,12 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxinfer.sampling.adjustments import Adjustments, adjust
+from jaxinfer.sampling.bounds import Bounded
 from jaxinfer.sampling.sampler import sample
+from tests.sampling.bounds_cases import enter, nobody
 from tests.sampling.checker import DRAWS, check_draws
 from tests.sampling.reference import Filters, probabilities_of, sampling_batch
 
-sampler = jax.jit(lambda logits, sampling, adjustments: sample(adjust(logits, adjustments), sampling))
+sampler = jax.jit(lambda logits, sampling, bounded: sample(bounded.hold(logits), sampling))
 VOCAB = 50
 BANNED = (3, 17, 49)
 KINDS = {
@@ -27,26 +28,29 @@ def likely_banned() -> np.ndarray:
     return logits
 
 
-def draw(logits: np.ndarray, rows, biases, repeat: int = 1) -> np.ndarray:
-    tiled = np.tile(logits, (repeat * len(rows), 1))
-    adjustments = Adjustments.empty(len(tiled), len(biases))
-    for entry, (row, token, value) in enumerate(biases):
-        adjustments.row[entry], adjustments.token[entry], adjustments.bias[entry] = row, token, value
-    return np.asarray(sampler(tiled, sampling_batch(rows, repeat=repeat), adjustments))
+BANS = dict.fromkeys(BANNED, -np.inf)
+
+
+def draw(logits: np.ndarray, rows, biases: dict[int, float], only: int | None = None, repeat: int = 1) -> np.ndarray:
+    """Tokens of rows that all have these biases, or `only` one of them."""
+    count = repeat * len(rows)
+    bounds = nobody(1, VOCAB)
+    enter(bounds, 0, {"biases": biases})
+    seats = np.zeros(count, int) if only is None else np.where(np.arange(count) == only, 0, 1)
+    bounded = Bounded(bounds, seats, np.full(count, 5), np.full((count, 1), -1))  # type: ignore[arg-type]
+    return np.asarray(sampler(np.tile(logits, (count, 1)), sampling_batch(rows, repeat=repeat), bounded))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_banned_tokens_never_appear_however_likely_they_are(kind):
-    biases = [(row, token, -np.inf) for row in range(256) for token in BANNED]
-    tokens = draw(likely_banned(), [KINDS[kind]], biases, repeat=256)
+    tokens = draw(likely_banned(), [KINDS[kind]], BANS, repeat=256)
     assert not set(tokens.tolist()) & set(BANNED)
-    assert set(draw(likely_banned(), [KINDS[kind]], [(256, 0, 0.0)] * len(biases), repeat=256).tolist()) & set(BANNED)
+    assert set(draw(likely_banned(), [KINDS[kind]], {}, repeat=256).tolist()) & set(BANNED)
 
 
 def test_the_other_tokens_of_a_row_with_a_ban_keep_their_distribution():
     filters = Filters(temperature=1.4, top_k=12, top_p=0.9)
-    biases = [(row, token, -np.inf) for row in range(DRAWS) for token in BANNED]
-    tokens = draw(likely_banned(), [filters], biases, repeat=DRAWS)
+    tokens = draw(likely_banned(), [filters], BANS, repeat=DRAWS)
     allowed = likely_banned()
     allowed[list(BANNED)] = -np.inf
     check_draws(tokens, probabilities_of(allowed, filters))
@@ -54,19 +58,13 @@ def test_the_other_tokens_of_a_row_with_a_ban_keep_their_distribution():
 
 def test_a_ban_in_one_row_leaves_the_others_alone():
     rows = list(KINDS.values())
-    free = draw(likely_banned(), rows, [(len(rows), 0, 0.0)] * len(BANNED))
-    banned = draw(likely_banned(), rows, [(2, token, -np.inf) for token in BANNED])
+    free = draw(likely_banned(), rows, {})
+    banned = draw(likely_banned(), rows, BANS, only=2)
     others = np.arange(len(rows)) != 2
     assert np.array_equal(banned[others], free[others])
-
-
-def test_entries_of_rows_out_of_range_do_nothing():
-    rows = list(KINDS.values())
-    free = draw(likely_banned(), rows, [])
-    assert np.array_equal(draw(likely_banned(), rows, [(len(rows), 3, -np.inf), (len(rows) + 9, 17, 5.0)]), free)
 
 
 def test_a_finite_value_is_added_before_the_most_likely_token_is_chosen():
     logits = np.zeros(VOCAB, np.float32)
     logits[5] = 1.0
-    assert draw(logits, [KINDS["greedy"]], [(0, 9, 1.5)]).tolist() == [9]
+    assert draw(logits, [KINDS["greedy"]], {9: 1.5}).tolist() == [9]

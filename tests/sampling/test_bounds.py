@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import jax
@@ -11,53 +10,16 @@ import numpy as np
 import pytest
 
 from jaxinfer.limits import MAX_LOGIT_BIAS
-from jaxinfer.sampling.bounds import Bounds, adjust, counted, num_words, of_rows, unpacked
+from jaxinfer.sampling.bounds import Bounded, Bounds, counted, of_rows, unpacked
+from tests.sampling.bounds_cases import CASES, OUTPUT, VOCAB, bits_of, enter, nobody, random_logits
 from tests.sampling.reference import adjusted
-from tests.sampling.test_adjustments import CASES, OUTPUT, PROMPT, random_logits
 from tests.tolerances import tolerance
-
-VOCAB = 40  # no multiple of 32
-CASES = {**CASES, "ending": {"biases": dict.fromkeys((4, 33, 39), -np.inf)}}
-BANNED = -np.inf
-
-
-def bits_of(tokens: Any) -> np.ndarray:
-    flags = np.zeros(num_words(VOCAB) * 32, bool)
-    flags[list(tokens)] = True
-    return np.packbits(flags, bitorder="little").view(np.uint32)
-
-
-def nobody(num_seats: int) -> Bounds:
-    arrays = {name: np.zeros(extent, dtype) for name, (extent, dtype) in Bounds.layout(num_seats, VOCAB).items()}
-    arrays["allowed"][:] = bits_of(range(VOCAB))
-    arrays["repetition_penalty"][:], arrays["bias_token"][:] = 1, VOCAB
-    return Bounds(**arrays)
-
-
-def enter(bounds: Bounds, seat: int, case: dict, *, outputs: list[int], as_ending: bool = False) -> None:
-    """A case for a seat, as it is when `outputs` are counted."""
-    biases = {token: bias for token, bias in case.get("biases", {}).items() if bias != BANNED}
-    banned = {token for token, bias in case.get("biases", {}).items() if bias == BANNED}
-    allowed = case.get("allowed")
-    bounds.binds[seat] = 1
-    if as_ending:
-        bounds.ending[seat], bounds.min_length[seat], banned = bits_of(banned), 10, set()
-    bounds.allowed[seat] = bits_of(set(range(VOCAB) if allowed is None else allowed) - banned)
-    bounds.bias_token[seat, : len(biases)], bounds.bias[seat, : len(biases)] = list(biases), list(biases.values())
-    bounds.in_prompt[seat] = bits_of(case.get("prompt", ())) if "repetition" in case else 0
-    bounds.prompt_length[seat] = len(PROMPT)
-    for token, count in Counter(outputs).items():
-        bounds.counts[seat, token] = count
-    for name in ("presence", "frequency", "repetition"):
-        if name in case:
-            getattr(bounds, f"{name}_penalty")[seat] = case[name]
 
 
 def run(logits: np.ndarray, bounds: Bounds, seats: list[int], path: list[list[int]], position: int = 10) -> np.ndarray:
-    def of_seats(logits: jax.Array, bounds: Bounds, seat: jax.Array, path: jax.Array) -> jax.Array:
-        return adjust(logits, of_rows(bounds, seat), jnp.full(seat.shape, position), path)
-
-    return np.asarray(jax.jit(of_seats)(logits, bounds, np.asarray(seats), np.asarray(path, np.int32)))
+    seat = np.asarray(seats)
+    bounded = Bounded(bounds, seat, np.full(seat.shape, position), np.asarray(path, np.int32))  # type: ignore[arg-type]
+    return np.asarray(jax.jit(Bounded.hold)(bounded, logits))
 
 
 @pytest.mark.parametrize("ahead", range(len(OUTPUT) + 1))
@@ -75,9 +37,27 @@ def test_logits_are_adjusted_as_the_reference_says_however_many_outputs_are_coun
     assert np.array_equal(out[0], logits[0])
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_rows_beside_bound_ones_stay_as_they_are_whatever_lies_with_their_seats(name):
+    logits, bounds = random_logits(3), nobody(3)
+    for seat in range(3):
+        enter(bounds, seat, CASES[name], outputs=OUTPUT)
+    bounds.binds[:] = [0, 1, 0]
+    out = run(logits, bounds, [0, 1, 2], [[-1]] * 3)
+    assert np.array_equal(out[[0, 2]], logits[[0, 2]])
+
+
+def test_a_logit_of_minus_infinity_stays_one():
+    logits, bounds = random_logits(1), nobody(1)
+    logits[0, 5] = -np.inf
+    enter(bounds, 0, CASES["all_penalties"], outputs=OUTPUT)
+    out = run(logits, bounds, [0], [[5]])
+    assert out[0, 5] == -np.inf and not np.isnan(out).any()
+
+
 def test_what_ends_a_sequence_is_barred_below_a_length_only():
     case, logits, bounds = CASES["ending"], random_logits(1), nobody(1)
-    enter(bounds, 0, case, outputs=[], as_ending=True)
+    enter(bounds, 0, case, as_ending=True)
     before, after = (run(logits, bounds, [0], [[-1]], position) for position in (9, 10))
     assert np.array_equal(before[0], adjusted(logits[0], **case)) and np.array_equal(after, logits)
 
@@ -86,7 +66,7 @@ def test_as_many_biases_as_a_request_may_have_are_added():
     assert MAX_LOGIT_BIAS > 300
     bounds, logits = nobody(1), random_logits(1)
     case: dict[str, Any] = {"biases": {token: float(token) for token in range(VOCAB)}}
-    enter(bounds, 0, case, outputs=[])
+    enter(bounds, 0, case)
     np.testing.assert_allclose(run(logits, bounds, [0], [[-1]])[0], adjusted(logits[0], **case), rtol=1e-6)
 
 
@@ -118,7 +98,7 @@ def test_seats_that_bind_nothing_count_nothing():
 
 def test_counts_stay_at_the_most_that_they_can_say():
     bounds = nobody(1)
-    enter(bounds, 0, {"presence": 1.0}, outputs=[])
+    enter(bounds, 0, {"presence": 1.0})
     bounds.counts[0, [3, 4]] = 65534, 65535
     found = count(bounds, [0], [9], [[3, 3, 3, 4]])
     assert found[0, [3, 4]].tolist() == [65535, 65535]
@@ -126,5 +106,5 @@ def test_counts_stay_at_the_most_that_they_can_say():
 
 def test_a_row_of_a_seat_that_nobody_has_binds_nothing():
     bounds = nobody(2)
-    enter(bounds, 1, {"presence": 1.0}, outputs=[])
+    enter(bounds, 1, {"presence": 1.0})
     assert jax.jit(of_rows)(bounds, np.asarray([2, -1, 1, 0])).binds.tolist() == [0, 0, 1, 0]

@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxinfer.sampling.adjustments import ALLOWED, Adjustments, adjust
+from jaxinfer.sampling.bounds import Bounded
 from jaxinfer.sampling.greatest import NO_SCORE
 from jaxinfer.sampling.sampler import sample
+from tests.sampling.bounds_cases import enter, nobody
 from tests.sampling.reference import Filters, sampling_batch
 from tests.sampling.test_rows import KINDS, ROWS, VOCAB, random_logits
 
@@ -44,10 +45,11 @@ def test_a_row_of_bad_logits_fails_beside_any_others(kind, neighbours, value):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_whose_allowed_tokens_are_all_banned_fails(kind):
-    adjustments = Adjustments.empty(ROWS, 2)
-    adjustments.row[:], adjustments.token[:] = 4, [7, 9]
-    adjustments.state[:], adjustments.restrict[4], adjustments.bias[:] = ALLOWED, 1, -np.inf
-    tokens = sampler(adjust(random_logits(), adjustments), sampling_batch([KINDS[kind]] * ROWS))
+    bounds = nobody(1, VOCAB)
+    enter(bounds, 0, {"allowed": [7, 9], "biases": {7: -np.inf, 9: -np.inf}})
+    seats = np.where(np.arange(ROWS) == 4, 0, -1)
+    bounded = Bounded(bounds, seats, np.full(ROWS, 5), np.full((ROWS, 1), -1))  # type: ignore[arg-type]
+    tokens = sampler(jax.jit(Bounded.hold)(bounded, random_logits()), sampling_batch([KINDS[kind]] * ROWS))
     expected = np.asarray(sampler(random_logits(), sampling_batch([KINDS[kind]] * ROWS))).copy()
     expected[4] = NO_SCORE
     assert np.array_equal(tokens, expected)

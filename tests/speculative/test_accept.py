@@ -45,16 +45,17 @@ def test_drafts_are_accepted_up_to_the_first_that_was_not_sampled(case):
 def test_tokens_land_up_to_the_one_behind_the_accepted_drafts_or_to_the_end(case):
     accepted = np.minimum(case["count"], np.arange(ROWS) % WIDTH).astype(np.int32)
     max_len = case["length"] + case["room"]
-    seats = Seats(jnp.full(SEATS, 99, jnp.int32), jnp.full(SEATS, 7, jnp.int32))
+    seats, latest = Seats(*(jnp.full(SEATS, value, jnp.int32) for value in (99, 88, 7))), np.arange(ROWS) + 100
     seats, landed = land(
-        seats, jnp.arange(ROWS), jnp.asarray(case["length"]), jnp.asarray(case["runs"]), jnp.asarray(case["sampled"]),
-        jnp.asarray(accepted), ending_token_ids=jnp.asarray(case["ending"]), max_len=jnp.asarray(max_len),
+        seats, jnp.arange(ROWS), jnp.asarray(latest), jnp.asarray(case["length"]), jnp.asarray(case["runs"]),
+        jnp.asarray(case["sampled"]), jnp.asarray(accepted),
+        ending_token_ids=jnp.asarray(case["ending"]), max_len=jnp.asarray(max_len),
     )  # fmt: skip
-    token, length = np.asarray(seats.token), np.asarray(seats.length)
+    token, before, length = (np.asarray(of_all) for of_all in (seats.token, seats.before, seats.length))
     ways = set()
     for row in range(ROWS):
         if not case["runs"][row]:
-            assert (np.asarray(landed)[row] == -1).all() and (token[row], length[row]) == (99, 7)
+            assert (np.asarray(landed)[row] == -1).all() and (token[row], before[row], length[row]) == (99, 88, 7)
             continue
         tokens, ended = [], False
         for sampled in case["sampled"][row, : accepted[row] + 1].tolist():
@@ -64,6 +65,7 @@ def test_tokens_land_up_to_the_one_behind_the_accepted_drafts_or_to_the_end(case
                 break
         assert np.asarray(landed)[row].tolist() == tokens + [-1] * (WIDTH - len(tokens))
         assert (token[row], length[row]) == (ENDED if ended else tokens[-1], case["length"][row] + len(tokens))
+        assert before[row] == [latest[row], *tokens][-2]
         ways.add((ended, len(tokens)))
     assert len(ways) == 2 * WIDTH, "some way of landing was not tried"
     assert (token[ROWS:] == 99).all() and (length[ROWS:] == 7).all()

@@ -165,8 +165,8 @@ def only_the_latest_token(wide_rows):
 
 
 def landing_shifted_by_one(land):
-    def planted(seats, seat, length, runs, sampled, accepted, **rules):
-        return land(seats, seat, length, runs, jnp.roll(sampled, 1, axis=1), accepted, **rules)
+    def planted(seats, seat, token, length, runs, sampled, accepted, **rules):
+        return land(seats, seat, token, length, runs, jnp.roll(sampled, 1, axis=1), accepted, **rules)
 
     return planted
 
@@ -178,11 +178,12 @@ def one_more_than_was_drafted_well(num_accepted):
     return planted
 
 
-def latest_token_forgotten(settle):
-    """The token behind the accepted drafts is not told to the drafter."""
+def token_before_the_latest_forgotten(land):
+    """What a drafter may not have computed is not noted with the seat."""
 
-    def planted(self, device, seated, landed, features):
-        return settle(self, device, seated, jnp.where(jnp.arange(landed.shape[1]) > 0, landed, -1), features)
+    def planted(seats, *given, **rules):
+        found, landed = land(seats, *given, **rules)
+        return replace(found, before=seats.before), landed
 
     return planted
 
@@ -195,8 +196,8 @@ PLANTED = {
     "drafts land one place too late": (rounds, "land", landing_shifted_by_one, "tokens"),
     "a draft too many is accepted": (rounds, "num_accepted", one_more_than_was_drafted_well, "tokens of bad drafts"),
     "stale KV after full acceptance": (draft_model, "wide_rows", only_the_latest_token, "rejections"),
-    "the drafter is not told the latest token": (
-        draft_model.DraftModel, "settle", latest_token_forgotten, "rejections",
+    "the drafter is not told the token before the latest": (
+        rounds, "land", token_before_the_latest_forgotten, "rejections",
     ),
 }  # fmt: skip
 

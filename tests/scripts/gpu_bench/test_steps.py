@@ -32,7 +32,7 @@ def model():
 @pytest.fixture(scope="module")
 def runner(model):
     cache = KVCache.allocate(model.config, num_pages=40, page_size=16, dtype=jnp.dtype(jnp.float32))
-    return Runner({TARGET: model}, initial_state(cache, NUM_SEATS), select_backend("xla"))
+    return Runner({TARGET: model}, initial_state(cache, NUM_SEATS, model.config.vocab_size), select_backend("xla"))
 
 
 def shape_of(tokens):

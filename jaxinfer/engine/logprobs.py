@@ -1,4 +1,4 @@
-"""The host's side of adjusted sampling and log probabilities: entries for the device, results back to requests."""
+"""The host's side of log probabilities: what is wanted of a launch, and results back to requests."""
 
 from __future__ import annotations
 
@@ -12,55 +12,12 @@ from jaxinfer.engine.landing import LogprobsOf
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.outputs import Logprob
-from jaxinfer.programs.adjusted_sampling import AdjustedSampling
-from jaxinfer.sampling.adjustments import Adjustments
 from jaxinfer.sampling.logprobs import TokenLogprobs
-
-
-def adjustments_of(output: SchedulerOutput, built: BuiltBatch, program: AdjustedSampling) -> Adjustments | None:
-    """The entries of all rows of a launch, as many as the smallest shape of `program` that holds them; None where no
-    row adjusts logits or wants log probabilities."""
-    if not any([request.may_adjust for request in output.requests]):
-        return None
-    concerned = [
-        (request, row, known - request.num_prompt_tokens)  # with the output tokens before the one to be sampled
-        for request, row, samples, known in zip(
-            output.requests, built.logits_rows.tolist(), output.samples, output.num_known, strict=True
-        )
-        if request.may_adjust and samples
-    ]
-    concerned = [
-        (request, row, outputs)
-        for request, row, outputs in concerned
-        if request.sampling_params.logprobs is not None or request.adjusts_logits(outputs)
-    ]
-    if not concerned:
-        return None
-    entries = [(row, request.adjustment_entries(outputs)) for request, row, outputs in concerned]
-    total = sum(len(of_row) for _, of_row in entries)
-    num_logits = built.packed.shape.num_logits
-    num_entries = min(n for rows, n in program.shapes if rows == num_logits and n >= total)
-    adjustments = Adjustments.empty(num_logits, num_entries)
-    start = 0
-    for row, of_row in entries:
-        end = start + len(of_row)
-        adjustments.row[start:end] = row
-        adjustments.token[start:end] = list(of_row)
-        adjustments.bias[start:end] = [bias for bias, _ in of_row.values()]
-        adjustments.state[start:end] = [state for _, state in of_row.values()]
-        start = end
-    for request, row, _ in concerned:
-        params = request.sampling_params
-        adjustments.restrict[row] = request.is_restricted
-        adjustments.presence_penalty[row] = params.presence_penalty
-        adjustments.frequency_penalty[row] = params.frequency_penalty
-        adjustments.repetition_penalty[row] = params.repetition_penalty
-    return adjustments
 
 
 def wants_logprobs(output: SchedulerOutput) -> bool:
     """Whether any row's request asks for log probabilities of its output."""
-    return any([request.sampling_params.logprobs is not None for request in output.requests if request.may_adjust])
+    return any([request.sampling_params.logprobs is not None for request in output.requests])
 
 
 def logprobs_of_launch(built: BuiltBatch, logprobs: TokenLogprobs, width: int = 1) -> LogprobsOf:
@@ -93,8 +50,6 @@ def take_prompt_logprobs(output: SchedulerOutput, built: BuiltBatch, logprobs: T
     arrays = jax.tree.map(np.asarray, logprobs)
     for request, start, positions in _prompt_spans(output, built):
         known = request.prompt_logprobs
-        if not known:
-            known.append(None)  # nothing stands before the first token
         for offset, position in enumerate(positions):
             if len(known) == position + 1 and position + 1 < request.num_prompt_tokens:
                 token = request.prompt_token_ids[position + 1]
@@ -108,7 +63,7 @@ def _prompt_spans(output: SchedulerOutput, built: BuiltBatch) -> list[tuple[Requ
     return [
         (request, int(starts[built.rows[index]]), range(first, first + output.num_tokens[index]))
         for index, (request, first) in enumerate(zip(output.requests, output.num_computed, strict=True))
-        if first < request.num_prompt_tokens and request.sampling_params.prompt_logprobs is not None
+        if first + 1 < request.num_prompt_tokens and request.sampling_params.prompt_logprobs is not None
     ]
 
 

@@ -1,0 +1,156 @@
+"""What enters seats from the host before a launch: latest tokens, and what the draws of requests are bound to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxinfer.engine.request import Request
+from jaxinfer.engine.scheduler_output import SchedulerOutput
+from jaxinfer.programs.entry import Enters, Entry, PackedEntry
+from jaxinfer.programs.runner import Runner
+from jaxinfer.sampling.bounds import packed_bits
+
+
+class _Entering(NamedTuple):
+    """What enters one seat."""
+
+    what: Enters
+    request: Request
+    decodes: bool = False
+    binds: bool = True
+    counts: Sequence[tuple[int, int]] = ()  # (token, how often it stands in the output)
+
+
+class SeatEntries:
+    """Launches entries of one engine in the order in which launches need them.
+
+    A seat whose sequence binds nothing is entered only if the one before it was bound. Sets that change from token to
+    token are entered where they have changed.
+
+    Args:
+        is_known: whether what lies with the seats binds nothing; else a recovery has left it as it was.
+    """
+
+    def __init__(self, program: Entry, runner: Runner, *, num_seats: int, vocab: int, is_known: bool) -> None:
+        self._program, self._runner, self._vocab = program, runner, vocab
+        self._whole, self._of_tokens = program.shapes
+        self._num_seats = num_seats
+        self._binds = np.full(num_seats, not is_known)
+        self._allowed: dict[int, np.ndarray] = {}  # seat -> bits of a set that changes, as the device has them
+
+    def launch(self, output: SchedulerOutput) -> None:
+        """Let the rows of a launch enter their seats, and their sets be as they are for what is drawn next."""
+        found: list[_Entering] = []
+        enters = output.enters
+        arrivals = output.first_scheduled | output.resumed if output.first_scheduled or output.resumed else ()
+        for request in output.requests:
+            if not (arrivals or enters or request.has_changing_set):
+                continue
+            on_device = bool(output.rounds_of) and request.is_held_on_device
+            if request.request_id in arrivals:
+                found += self._entering(request, decodes=request.request_id in enters, on_device=on_device)
+                continue
+            if request.request_id in enters:
+                found.append(_Entering(Enters.TOKENS, request, decodes=True))
+            if request.has_changing_set and self._takes_set(request, on_device=on_device):
+                found.append(_Entering(Enters.ALLOWED, request, binds=not on_device or request.is_bound_for_good))
+        if not found:
+            return
+        self._launch([entering for entering in found if entering.what is not Enters.TOKENS])
+        tokens = [entering for entering in found if entering.what is Enters.TOKENS]
+        each = self._of_tokens.num_seats
+        for start in range(0, len(tokens), each):
+            packed = PackedEntry(self._of_tokens, self._num_seats)
+            for place, entering in enumerate(tokens[start : start + each]):
+                _fill_tokens(packed, place, entering)
+            self._run(packed)
+
+    def _entering(self, request: Request, *, decodes: bool, on_device: bool) -> list[_Entering]:
+        seat = request.seat
+        self._allowed.pop(seat, None)
+        if not request.is_bound and not self._binds[seat]:
+            return [_Entering(Enters.TOKENS, request, decodes)] if decodes else []
+        self._binds[seat] = request.is_bound
+        counts: list[tuple[int, int]] = []
+        if request.is_penalized:
+            counts = list(Counter(islice(request.token_ids, request.num_prompt_tokens, request.num_tokens - 1)).items())
+        room = self._whole.num_counts
+        if request.has_changing_set:
+            self._takes_set(request, on_device=on_device)
+        binds = request.is_bound_for_good or (request.has_changing_set and not on_device)
+        first = _Entering(Enters.ALL, request, decodes, binds, counts[:room])
+        more = [counts[start : start + room] for start in range(room, len(counts), room)]
+        return [first, *(_Entering(Enters.COUNTS, request, counts=some) for some in more)]
+
+    def _takes_set(self, request: Request, *, on_device: bool) -> bool:
+        """Note the set of tokens that may follow as far as the device does not know; whether its seat has another."""
+        bits = packed_bits(request.base_set(self._vocab) if on_device else request.set_now(self._vocab))
+        known = self._allowed.get(request.seat)
+        self._allowed[request.seat] = bits
+        return known is None or not np.array_equal(known, bits)
+
+    def _launch(self, entering: Sequence[_Entering]) -> None:
+        packed, place, used = None, 0, 0
+        for one in entering:
+            if packed is None or place == self._whole.num_seats or used + len(one.counts) > self._whole.num_counts:
+                if packed is not None:
+                    self._run(packed)
+                packed, place, used = PackedEntry(self._whole, self._num_seats), 0, 0
+            self._fill(packed, place, used, one)
+            place, used = place + 1, used + len(one.counts)
+        if packed is not None:
+            self._run(packed)
+
+    def _fill(self, packed: PackedEntry, place: int, used: int, entering: _Entering) -> None:
+        request = entering.request
+        packed["seat"][place], packed["enters"][place] = request.seat, entering.what
+        if entering.counts:
+            where = slice(used, used + len(entering.counts))
+            packed["count_of"][where] = place
+            packed["count_token"][where], packed["count"][where] = zip(*entering.counts, strict=True)
+        if entering.what is Enters.COUNTS:
+            return
+        packed["binds"][place] = entering.binds
+        if entering.what is Enters.ALLOWED:
+            packed["allowed"][place] = self._allowed[request.seat]
+            return
+        params, vocab = request.sampling_params, self._vocab
+        changing = self._allowed.get(request.seat)
+        packed["allowed"][place] = packed_bits(request.base_set(vocab)) if changing is None else changing
+        if params.min_tokens:
+            packed["ending"][place] = packed_bits(_mask(request.ending_token_ids, vocab))
+            packed["min_length"][place] = request.num_prompt_tokens + params.min_tokens
+        if params.repetition_penalty != 1.0:
+            packed["in_prompt"][place] = request.prompt_bits(vocab)
+        packed["prompt_length"][place] = request.num_prompt_tokens
+        biases = params.logit_bias or {}
+        packed["bias_token"][place] = vocab
+        packed["bias_token"][place, : len(biases)] = list(biases)
+        packed["bias"][place, : len(biases)] = list(biases.values())
+        packed["repetition_penalty"][place] = params.repetition_penalty
+        packed["frequency_penalty"][place] = params.frequency_penalty
+        packed["presence_penalty"][place] = params.presence_penalty
+        _fill_tokens(packed, place, entering)
+
+    def _run(self, packed: PackedEntry) -> None:
+        self._runner.launch(self._program, packed.shape, packed.buffer)
+
+
+def _fill_tokens(packed: PackedEntry, place: int, entering: _Entering) -> None:
+    request = entering.request
+    packed["seat"][place], packed["enters"][place] = request.seat, entering.what
+    if entering.decodes:
+        known = request.token_ids
+        packed["token"][place], packed["before"][place] = known[-1], known[-2] if len(known) > 1 else 0
+        packed["length"][place] = len(known)
+
+
+def _mask(tokens: Sequence[int] | frozenset[int], vocab: int) -> np.ndarray:
+    mask = np.zeros(vocab, bool)
+    mask[list(tokens)] = True
+    return mask
