@@ -31,6 +31,7 @@ from jaxinfer.engine.transactions import Transactions
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.commit_tail import packed_moves
+from jaxinfer.programs.compiles import hearing_of_compiles
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import BOUNDS, CONSTRAINT, KV, TARGET, bounds_place
 from jaxinfer.programs.runner import Runner, initial_state
@@ -115,6 +116,7 @@ class EngineCore:
         self.landing_listeners = self._transactions.listeners
         self._host = self._make_host()
         self.warm = False
+        self._compiling = "an operation outside of programs"  # what was traced last, in words
         self.compile_listeners: list[Callable[[str], None]] = []  # are told what is compiled, in words, before it is
         self.searches: list[Search] = []
         self._waits_for: set[str] = set()
@@ -262,7 +264,8 @@ class EngineCore:
             CompileAfterWarmUpError: with `strict_compiles`.
             StalledError: nothing can be done for requests that are unfinished.
         """
-        return self._transactions.step()
+        with hearing_of_compiles(self._count_xla_compile):
+            return self._transactions.step()
 
     def _advance(self) -> None:
         moved = self._transactions.notes.take()
@@ -393,12 +396,18 @@ class EngineCore:
 
     def _count_compile(self, program: str) -> None:
         self.metrics.num_compiles_total += 1
+        self._compiling = program
         for tell in list(self.compile_listeners):
             tell(program)
         if not self.warm:
             logger.debug("compiling: %s", program)
+        elif self.config.strict_compiles:  # before it takes its time
+            self._count_xla_compile()
+
+    def _count_xla_compile(self) -> None:
+        if not self.warm:
             return
         self.metrics.num_compiles_after_warm_up_total += 1
         if self.config.strict_compiles:
-            raise CompileAfterWarmUpError(f"compiled after warm-up: {program}")
-        logger.warning("compiled after warm-up, which delays running requests: %s", program)
+            raise CompileAfterWarmUpError(f"compiled after warm-up: {self._compiling}")
+        logger.warning("compiled after warm-up, which delays running requests: %s", self._compiling)

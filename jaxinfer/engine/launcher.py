@@ -34,7 +34,7 @@ class _Launch:
 
     output: SchedulerOutput
     built: BuiltBatch
-    token_ids: jax.Array  # int32 [N * width, Q], those of a row in order; -1: none
+    token_ids: jax.Array  # int32 [N * width, Q], those of a row in order, or [Q] of a step; -1: none
     width: int = 1  # the most tokens that a step lands for a row
     rounds: RoundsResult | None = None  # None: a plain step
     logprobs: TokenLogprobs | None = None  # [width * Q]
@@ -141,7 +141,7 @@ class Launcher:
             targets = np.pad(targets, (0, positions - len(targets)))
             prompt_logprobs = launch(programs.prompt_logprobs, positions, result.hidden, targets)
         return _Launch(
-            output, built, result.token_ids[None],
+            output, built, result.token_ids,
             logprobs=result.logprobs if wants_logprobs(output) else None,
             prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
@@ -151,7 +151,7 @@ class Launcher:
         launch = self._in_flight[0]
         self.concerned = launch.output.requests
         waits = time.perf_counter()
-        tokens = np.asarray(launch.token_ids)[:, launch.built.logits_rows]  # waits for the device
+        tokens = np.atleast_2d(np.asarray(launch.token_ids))[:, launch.built.logits_rows]  # waits for the device
         begin = time.perf_counter()
         seconds = 0.0
         if launch.begin is not None and begin - waits > _WAITED:

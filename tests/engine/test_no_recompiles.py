@@ -1,5 +1,6 @@
 """After warm-up nothing compiles, whatever requests ask for; and a thousand of them leave nothing behind."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -30,7 +31,7 @@ def test_a_thousand_random_requests_compile_nothing_and_leak_no_page(warm):
     assert all(request.is_finished for request in finished)
     assert warm.scheduler.kv.allocator.num_held == 0
     assert len(warm.input_batch.free_seats) + len(warm.scheduler.finished_req_ids) == warm.config.max_num_seqs
-    assert warm.metrics.num_compiles_total == compiled
+    assert (warm.metrics.num_compiles_total, warm.metrics.num_compiles_after_warm_up_total) == (compiled, 0)
     assert warm.get_metrics().num_preemptions_total > 0, "the pool was never too small for the load"
 
 
@@ -41,3 +42,21 @@ def test_a_compile_after_warm_up_is_an_error_under_the_strict_flag():
     with pytest.raises(CompileAfterWarmUpError, match="decodes|prompt tokens"):
         core.step()
     assert core.metrics.num_compiles_after_warm_up_total == 1
+
+
+def test_what_xla_compiles_outside_of_programs_is_counted_too(monkeypatch):
+    core = make_engine(random_model(model_config()))
+    core.add_request(make_request("0", [1, 2, 3], max_tokens=2))
+    core.warm = True
+    launch = core.launcher.launch
+
+    def with_an_operation() -> bool:
+        jnp.zeros((3, 7919)) + 1  # noqa: B018
+        return launch()
+
+    core.step()
+    before = core.metrics.num_compiles_after_warm_up_total
+    assert before >= 1
+    monkeypatch.setattr(core.launcher, "launch", with_an_operation)
+    core.step()
+    assert core.metrics.num_compiles_after_warm_up_total > before

@@ -1,0 +1,32 @@
+"""What XLA compiles, as it says itself: programs, and operations that somebody runs outside of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import jax
+
+# An executable that is loaded from disk is heard of as well: the launch that needs it waits for that, too.
+_EVENT = "/jax/core/compile/backend_compile_duration"
+_of_thread = threading.local()
+
+
+@contextmanager
+def hearing_of_compiles(tell: Callable[[], None]) -> Iterator[None]:
+    """Have `tell` called for each compile that this thread brings about meanwhile; what it raises ends the compile."""
+    before, _of_thread.tell = getattr(_of_thread, "tell", None), tell
+    try:
+        yield
+    finally:
+        _of_thread.tell = before
+
+
+def _heard(event: str, duration_secs: float, **details: str | int) -> None:
+    tell = getattr(_of_thread, "tell", None)
+    if event == _EVENT and tell is not None:
+        tell()
+
+
+jax.monitoring.register_event_duration_secs_listener(_heard)
