@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxinfer.engine import seat_entries
@@ -14,6 +16,7 @@ from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.request import Request
 from jaxinfer.programs import seats
 from jaxinfer.programs.entry import COUNTS_OF_ENTRY, EntryShape
+from jaxinfer.programs.program import BOUNDS as BOUNDS_BY_SEAT
 from jaxinfer.sampling.bounds import Bounded, counted
 from jaxinfer.speculative import draft_model, eagle3, rounds
 from jaxinfer.speculative.gamma import FixedGamma
@@ -221,18 +224,21 @@ def test_the_last_token_of_a_prompt_counted_as_output_is_found(model, monkeypatc
     assert run_requests(make_engine(model), made()) != one_by_one(single, made())
 
 
-def test_a_resumed_output_counted_twice_is_found(engines, monkeypatch, single):
-    monkeypatch.setattr(seat_entries, "islice", lambda tokens, first, last: islice(tokens, first, last + 1))
-
-    def made() -> list[Request]:
-        prompts = random_prompts((62, 58, 60, 62), seed=5)
-        few = {"allowed_token_ids": list(range(0, 101, 17)), "frequency_penalty": 0.5, "temperature": 1.0, "seed": 2}
-        return [make_request(str(i), p, max_tokens=24, **few) for i, p in enumerate(prompts)]
-
-    core = engines("loops")
-    before = core.get_metrics().num_preemptions_total
-    assert run_requests(core, made()) != one_by_one(single, made())
-    assert core.get_metrics().num_preemptions_total > before
+@pytest.mark.parametrize("is_planted", [False, True], ids=["as it is", "the latest counted too"])
+def test_a_seat_that_is_entered_anew_counts_all_outputs_but_the_latest(is_planted, model, monkeypatch):
+    if is_planted:
+        monkeypatch.setattr(seat_entries, "islice", lambda tokens, first, last: islice(tokens, first, last + 1))
+    core = make_engine(model, max_num_seqs=1, overlap=False)
+    request = make_request("a", SHARED, max_tokens=40, stream=True, **BOUNDS["frequency"])
+    core.add_request(request)
+    while request.num_output_tokens < 9:
+        core.step()
+    lose_the_device(core, monkeypatch)
+    while request.num_output_tokens < 12:
+        core.step()
+    counts = np.asarray(core.runner.state[BOUNDS_BY_SEAT].counts[request.seat])
+    found = {token: int(counts[token]) for token in np.flatnonzero(counts).tolist()}
+    assert (found == Counter(request.output_token_ids[:-1])) != is_planted
 
 
 def test_a_rejected_draft_that_is_counted_is_found(model, monkeypatch, single):

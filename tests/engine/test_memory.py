@@ -10,6 +10,8 @@ from jaxinfer.engine.memory import MemoryBudget, plan_memory
 from tests.builders import model_config, random_model
 
 CARD, WORKSPACE = 10_000_000, 500_000
+# Of 101 words with each of 64 seats: counts, three sets of bits, 320 biases and six numbers.
+SEATS = 64 * (2 * 101 + 3 * 4 * 4 + 320 * 8 + 6 * 4)
 
 
 class FakeGPU:
@@ -47,8 +49,8 @@ def test_the_limit_is_a_share_of_the_card_and_never_more_than_jax_has(plan):
 
 def test_the_pool_fills_the_limit_beside_weights_workspace_and_reserve(plan):
     budget = plan(0.9, gpu_memory_utilization=0.9)
-    assert (budget.workspace_bytes, budget.reserve_bytes) == (WORKSPACE, 270_000)
-    left = 9_000_000 - 270_000 - WORKSPACE - budget.weights_bytes - budget.kv_bytes
+    assert (budget.workspace_bytes, budget.reserve_bytes) == (WORKSPACE + SEATS, 270_000)
+    left = 9_000_000 - 270_000 - WORKSPACE - SEATS - budget.weights_bytes - budget.kv_bytes
     assert 0 <= left < 16 * budget.kv_bytes_per_token
 
 

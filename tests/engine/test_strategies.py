@@ -12,12 +12,15 @@ from jax import lax
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.input_batch import BuiltBatch
 from jaxinfer.engine.plain_decoding import PlainDecoding
 from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.engine.strategy import RoundsResult
 from jaxinfer.programs.batch_layout import BatchShape, idle_batch, unpack
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
+from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import step
 from tests.builders import drain, make_request, model_config, random_model, random_prompts, run_requests
 
@@ -68,6 +71,9 @@ class Jumping(PlainDecoding):
         self.program = Jumps(buckets.all_loops())
         self.programs = [self.program]
         self.rounds = Rounds(kind, most=2, most_tokens=MOST_TOKENS, least_tokens=0)
+
+    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
+        return RoundsResult(runner.launch(self.program, built.packed.shape, built.packed.buffer))
 
     def make_state(self) -> dict[str, Any]:
         return {LAUNCHES: jnp.zeros((), jnp.int32)}
