@@ -8,6 +8,7 @@ from jaxinfer import SamplingParams
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.detokenizer import IncrementalDetokenizer
 from jaxinfer.engine.launcher import Launcher
+from jaxinfer.engine.pace import Pace
 from tests.tiny_checkpoints import assert_idle, story_ids, story_llm, story_text
 
 pytestmark = pytest.mark.unoptimized
@@ -21,7 +22,9 @@ def llm(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind(llm):
+def nothing_is_left_behind(llm, monkeypatch):
+    # A launch of a stream has one round, so that something is left to interrupt.
+    monkeypatch.setattr(Pace, "within", lambda self, kind, seconds: 1)
     yield
     assert_idle(llm)
     assert not llm._processor._followers
@@ -62,6 +65,7 @@ def test_a_stream_ends_although_its_last_step_was_interrupted_in_another_stream(
 
 
 def test_an_interrupted_generate_leaves_an_engine_that_answers_rightly(llm, monkeypatch):
+    llm.reset_prefix_cache()  # prompts that are cached need no step
     monkeypatch.setattr(Launcher, "_launch_step", interrupted_once(Launcher._launch_step))
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["Say a", "Say b"], GREEDY, use_tqdm=False)

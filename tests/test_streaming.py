@@ -6,6 +6,7 @@ from itertools import accumulate, zip_longest
 import pytest
 
 from jaxinfer import SamplingParams
+from jaxinfer.engine.pace import Pace
 from tests.tiny_checkpoints import (
     ASSISTANT,
     STORIES,
@@ -39,6 +40,12 @@ def random_llm(tmp_path_factory):
 def nothing_is_left_behind(llm):
     yield
     assert_idle(llm)
+
+
+@pytest.fixture
+def token_by_token(monkeypatch):
+    """Rounds that take so long that a stream bounds its launches to one."""
+    monkeypatch.setattr(Pace, "within", lambda self, kind, seconds: 1)
 
 
 def greedy(**params):
@@ -104,7 +111,7 @@ def test_deltas_of_broken_text_add_up_to_what_generate_gives(random_llm, stop):
             assert output.outputs[0].text == random_llm.get_tokenizer().decode(output.outputs[0].token_ids)
 
 
-def test_text_comes_token_by_token(llm):
+def test_text_comes_token_by_token_where_rounds_take_long(llm, token_by_token):
     deltas = [(delta.outputs[0].text, delta.outputs[0].token_ids) for delta in llm.stream("Say a", GREEDY)]
     tokens = story_ids("a")
     assert deltas == [
@@ -119,7 +126,7 @@ def test_text_comes_token_by_token(llm):
     ]
 
 
-def test_a_delta_never_ends_inside_a_character(llm):
+def test_a_delta_never_ends_inside_a_character(llm, token_by_token):
     texts = [delta.outputs[0].text for delta in llm.stream("Say b", GREEDY)]
     assert texts == ["caf", "é na", "ïve ", "日本", " ", "🎉!", ""]
 
@@ -131,7 +138,7 @@ def test_no_delta_shows_what_a_stop_string_takes_away(llm):
             assert final.startswith(shown)
 
 
-def test_what_turns_out_not_to_be_a_stop_string_is_shown_at_once(llm):
+def test_what_turns_out_not_to_be_a_stop_string_is_shown_at_once(llm, token_by_token):
     texts = [delta.outputs[0].text for delta in llm.stream("Say a", greedy(stop="brown bear"))]
     assert texts == ["The", " quick", " ", "brown fox", " jumps", " over", ".", ""]
 
@@ -291,7 +298,7 @@ def test_aborting_what_is_finished_or_unknown_says_so(llm):
     assert not llm.abort("nobody")
 
 
-def test_special_tokens_come_with_the_text_that_follows(llm):
+def test_special_tokens_come_with_the_text_that_follows(llm, token_by_token):
     deltas = [delta.outputs[0] for delta in llm.stream("Say f", greedy(max_tokens=3))]
     assert [(part.text, part.token_ids) for part in deltas if part.token_ids] == [
         ("call ", [token_id("call ")]),
