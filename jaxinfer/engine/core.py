@@ -14,6 +14,7 @@ from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.cache.prefix_cache import PrefixCache
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.arrivals import Arrivals, members_of
+from jaxinfer.engine.compile_count import CompileCount
 from jaxinfer.engine.constraints import DeviceConstraints
 from jaxinfer.engine.errors import CompileAfterWarmUpError, StalledError
 from jaxinfer.engine.host_state import HostState, requeue
@@ -61,6 +62,7 @@ class EngineCore:
         vocabulary: where requests are to be held to automata on the device; else the host does that.
 
     Attributes:
+        compile_listeners: are told what is compiled, in words, before it is.
         landing_listeners: are told, within the step, of what has landed or ended; after an interruption maybe twice.
         searches: steer some of the requests.
     """
@@ -80,6 +82,8 @@ class EngineCore:
         self.config = config
         self.model_config = model.config
         self.metrics = EngineMetrics()
+        self._compiles = CompileCount(self.metrics, is_strict=config.strict_compiles)
+        self.compile_listeners = self._compiles.listeners
         self.buckets = Buckets.from_config(config)
         self.programs = EnginePrograms.of(
             self.buckets, vocab_size=model.config.vocab_size, max_decode_steps=config.max_decode_steps,
@@ -109,15 +113,12 @@ class EngineCore:
             select_backend(config.attention_backend),
             programs=[*(() if self.strategy.takes_prompts else self.programs.all), *self.strategy.programs],
             mesh=mesh,
-            on_compile=self._count_compile,
+            on_compile=self._compiles.traced,
         )
         self._transactions = Transactions(self._advance, self._blame, self._recover)
         self._requests = self._transactions.requests
         self.landing_listeners = self._transactions.listeners
         self._host = self._make_host()
-        self.warm = False
-        self._compiling = "an operation outside of programs"  # what was traced last, in words
-        self.compile_listeners: list[Callable[[str], None]] = []  # are told what is compiled, in words, before it is
         self.searches: list[Search] = []
         self._waits_for: set[str] = set()
         self._suspects = Suspects()
@@ -135,6 +136,10 @@ class EngineCore:
             self._transactions.news.append,
             before,
         )
+
+    @property
+    def warm(self) -> bool:
+        return self._compiles.is_warm
 
     @property
     def scheduler(self) -> Scheduler:
@@ -166,7 +171,7 @@ class EngineCore:
         count = warm_up(self.runner, progress=progress)
         if not self.has_unfinished_requests():
             self.strategy.measure(self.runner, self.scheduler.kv.allocator)
-        self.warm = True
+        self._compiles.is_warm = True
         return count
 
     def add_request(self, request: Request) -> None:
@@ -264,7 +269,7 @@ class EngineCore:
             CompileAfterWarmUpError: with `strict_compiles`.
             StalledError: nothing can be done for requests that are unfinished.
         """
-        with hearing_of_compiles(self._count_xla_compile):
+        with hearing_of_compiles(self._compiles.compiled):
             return self._transactions.step()
 
     def _advance(self) -> None:
@@ -393,21 +398,3 @@ class EngineCore:
         """Raises AssertionError unless every page is in exactly one state."""
         self._transactions.make_whole()
         self.scheduler.check_integrity()
-
-    def _count_compile(self, program: str) -> None:
-        self.metrics.num_compiles_total += 1
-        self._compiling = program
-        for tell in list(self.compile_listeners):
-            tell(program)
-        if not self.warm:
-            logger.debug("compiling: %s", program)
-        elif self.config.strict_compiles:  # before it takes its time
-            self._count_xla_compile()
-
-    def _count_xla_compile(self) -> None:
-        if not self.warm:
-            return
-        self.metrics.num_compiles_after_warm_up_total += 1
-        if self.config.strict_compiles:
-            raise CompileAfterWarmUpError(f"compiled after warm-up: {self._compiling}")
-        logger.warning("compiled after warm-up, which delays running requests: %s", self._compiling)

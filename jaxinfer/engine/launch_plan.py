@@ -39,6 +39,18 @@ class LaunchPlan:
         tokens = self.prefill_tokens
         return not tokens or tokens <= self.prefill_room(self.decode_rows + 1, self.prefill_rows)
 
+    def has_only_its_last(self, request: Request) -> bool:
+        """Whether only the latest token is left to compute of a request that is not in its seat: it decodes at once."""
+        if self.block_size > 1 or request.is_trunk or request.is_held:
+            return False
+        return request.num_computed_tokens == request.num_tokens - 1
+
+    def enter(self, request: Request) -> None:
+        """Have the latest tokens of a request enter its seat, if it is not there."""
+        if not request.in_seat:
+            request.in_seat = True
+            self.enters.add(request.request_id)
+
     def tokens_of_chunk(self, request: Request, known: int) -> int:
         """How many of its `known` tokens the request may compute in this step."""
         if request.is_held:
@@ -63,6 +75,12 @@ class LaunchPlan:
             self.prefill_rows += 1
             self.prefill_tokens += count
             request.is_computed = request.is_trunk and request.num_computed_tokens + count == known
+
+    def kinds_in(self, seated: RowKind) -> list[RowKind]:
+        """What the rows do if those in their seats do what is said."""
+        if not self.prefill_rows:
+            return [seated] * len(self.kinds)
+        return [kind if kind is RowKind.PROMPT_CHUNK else seated for kind in self.kinds]
 
     def remove(self, victim: Request) -> None:
         """A preempted request leaves the plan, if it was in it already, and its tokens return to the budget."""

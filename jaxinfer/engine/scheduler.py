@@ -108,7 +108,7 @@ class Scheduler:
         most, least = self._commit(plan, rounds_of)
         return SchedulerOutput(
             requests=plan.requests,
-            kinds=self._kinds(plan) if rounds_of else plan.kinds,
+            kinds=plan.kinds_in(self.rounds.kind) if rounds_of else plan.kinds,
             num_tokens=plan.counts,
             num_computed=plan.computed,
             num_known=plan.known,
@@ -126,31 +126,22 @@ class Scheduler:
             total_num_scheduled_tokens=self.limits.max_num_batched_tokens - plan.budget,
         )
 
-    def _kinds(self, plan: LaunchPlan) -> list[RowKind]:
-        """What the rows of a launch of rounds do."""
-        seated = self.rounds.kind
-        if not plan.prefill_rows:
-            return [seated] * len(plan.kinds)
-        return [kind if kind is RowKind.PROMPT_CHUNK else seated for kind in plan.kinds]
-
     def _commit(self, plan: LaunchPlan, rounds_of: Sequence[int]) -> tuple[list[int], list[int]]:
         """Account for the launch; the most and the least tokens that it lands for each row."""
         most_all, least_all = [], []
         each = self.rounds if rounds_of else _PLAIN
         landing = {turns: (each.most_in(turns), turns * each.least_tokens) for turns in {1, *rounds_of}}
-        chunk = RowKind.PROMPT_CHUNK
         for index, request in enumerate(plan.requests):
             most, least = landing[rounds_of[index] if rounds_of else 1]
-            if plan.kinds[index] is chunk:
+            if plan.kinds[index] is RowKind.PROMPT_CHUNK:
                 computed = request.num_computed_tokens = plan.computed[index] + plan.counts[index]
                 request.in_seat = computed == self.kv.num_in_chunks(plan.known[index]) and not request.is_trunk
                 most = least = int(request.in_seat and self.limits.block_size == 1)
                 if request.is_computed:
                     self._leave_seat(request)
-            elif most > 1 and each.kind is RowKind.VERIFICATION and request.draws_alone:
-                most = least = 1
             elif most > 1:
-                left = request.num_tokens_left
+                draws_one = each.kind is RowKind.VERIFICATION and request.draws_alone
+                left = 1 if draws_one else request.num_tokens_left
                 most, least = min(most, left), min(least, left)
             request.num_in_flight += most
             request.num_sure_in_flight += least
@@ -166,12 +157,10 @@ class Scheduler:
             if request.status is not running:
                 continue  # it was preempted to make room
             known = len(request.token_ids) + request.num_in_flight
-            if request.in_seat or self._has_only_its_last(request):
+            if request.in_seat or plan.has_only_its_last(request):
                 if not plan.takes_seated(request):
                     continue
-                if not request.in_seat:
-                    request.in_seat = True
-                    plan.enters.add(request.request_id)
+                plan.enter(request)
                 known = min(known, request.max_total_tokens)
                 needed, count = self._slots_of_seated(request, known), 1
             else:
@@ -189,12 +178,6 @@ class Scheduler:
                 new_pages = list(request.pages)
                 plan.first_scheduled.add(request.request_id)
             plan.add(request, count, known, new_pages)
-
-    def _has_only_its_last(self, request: Request) -> bool:
-        """Whether only the latest token is left to compute of a request that is not in its seat: it decodes at once."""
-        if self.limits.block_size > 1 or request.is_trunk or request.is_held:
-            return False
-        return request.num_computed_tokens == request.num_tokens - 1
 
     def _slots_of_seated(self, request: Request, known: int) -> int:
         """Tokens of a request in its seat that a step or a round may compute."""
@@ -283,7 +266,7 @@ class Scheduler:
         computed = request.num_computed_tokens
         is_cached = request.is_trunk and computed == known
         # Of a prompt that is cached as far as it has whole blocks, there is nothing to compute.
-        decodes = self._has_only_its_last(request)
+        decodes = plan.has_only_its_last(request)
         is_seated = decodes or (not request.is_trunk and computed == self.kv.num_in_chunks(known))
         count = int(plan.takes_seated(request)) if is_seated else plan.tokens_of_chunk(request, known)
         needed = self._slots_of_seated(request, known) if is_seated else computed + count
@@ -303,9 +286,9 @@ class Scheduler:
         if not request.is_trunk:
             self._count_running(request, 1)
         self.running.append(request)
-        request.in_seat = is_seated
+        request.in_seat = is_seated and not decodes
         if decodes:
-            plan.enters.add(request.request_id)
+            plan.enter(request)
         plan.add(request, count, known, list(request.pages))
         self.kv.publish(request, computed if is_seated else computed + count)
         (plan.resumed if resumed else plan.first_scheduled).add(request.request_id)

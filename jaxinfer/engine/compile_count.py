@@ -1,0 +1,50 @@
+"""Counts what an engine compiles; once it is warm, a compile is a fault."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from jaxinfer.engine.errors import CompileAfterWarmUpError
+from jaxinfer.engine.metrics import EngineMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class CompileCount:
+    """Of one engine.
+
+    Attributes:
+        is_warm: whether all programs that requests can need are compiled.
+        listeners: are told what is compiled, in words, before it is.
+    """
+
+    def __init__(self, metrics: EngineMetrics, *, is_strict: bool) -> None:
+        self.is_warm = False
+        self.listeners: list[Callable[[str], None]] = []
+        self._metrics, self._is_strict = metrics, is_strict
+        self._latest = "an operation outside of programs"  # what was traced last, in words
+
+    def traced(self, program: str) -> None:
+        """A program is going to be compiled."""
+        self._metrics.num_compiles_total += 1
+        self._latest = program
+        for tell in list(self.listeners):
+            tell(program)
+        if not self.is_warm:
+            logger.debug("compiling: %s", program)
+        elif self._is_strict:  # before it takes its time
+            self.compiled()
+
+    def compiled(self) -> None:
+        """XLA has compiled something in a step.
+
+        Raises:
+            CompileAfterWarmUpError: the engine is warm and strict.
+        """
+        if not self.is_warm:
+            return
+        self._metrics.num_compiles_after_warm_up_total += 1
+        if self._is_strict:
+            raise CompileAfterWarmUpError(f"compiled after warm-up: {self._latest}")
+        logger.warning("compiled after warm-up, which delays running requests: %s", self._latest)
