@@ -273,7 +273,7 @@ def test_a_compile_that_is_an_error_leaves_the_step_and_an_engine_that_goes_on()
     core.add_request(make_request("a", [1, 2, 3], max_tokens=3))
     with pytest.raises(CompileAfterWarmUpError):
         core.step()
-    core.warm = False
+    core._compiles.is_warm = False
     drain(core)
 
 
