@@ -182,7 +182,7 @@ PLANTED = {
 def test_a_planted_bug_is_found(bug):
     where, name, plant = PLANTED[bug]
     # Examples are not made smaller: that one is found is enough.
-    few = settings(max_examples=200, stateful_step_count=40, phases=[Phase.generate], report_multiple_bugs=False)
+    few = settings(max_examples=1000, stateful_step_count=40, phases=[Phase.generate], report_multiple_bugs=False)
     with mock.patch.object(where, name, plant(getattr(where, name))), pytest.raises(Exception) as found:
         run_state_machine_as_test(BranchLife, settings=few)
     assert not isinstance(found.value, TypeError | AttributeError | NameError), "the planted piece itself is broken"
