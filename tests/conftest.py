@@ -1,9 +1,10 @@
 """Settings of the whole test run: the platform, what is left out, and how Hypothesis looks for examples."""
 
+import gc
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # Before anything imports jax. An interpreted kernel's threads wait for each other inside XLA's pool, which has one
 # thread for each core: on two cores those that wait can leave none to those that they wait for.
@@ -29,6 +30,7 @@ if on_gpu.has_hypothesis():
     settings.load_profile("default")
 
 MOST_MAPS = 30_000
+_idle_engines: dict[Any, Any] = {}  # of `idle_engine`
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -101,12 +103,14 @@ def mapped_memory() -> Iterator[None]:
     if num_maps() > MOST_MAPS:
         import jax
 
+        _idle_engines.clear()
+        gc.collect()
         jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
 def idle_engine():
-    """(family, **limits) -> an engine of a tiny random model, with nothing to do, compiled once for all tests.
+    """(family, **limits) -> an engine of a tiny random model, with nothing to do, compiled once for many tests.
 
     Tests that use it leave it as they found it: every request finished, no page held. What is cached is forgotten.
     """
@@ -114,13 +118,11 @@ def idle_engine():
 
     from tests.builders import make_engine, model_config, random_model
 
-    engines = {}
-
     def get(family: str = "Qwen3ForCausalLM", **limits):
         key = (family, jax.config.read("jax_disable_most_optimizations"), *sorted(limits.items()))
-        if key not in engines:
-            engines[key] = make_engine(random_model(model_config(family)), **limits)
-        core = engines[key]
+        if key not in _idle_engines:
+            _idle_engines[key] = make_engine(random_model(model_config(family)), **limits)
+        core = _idle_engines[key]
         assert not core.has_unfinished_requests() and core.scheduler.kv.allocator.num_held == 0
         assert core.reset_prefix_cache()
         return core

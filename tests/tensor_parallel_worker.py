@@ -15,6 +15,8 @@ def main() -> None:
     if processes > 1:
         jax.distributed.initialize(f"localhost:{port}", num_processes=processes, process_id=process)
     from jaxinfer import LLM, SamplingParams
+    from jaxinfer.programs.program import bounds_place
+    from jaxinfer.programs.runner import initial_state
 
     llm = LLM(
         checkpoint, skip_tokenizer_init=True, tensor_parallel_size=size, max_num_seqs=4,
@@ -24,7 +26,11 @@ def main() -> None:
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     outputs = llm.generate(prompts, params, use_tqdm=False)
     shape = llm.core.buckets.shape_for(decode_rows=4, prefill_rows=0, prefill_tokens=0, pages_per_row=1)
-    text = llm.core.runner.compile(llm.core.programs.step, shape).as_text()
+    runner, vocab = llm.core.runner, llm.core.model_config.vocab_size
+    # What a plain step needs is there, though the engines of diffusion models never run one.
+    bounds = initial_state(llm.core.kv, 4, vocab, bounds_place(runner.mesh, vocab))["bounds"]
+    runner.state.setdefault("bounds", bounds)
+    text = runner.compile(llm.core.programs.step, shape).as_text()
     # Each exchange between devices, by its kind and the shape of what it makes.
     exchanges = re.findall(r" = [a-z0-9]+\[([0-9,]*)\]\S* ((?:all|reduce-scatter|collective)[a-z-]*)\(", text)
     shards = llm.core.kv.k[0].sharding.num_devices

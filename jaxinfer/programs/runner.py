@@ -65,10 +65,7 @@ class Runner:
         self._leaves: dict[str, list[Any]] = {}
         for name, model in self.models.items():
             self.set_model(name, model)
-        self._compiled: dict[Program, Any] = {}
-        # Calls compare static arguments: of numbers, without running Python that an interruption could end there.
-        self._numbers: dict[Any, int] = {}
-        self._shapes: list[Any] = []
+        self._executables: dict[tuple[Program, Any], Any] = {}
         self._outcome: tuple[dict[str, Any], Any] | None = None
 
     def set_model(self, name: str, model: Any) -> None:
@@ -91,8 +88,9 @@ class Runner:
 
     def launch(self, program: Program, shape: Any, *inputs: Any) -> Any:
         """Run a program; its results, which may not be there yet."""
+        executable = self._executables.get((program, shape)) or self.compile(program, shape)
         # Never a local: the frames of a traceback would keep a pool alive, and nobody could take it from there.
-        self._outcome = self._function(program)(*self._arguments(program), inputs, number=self._number_of(shape))
+        self._outcome = executable(*self._arguments(program), inputs)
         assert self._outcome is not None
         self.state.update(self._outcome[0])
         results, self._outcome = self._outcome[1], None
@@ -123,34 +121,26 @@ class Runner:
         return self.launch(program, shape, *inputs)
 
     def compile(self, program: Program, shape: Any) -> jax.stages.Compiled:
-        """The compiled program, for its memory analysis or its text; nothing runs, models and state may be abstract."""
-        inputs = program.idle(shape, self.place)
-        number = self._number_of(shape)
-        return self._function(program).lower(*self._arguments(program), inputs, number=number).compile()
+        """The compiled program, which is compiled once; nothing runs, models and state may be abstract.
 
-    def _number_of(self, shape: Any) -> int:
-        number = self._numbers.get(shape)
-        if number is None:
-            self._shapes.append(shape)
-            number = self._numbers[shape] = len(self._shapes) - 1
-        return number
+        The parts of the state come back where they lay before, so each launch finds what the program is compiled for.
+        """
+        found = self._executables.get((program, shape))
+        if found is None:
+            self._on_compile(program.describe(shape))
+            leaves, state = jax.tree.map(_shape_of, self._arguments(program))
+            inputs = program.idle(shape, self.place)
+            found = self._jitted(program, shape, state).lower(leaves, state, inputs).compile()
+            self._executables[program, shape] = found
+        return found
 
     def _arguments(self, program: Program) -> tuple[dict[str, list[Any]], dict[str, Any]]:
         leaves = {name: self._leaves[name] for name in program.reads if name != CONSTRAINT or name in self._leaves}
         return leaves, {name: self.state[name] for name in program.writes}
 
-    def _function(self, program: Program) -> Any:
-        found = self._compiled.get(program)
-        if found is None:
-            found = self._compiled[program] = self._jitted(program)
-        return found
-
-    def _jitted(self, program: Program) -> Any:
-        @partial(jax.jit, static_argnames="number", donate_argnames="state")
-        def run(leaves: dict[str, list[jax.Array]], state: dict[str, Any], inputs: tuple[Any, ...], number: int):
-            # While tracing, that is once for every compiled program.
-            shape = self._shapes[number]
-            self._on_compile(program.describe(shape))
+    def _jitted(self, program: Program, shape: Any, state: Any) -> Any:
+        @partial(jax.jit, donate_argnames="state", out_shardings=({name: _places(state[name]) for name in state}, None))
+        def run(leaves: dict[str, list[jax.Array]], state: dict[str, Any], inputs: tuple[Any, ...]):
             models = {}
             for name, values in leaves.items():
                 graph, params = self._split[name]
@@ -158,6 +148,17 @@ class Runner:
             return program.run(Device(models, state, self._backend, self.mesh), shape, *inputs)
 
         return run
+
+
+def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    """What a program is compiled for: the array's shape, and where it lies."""
+    return x if isinstance(x, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+
+def _places(part: Any) -> Any:
+    """Where the arrays of a part of the state lie; None: nobody says."""
+    places = jax.tree.map(lambda x: x.sharding, part)
+    return places if all(x.sharding is not None for x in jax.tree.leaves(part)) else None
 
 
 def _is_whole(part: Any) -> bool:
