@@ -20,6 +20,7 @@ from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.plain_decoding import UsualStrategy
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.rounds import Rounds
+from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.engine.strategy import LandedRounds, RoundsResult
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
@@ -61,11 +62,11 @@ class DiffusionStrategy(UsualStrategy, ABC):
     @abstractmethod
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds: ...
 
-    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
         assert not lanes, "what generates by blocks does not share lanes"
         return self.widened(self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row), rows)
 
-    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
+    def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
         result: DenoiseOutput = runner.launch(self.programs[0], built.packed.shape, built.packed.buffer)
         return RoundsResult(result.tokens, self._size, details=result, ran=result.ran, logprobs=result.noted)
 

@@ -53,6 +53,7 @@ class HostState:
                 max_num_seqs=config.max_num_seqs,
                 prefill_room=buckets.prefill_room,
                 scheduling_policy=config.scheduling_policy,
+                step_shape=buckets.shape_for,
                 block_size=strategy.block_size,
             ),
             KVCacheManager(allocator, config.page_size, self.prefix_cache, strategy.block_size),

@@ -11,7 +11,7 @@ import numpy as np
 from jaxinfer.branching.branch_state import Lane
 from jaxinfer.engine.lanes import fill_lanes, lanes_of
 from jaxinfer.engine.request import Request
-from jaxinfer.engine.rounds import RowKind
+from jaxinfer.engine.rounds import Rounds, RowKind
 from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, idle_batch
@@ -31,12 +31,9 @@ class BuiltBatch:
 class ShapesOfRounds(Protocol):
     """Says what shapes launches of rounds come in."""
 
-    @property
-    def most_in_lane(self) -> int | None: ...
-
     def widened(self, shape: BatchShape, seated: int) -> BatchShape: ...
 
-    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape: ...
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape: ...
 
 
 class InputBatch:
@@ -73,7 +70,7 @@ class InputBatch:
                 self._add_pages(requests[index].seat, requests[index].pages)
         seats = np.asarray([request.seat for request in requests], np.int32)
         if output.num_rounds and output.shares_lanes:
-            lanes = lanes_of(requests, self.page_table.shape[1], self.rounds.most_in_lane)
+            lanes = lanes_of(requests, self.page_table.shape[1], output.rounds.most_in_lane)
             if len(lanes) < len(requests):
                 return self._build_lanes(output, lanes, seats)
 
@@ -81,7 +78,7 @@ class InputBatch:
         seated, chunks = np.flatnonzero(is_seated), np.flatnonzero(~is_seated)
         pages = int(self.num_pages[seats].max())
         if output.num_rounds and not len(chunks):
-            shape = self.rounds.shape_for(rows=len(seated), pages_per_row=pages, lanes=False)
+            shape = self.rounds.shape_for(output.rounds, rows=len(seated), pages_per_row=pages, lanes=False)
         else:
             shape = self.buckets.shape_for(
                 decode_rows=len(seated),
@@ -119,7 +116,7 @@ class InputBatch:
         """The arrays of a launch of rounds in which some sequences share a lane."""
         requests = output.requests
         pages = max(len(lane.pages) for lane, _ in lanes)
-        shape = self.rounds.shape_for(rows=len(requests), pages_per_row=pages, lanes=True)
+        shape = self.rounds.shape_for(output.rounds, rows=len(requests), pages_per_row=pages, lanes=True)
         packed = idle_batch(shape, num_slots=self.num_slots, num_seats=len(self.page_table))
         # The pages that may be written begin with that of the last token but one that is computed for certain.
         least = [

@@ -80,7 +80,7 @@ class Launcher:
         self.concerned: Sequence[Request] = ()
         self.has_moved = False
         self._in_flight: deque[_Launch] = deque()
-        self._ready = 0.0  # when the results that were read last were there
+        self._ready, self._is_exact = 0.0, False  # when the results that were read last were there, or were found there
 
     @property
     def num_in_flight(self) -> int:
@@ -93,9 +93,9 @@ class Launcher:
 
     def launch(self) -> bool:
         """Schedule and launch; whether there was anything to run."""
-        begin, compiles = time.perf_counter(), self.metrics.num_compiles_total
+        begin = time.perf_counter()
         self.concerned = list(self.scheduler.requests.values())
-        output = self.scheduler.schedule()
+        output: SchedulerOutput | None = self.scheduler.schedule()
         left = output.finished_req_ids | output.preempted_req_ids
         self.has_moved = bool(left)
         if left:
@@ -103,6 +103,14 @@ class Launcher:
             self.input_batch.remove(left)
         if not output.requests:
             return False
+        while output is not None:
+            self._launch(output, begin)
+            begin, output = time.perf_counter(), output.then
+        return True
+
+    def _launch(self, output: SchedulerOutput, begin: float) -> None:
+        """Prepare and launch what was decided at `begin`."""
+        compiles = self.metrics.num_compiles_total
         self.concerned = output.requests
         built = self.input_batch.build(output)
         built.packed["wants_logprobs"][...] = wants_logprobs(output)
@@ -118,10 +126,9 @@ class Launcher:
             metrics.host_seconds_total += time.perf_counter() - begin
             launched.begin = launch_begin
         self._in_flight.append(launched)
-        return True
 
     def _launch_rounds(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
-        result = self.strategy.launch(built, self.runner)
+        result = self.strategy.launch(output, built, self.runner)
         launched = _Launch(output, built, result.token_ids, result.width, result)
         if result.sampled_after is not None and wants_logprobs(output):
             hidden, sampled = result.sampled_after
@@ -153,8 +160,10 @@ class Launcher:
         waits = time.perf_counter()
         tokens = np.atleast_2d(np.asarray(launch.token_ids))[:, launch.built.logits_rows]  # waits for the device
         begin = time.perf_counter()
-        seconds = 0.0
-        if launch.begin is not None and begin - waits > _WAITED:
+        seconds, was_exact = 0.0, self._is_exact
+        self._is_exact = begin - waits > _WAITED
+        # It began where the one before it ended, which nobody knows of one that was read late.
+        if launch.begin is not None and self._is_exact and (was_exact or launch.begin >= self._ready):
             seconds = begin - max(launch.begin, self._ready)
         before, self._ready = self._ready, begin
         landed = tokens >= 0
@@ -174,8 +183,8 @@ class Launcher:
         self._in_flight.popleft()
         if launch.begin is not None and launch.begin < before:  # it was in flight when the one before it landed
             kinds = launch.output.kinds
-            if RowKind.PROMPT_CHUNK not in kinds:
-                self.scheduler.pace.note(kinds[0], max(1, steps), begin - before)
+            kind = launch.built.packed.shape if RowKind.PROMPT_CHUNK in kinds else kinds[0]
+            self.scheduler.pace.note(kind, max(1, steps), begin - before)
         metrics.num_steps_total += steps
         metrics.scheduled_rows_total += steps * len(launch.output.requests)
         metrics.count_landings(landings, time.perf_counter())

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 # What is known of launches counts less with each further one.
 _KEPT = 0.95
-# A row that takes one round of a launch may wait so many times as long for its token as in launches of one round.
+# A row that takes one round of a launch may wait so many times as long for its token as in launches of one round, and
+# a prompt so many times as long for its chunk as in steps with everybody.
 _LONGEST_WAIT = 2.0
+# Of so many decisions on how to run beside chunks, one is the other way round: what it costs now is measured again.
+_TRIAL = 50
+_ROUNDS_OF_TRIAL = 2
 
 
 @dataclass
@@ -44,6 +48,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, _Known] = {}
+        self._num_decisions = 0  # on how to run beside chunks
 
     def note(self, kind: Hashable, rounds: int, seconds: float) -> None:
         """A launch of so many rounds that ran took so long."""
@@ -56,6 +61,48 @@ class Pace:
             return 1
         launch, each = known.line()
         return max(1, _whole((seconds - launch) / each)) if each > 0 else 1
+
+    def beside_chunks(
+        self,
+        kind: Hashable,
+        most: int,
+        tokens: float,
+        *,
+        mixed: Hashable,
+        alone: Hashable,
+        waits: bool,
+        goes_on: bool,
+    ) -> int:
+        """How many rounds, up to `most`, rows are to run in a launch of their own behind a step of chunks; 0: they take
+        part in the step.
+
+        While chunks follow on chunks it is what lands the most tokens a second, if no prompt waits twice as long for
+        its chunk. But where requests wait, or where rounds come next anyway, the same work is to take the least time: a
+        launch of their own pays if it lands a token for each row in less time than they add to the step.
+
+        Args:
+            tokens: that a round lands for a row.
+            mixed, alone: what is known of steps with and without these rows is noted under these.
+            waits: whether requests wait that this step has no room for.
+            goes_on: whether there were chunks before, or will be after.
+        """
+        with_rows, without, known = self._known.get(mixed), self._known.get(alone), self._known.get(kind)
+        if with_rows is None:
+            return 0
+        if without is None or known is None:
+            return min(most, _ROUNDS_OF_TRIAL)
+        step, chunks = sum(with_rows.line()), sum(without.line())
+        launch, each = known.line()
+        rounds = min(most, _whole((_LONGEST_WAIT * step - chunks - launch) / each)) if each > 0 else 0
+        pays = False
+        if rounds > 0:
+            seconds, lands = launch + each * rounds, tokens * rounds
+            is_urgent = goes_on and not waits
+            pays = lands * step > chunks + seconds if is_urgent else lands * (step - chunks) > seconds
+        self._num_decisions += 1
+        if self._num_decisions % _TRIAL == 0:
+            return 0 if pays else min(most, _ROUNDS_OF_TRIAL)
+        return rounds if pays else 0
 
     def beside_one_round(self, kind: Hashable, most: int, *, num_rows: int, num_of_one_round: int) -> int:
         """How many rounds, up to `most`, give the most rounds a second, where some rows take one of them only.

@@ -27,7 +27,6 @@ class UsualStrategy:
 
     models: Mapping[str, Any] = {}
     num_tail_pages = 0
-    most_in_lane: int | None = None
     block_size = 1
     takes_prompts = False
     follower: Follower | None = None
@@ -81,12 +80,12 @@ class PlainDecoding(UsualStrategy):
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
         return self.rounds
 
-    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
         if lanes:
             return smallest_of_lanes(self._lanes, rows, pages_per_row)
         return self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
 
-    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
+    def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
         result: LoopOutput = runner.launch(self.program, built.packed.shape, built.packed.buffer)
         return RoundsResult(result.tokens, sampled_after=(result.hidden, result.sampled))
 

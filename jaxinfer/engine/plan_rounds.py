@@ -1,4 +1,4 @@
-"""How many rounds of a launch each of its rows takes part in: as many as the host leaves it, and as there are pages."""
+"""Which launches a plan becomes, and how many rounds each row takes part in: as many as pay, and as there are pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxinfer.engine.rounds import Rounds, RowKind
 _STREAM_SECONDS = 0.05
 
 
-def plan_rounds(
+def plan_launches(
     plan: LaunchPlan,
     rounds: Rounds,
     kv: KVCacheManager,
@@ -24,31 +24,60 @@ def plan_rounds(
     *,
     waits: bool,
     shares_lanes: bool,
-) -> list[int]:
-    """How many rounds one launch runs for each row, if all are in their seats; none: they go on by a plain step.
+    goes_on: bool,
+) -> list[tuple[LaunchPlan, list[int]]]:
+    """The launches that do what a plan says, in their order, and how many rounds each of their rows takes part in;
+    none: it is a plain step.
 
-    Rows that the host has to look at, or to prepare, after each token take part in one round; the others in as many as
-    pay. Requests that wait could not be admitted to this launch, so they do not forbid rounds, but the first place that
-    gets free for certain is theirs at once. Takes the pages for all rounds; with too few free pages there are fewer,
-    and nobody is preempted for them.
+    With chunks of prompts there is one step for all, or one of the chunks alone and a launch of rounds behind it, in
+    which rows whose last chunk is in the step take part too. Nobody reads there what a later launch writes.
+
+    Takes the pages for all rounds; with too few free pages there are fewer, and nobody is preempted for them.
 
     Args:
         pace: of launches.
-        waits: whether anybody does.
+        waits: whether requests do, that could not be admitted. They forbid no rounds, but the first place that gets
+            free for certain is theirs at once.
         shares_lanes: whether rounds read trunks for several rows at once; plain steps do not.
+        goes_on: whether chunks of prompts were in the launches before too.
     """
-    most = rounds.most
+    if rounds.most < 1 or not plan.requests:
+        return [(plan, [])]
+    if not plan.prefill_rows or rounds.takes_prompts:
+        are_seated = all([request.in_seat or request.is_held for request in running])
+        if not are_seated and not rounds.takes_prompts:
+            return [(plan, [])]
+        return [(plan, _rounds_of_rows(plan, rounds, kv, pace, rounds.most, waits=waits, shares_lanes=shares_lanes))]
+    if not plan.decode_rows:
+        return [(plan, [])]
+    chunks, seated = plan.split(kv.num_in_chunks)
+    most = pace.beside_chunks(
+        rounds.kind, rounds.most, rounds.tokens, mixed=plan.step_kind, alone=chunks.step_kind, waits=waits,
+        goes_on=goes_on or chunks.leaves_chunks(kv.num_in_chunks),
+    )  # fmt: skip
+    if most:
+        rounds_of = _rounds_of_rows(seated, rounds, kv, pace, most, waits=waits, shares_lanes=shares_lanes)
+        if rounds_of:
+            return [(chunks, []), (seated, rounds_of)]
+    return [(plan, [])]
+
+
+def _rounds_of_rows(
+    plan: LaunchPlan, rounds: Rounds, kv: KVCacheManager, pace: Pace, most: int, *, waits: bool, shares_lanes: bool
+) -> list[int]:
+    """How many rounds, up to `most`, each row of a launch takes part in; none: it is none of rounds.
+
+    Rows that the host has to look at, or to prepare, after each token take part in one; the others in as many as pay.
+    """
     # One round of decoding is a plain step, but for those who share a lane.
     at_least = 2 if rounds.kind is RowKind.DECODE and not shares_lanes else 1
-    if most < at_least or not plan.requests or (plan.prefill_rows and not rounds.takes_prompts):
-        return []
-    if not rounds.takes_prompts and any([not request.in_seat and not request.is_held for request in running]):
+    if most < at_least:
         return []
     if not rounds.holds(len(plan.requests), max([len(request.pages) for request in plan.requests]), shares_lanes):
         return []
     longest, shortest, num_of_one, num_alone, streams = 0, sys.maxsize, 0, 0, False
-    for request in plan.requests:
-        if not request.in_seat:
+    for request, kind in zip(plan.requests, plan.kinds, strict=True):
+        if kind is RowKind.PROMPT_CHUNK:
             most = 1
             continue
         if request.takes_one_round:
@@ -82,8 +111,8 @@ def plan_rounds(
 def _take_pages(plan: LaunchPlan, kv: KVCacheManager, rounds: Rounds, of_rows: Sequence[int]) -> bool:
     """Pages for so many rounds of each row; False, and no change, where there are too few."""
     wanted = [
-        rounds.reach(known, number, request.max_total_tokens) if request.in_seat else 0
-        for request, known, number in zip(plan.requests, plan.known, of_rows, strict=True)
+        0 if kind is RowKind.PROMPT_CHUNK else rounds.reach(known, number, request.max_total_tokens)
+        for request, kind, known, number in zip(plan.requests, plan.kinds, plan.known, of_rows, strict=True)
     ]
     missing = list(map(kv.missing_pages, plan.requests, wanted))
     if sum(missing) > kv.num_available:

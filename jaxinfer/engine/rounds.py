@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 class RowKind(enum.Enum):
@@ -31,8 +32,11 @@ class Rounds:
     most: int = 1  # rounds in one launch
     most_tokens: int = 1
     least_tokens: int = 1
+    tokens: float = 1.0  # that a round lands for a row, of late
     sits_out: frozenset[Hashable] = frozenset()  # requests that take part again once their tokens have landed
     holds: Callable[[int, int, bool], bool] = _anything  # (rows, pages per row, whether some share lanes)
+    most_in_lane: int | None = None  # sequences; None: any number
+    choice: Any = field(default=None, compare=False)  # the strategy's own
 
     @property
     def takes_prompts(self) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.landing import LogprobsOf, land
 from jaxinfer.engine.launch_plan import LaunchPlan
 from jaxinfer.engine.pace import Pace
-from jaxinfer.engine.plan_rounds import plan_rounds
+from jaxinfer.engine.plan_rounds import plan_launches
 from jaxinfer.engine.request import Group, Request, RequestStatus
 from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.engine.rounds import Rounds, RowKind
@@ -52,6 +53,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._forks: set[Request] = set()  # that run and have not taken their seats yet
         self.num_sharing_lanes = 0  # running requests whose launches of rounds read a trunk together
+        self._had_chunks = False  # of prompts, the latest launches
         self.pace = Pace()  # of launches, as far as whoever drives the scheduler measures them
 
     def check(self, request: Request) -> None:
@@ -90,7 +92,7 @@ class Scheduler:
         return bool(self.requests)
 
     def schedule(self) -> SchedulerOutput:
-        """Choose tokens for the next step and take the pages they need."""
+        """Choose tokens for the next launch, or two, see `SchedulerOutput.then`, and take the pages they need."""
         plan = LaunchPlan(self.limits, self.rounds.sits_out)
         self._schedule_running(plan)
         # Only now, because until here a request could still lose its place in the launch that fills its pages.
@@ -101,53 +103,23 @@ class Scheduler:
         if not plan.preempted:
             self._schedule_waiting(plan)
         waits, shares_lanes = len(self.waiting) > 0, self.num_sharing_lanes > 1
-        rounds_of = plan_rounds(
-            plan, self.rounds, self.kv, self.running, self.pace, waits=waits, shares_lanes=shares_lanes
-        )
+        plans = plan_launches(
+            plan, self.rounds, self.kv, self.running, self.pace, waits=waits, shares_lanes=shares_lanes,
+            goes_on=self._had_chunks,
+        )  # fmt: skip
+        self._had_chunks = plan.prefill_rows > 0
         finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks need their seats in this launch still
-        most, least = self._commit(plan, rounds_of)
-        return SchedulerOutput(
-            requests=plan.requests,
-            kinds=plan.kinds_in(self.rounds.kind) if rounds_of else plan.kinds,
-            num_tokens=plan.counts,
-            num_computed=plan.computed,
-            num_known=plan.known,
-            most_tokens=most,
-            least_tokens=least,
-            epochs=[request.epoch for request in plan.requests],
-            new_pages=plan.new_pages,
-            rounds_of=rounds_of,
-            shares_lanes=shares_lanes,
-            enters=plan.enters,
-            first_scheduled=plan.first_scheduled,
-            resumed=plan.resumed,
-            finished_req_ids=finished,
-            preempted_req_ids={request.request_id for request in plan.preempted},
-            total_num_scheduled_tokens=self.limits.max_num_batched_tokens - plan.budget,
-        )
-
-    def _commit(self, plan: LaunchPlan, rounds_of: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Account for the launch; the most and the least tokens that it lands for each row."""
-        most_all, least_all = [], []
-        each = self.rounds if rounds_of else _PLAIN
-        landing = {turns: (each.most_in(turns), turns * each.least_tokens) for turns in {1, *rounds_of}}
-        for index, request in enumerate(plan.requests):
-            most, least = landing[rounds_of[index] if rounds_of else 1]
-            if plan.kinds[index] is RowKind.PROMPT_CHUNK:
-                computed = request.num_computed_tokens = plan.computed[index] + plan.counts[index]
-                request.in_seat = computed == self.kv.num_in_chunks(plan.known[index]) and not request.is_trunk
-                most = least = int(request.in_seat and self.limits.block_size == 1)
-                if request.is_computed:
-                    self._leave_seat(request)
-            elif most > 1:
-                draws_one = each.kind is RowKind.VERIFICATION and request.draws_alone
-                left = 1 if draws_one else request.num_tokens_left
-                most, least = min(most, left), min(least, left)
-            request.num_in_flight += most
-            request.num_sure_in_flight += least
-            most_all.append(most)
-            least_all.append(least)
-        return most_all, least_all
+        outputs = [
+            part.commit(self.rounds, rounds_of, self.kv.num_in_chunks, shares_lanes=shares_lanes)
+            for part, rounds_of in plans
+        ]
+        for trunk in plan.trunks_computed:
+            self._leave_seat(trunk)
+        first, *others = outputs
+        return replace(
+            first, finished_req_ids=finished, preempted_req_ids={request.request_id for request in plan.preempted},
+            then=others[0] if others else None,
+        )  # fmt: skip
 
     def _schedule_running(self, plan: LaunchPlan) -> None:
         page_size, running = self.kv.page_size, RequestStatus.RUNNING

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxinfer.engine.request import Request
-from jaxinfer.engine.rounds import RowKind
+from jaxinfer.engine.rounds import Rounds, RowKind
 from jaxinfer.sampling_params import SamplingParams
 
 
@@ -20,6 +20,8 @@ class SchedulerLimits:
     max_num_seqs: int
     prefill_room: Callable[[int, int], int]
     scheduling_policy: str = "fcfs"
+    # From decode rows, prefill rows, prefill tokens and pages per row to what steps that take as long have in common.
+    step_shape: Callable[..., Hashable] = lambda **sizes: tuple(sizes.values())
     block_size: int = 1  # tokens that see each other, which are computed at once; prompts are computed by whole ones
 
 
@@ -64,13 +66,15 @@ class SchedulerOutput:
     epochs: list[int]  # of the requests, at this launch
     new_pages: list[list[int]]  # that the requests got for this launch
     rounds_of: list[int]  # of the strategy's program, that each row takes part in; none: a plain step
+    rounds: Rounds  # what a launch of rounds could be
     shares_lanes: bool  # whether rounds may read a trunk for several rows at once
     enters: set[str]  # requests whose latest tokens the host has to bring
     first_scheduled: set[str]
     resumed: set[str]
-    finished_req_ids: set[str]
-    preempted_req_ids: set[str]
     total_num_scheduled_tokens: int
+    finished_req_ids: set[str] = field(default_factory=set)
+    preempted_req_ids: set[str] = field(default_factory=set)
+    then: SchedulerOutput | None = None  # what is launched behind it, planned with it
 
     @property
     def num_rounds(self) -> int:

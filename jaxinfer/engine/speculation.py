@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -84,40 +84,38 @@ class Speculation(UsualStrategy):
         self._max_catch_up = max_catch_up
         self._page_table = np.zeros((0, 0), np.int32)  # the engine's, of the latest launch
         self._num_seats = num_seats
-        self._chosen = np.zeros(num_seats + 1, int)  # drafts of the sequence in each seat, and of those in NO_SEAT
-        self._num_drafts = self._num_nodes = 0  # of the next launch, if it is one of rounds
-        self._feeds = False  # whether the drafter takes in what the next launch computes, if that is a plain step
-        self._shape: RoundsShape | None = None
         self.latest: LandedRounds[RoundsOutput] | None = None
         self._tokens_per_round = 2.0  # that land for a sequence, of late
         self._tokens_per_launch = plain.rounds.most
-        self._shape_for = functools.cache(shapes.rounds_for)
+        self._shape_for, self._shape_of = functools.cache(shapes.rounds_for), functools.cache(shapes.rounds_of)
 
     @property
     def programs(self) -> Sequence[Program]:
         return [self._rounds, self._catch_up]
 
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
-        self._num_drafts, is_trial = 0, False
+        num_drafts, num_nodes, is_trial = 0, 0, False
+        of_seats = np.zeros(self._num_seats + 1, int)
         pages = max([len(request.pages) for request in requests], default=1)
         seats = np.asarray([request.seat for request in requests], np.int32)
         if not requests:  # those that wait may decode at once
             seats = np.full(min(num_waiting, self._num_seats), NO_SEAT, np.int32)
         if len(seats):
-            chosen, self._num_nodes, is_trial = self.controller.choose(seats, pages)
-            self._num_drafts = int(chosen.max())
-            shares_lanes = any([request.shares_lane for request in requests])
-            if self._num_nodes and self._num_drafts and not self._has_room(len(seats), pages, shares_lanes):
+            chosen, num_nodes, is_trial = self.controller.choose(seats, pages)
+            num_drafts = int(chosen.max())
+            launch = (len(seats), pages, any([request.shares_lane for request in requests]))
+            if num_nodes and num_drafts and not self._has_room(num_drafts, num_nodes, *launch):
                 # Too many for trees: chains, as long as there are programs for.
-                self._num_drafts, self._num_nodes = min(self._num_drafts, self._shapes.longest_chain), 0
-            if self._num_drafts and not self._has_room(len(seats), pages, shares_lanes):
-                self._num_drafts = 0
-            self._chosen[NO_SEAT] = self._num_drafts
-            self._chosen[seats] = np.minimum(chosen, self._num_drafts)
+                num_drafts, num_nodes = min(num_drafts, self._shapes.longest_chain), 0
+            if num_drafts and not self._has_room(num_drafts, num_nodes, *launch):
+                num_drafts = 0
+            of_seats[:] = num_drafts
+            of_seats[seats] = np.minimum(chosen, num_drafts)
         running = min(len(requests) + num_waiting, self._num_seats)
-        self._feeds = self._num_drafts > 0 or (running > len(requests) and self.controller.would_draft(running, pages))
-        if not self._num_drafts:
-            return self._plain.choose(requests, num_waiting)
+        feeds = num_drafts > 0 or (running > len(requests) and self.controller.would_draft(running, pages))
+        choice = _Choice(num_drafts, num_nodes, of_seats, feeds)
+        if not num_drafts:
+            return replace(self._plain.choose(requests, num_waiting), choice=choice)
         # A drafter catches up on what the host knows, and goes on from there.
         sits_out = [
             request
@@ -127,52 +125,55 @@ class Speculation(UsualStrategy):
         # As many tokens as a plain launch: sequences that end make room for others, or for a smaller shape, as soon.
         rounds = 1 if is_trial else round(self._tokens_per_launch / self._tokens_per_round)
         return Rounds(
-            RowKind.VERIFICATION, min(max(rounds, 1), self._rounds.max_rounds), self._num_drafts + 1, 1,
-            frozenset(sits_out), self._has_room,
-        )  # fmt: skip
+            RowKind.VERIFICATION,
+            most=min(max(rounds, 1), self._rounds.max_rounds),
+            most_tokens=num_drafts + 1,
+            tokens=self._tokens_per_round,
+            sits_out=frozenset(sits_out),
+            holds=functools.partial(self._has_room, num_drafts, num_nodes),
+            most_in_lane=self._tails.per_lane if self._tails is not None and num_nodes else None,
+            choice=choice,
+        )
 
-    def _has_room(self, rows: int, pages_per_row: int, shares_lanes: bool) -> bool:
+    def _has_room(self, num_drafts: int, num_nodes: int, rows: int, pages_per_row: int, shares_lanes: bool) -> bool:
         """Whether there is a program of rounds for so many, in rows and in lanes."""
-        if self._bucket(rows, pages_per_row, self._num_drafts, self._num_nodes) is None:
+        if self._bucket(rows, pages_per_row, num_drafts, num_nodes) is None:
             return False
         return not shares_lanes or any(
             shape.batch.num_tokens >= rows
             for shape in self._shapes.lanes
-            if shape.num_nodes == self._num_nodes and shape.width > self._num_drafts
+            if shape.num_nodes == num_nodes and shape.width > num_drafts
         )
 
     @property
     def num_tail_pages(self) -> int:
         return 0 if self._tails is None else self._tails.each * self._shapes.most_in_trees
 
-    @property
-    def most_in_lane(self) -> int | None:
-        return self._tails.per_lane if self._tails is not None and self._num_drafts and self._num_nodes else None
-
-    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
-        if not self._num_drafts:
-            return self._plain.shape_for(rows=rows, pages_per_row=pages_per_row, lanes=lanes)
-        self._shape = self._shape_for(
-            rows=rows, pages_per_row=pages_per_row, num_drafts=self._num_drafts, num_nodes=self._num_nodes, lanes=lanes
-        )
-        if self._shape is None:
-            raise ValueError(f"{rows} rows with {self._num_drafts} drafts each exceed the limits")
-        return self._shape.batch
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+        choice: _Choice = rounds.choice
+        if not choice.num_drafts:
+            return self._plain.shape_for(rounds, rows=rows, pages_per_row=pages_per_row, lanes=lanes)
+        shape = self._shape_for(
+            rows=rows, pages_per_row=pages_per_row, num_drafts=choice.num_drafts, num_nodes=choice.num_nodes,
+            lanes=lanes,
+        )  # fmt: skip
+        if shape is None:
+            raise ValueError(f"{rows} rows with {choice.num_drafts} drafts each exceed the limits")
+        return shape.batch
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
         self._page_table = batch.page_table
-        feeds = self._num_drafts > 0 if output.num_rounds else self._feeds
+        choice: _Choice = output.rounds.choice
+        feeds = choice.num_drafts > 0 if output.num_rounds else choice.feeds
         if output.first_scheduled or output.resumed or any(output.new_pages):
             for request_id in output.first_scheduled | output.resumed:
-                seat = batch.seat_of[request_id]
-                self.controller.enter(seat)
-                self._chosen[seat] = self._chosen[NO_SEAT]
+                self.controller.enter(batch.seat_of[request_id])
             self.lanes.take_pages(output, with_drafter=feeds)
         if feeds:
             self._let_catch_up(output, batch, runner)
         if output.num_rounds and feeds:
             draws_alone = np.asarray([request.draws_alone for request in output.requests], bool)
-            drafts = np.where(self.lanes.follows[built.seats] & ~draws_alone, self._chosen[built.seats], 0)
+            drafts = np.where(self.lanes.follows[built.seats] & ~draws_alone, choice.of_seats[built.seats], 0)
             built.packed["max_drafts"][built.rows] = drafts
         built.packed["drafter_follows"][...] = feeds
         self._say_starts(built)
@@ -186,17 +187,14 @@ class Speculation(UsualStrategy):
         known = self.lanes.follows[built.seats] if packed.shape.lane_pages else slice(None)
         np.maximum.at(packed["drafter_start"], rows[known], starts[known].astype(np.int32))
 
-    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
-        if not self._num_drafts:
-            return self._plain.launch(built, runner)
-        assert self._shape is not None
-        result: RoundsOutput = runner.launch(self._rounds, self._shape, built.packed.buffer)
-        return RoundsResult(
-            result.tokens,
-            self._shape.width,
-            (result.hidden, result.sampled),
-            _Rounds(self._num_drafts, self._shape, result),
-        )
+    def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
+        choice: _Choice = output.rounds.choice
+        if not choice.num_drafts:
+            return self._plain.launch(output, built, runner)
+        shape = self._shape_of(built.packed.shape, choice.num_drafts, choice.num_nodes)
+        result: RoundsOutput = runner.launch(self._rounds, shape, built.packed.buffer)
+        details = _Rounds(choice.num_drafts, shape, result)
+        return RoundsResult(result.tokens, shape.width, (result.hidden, result.sampled), details)
 
     def landed(
         self,
@@ -343,6 +341,16 @@ class Speculation(UsualStrategy):
 
 
 @dataclass(frozen=True)
+class _Choice:
+    """What the next launch is to draft."""
+
+    num_drafts: int  # of a launch of rounds, at most
+    num_nodes: int
+    of_seats: np.ndarray  # int [num_seats + 1], drafts of the sequence in each seat, and of those that get one
+    feeds: bool  # whether the drafter takes in what a plain step computes
+
+
+@dataclass(frozen=True)
 class _Rounds:
     """What became of a launch of rounds, on the device."""
 
@@ -357,7 +365,7 @@ def launch_bucket(plain: PlainDecoding, shapes: SpeculationShapes) -> Callable[[
     @functools.cache  # asked for many times a launch
     def bucket(rows: int, pages_per_row: int, num_drafts: int, num_nodes: int) -> Key | None:
         if not num_drafts:
-            shape = plain.shape_for(rows=rows, pages_per_row=pages_per_row, lanes=False)
+            shape = plain.shape_for(plain.rounds, rows=rows, pages_per_row=pages_per_row, lanes=False)
             return shape.num_rows, shape.pages_per_row, 1, 0
         found = shapes.rounds_for(rows=rows, pages_per_row=pages_per_row, num_drafts=num_drafts, num_nodes=num_nodes)
         return None if found is None else _key_of(found)

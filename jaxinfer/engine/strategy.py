@@ -73,11 +73,6 @@ class Strategy(Protocol):
         ...
 
     @property
-    def most_in_lane(self) -> int | None:
-        """How many sequences a lane of the next launch of rounds may have; None: any number."""
-        ...
-
-    @property
     def block_size(self) -> int:
         """Tokens that see each other, which are computed at once; 1: every token sees those before it."""
         ...
@@ -97,8 +92,8 @@ class Strategy(Protocol):
         ...
 
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
-        """What the next launch may be, if all of these running requests are in their seats then, or of those that wait,
-        if none runs."""
+        """What the next launch of rounds may be, if all of these running requests are in their seats then, or of those
+        that wait, if none runs. It comes back with the launches that are planned by it, plain steps too."""
         ...
 
     @property
@@ -106,10 +101,11 @@ class Strategy(Protocol):
         """Whether the choice needs to know all tokens that are in flight."""
         ...
 
-    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
-        """The smallest shape of a packed batch that holds a launch of what was chosen.
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+        """The smallest shape of a packed batch that holds a launch.
 
         Args:
+            rounds: what was chosen.
             rows: of the launch, or with `lanes`, its sequences.
 
         Raises:
@@ -133,8 +129,8 @@ class Strategy(Protocol):
         """Take part in a launch, of rounds or of a plain step, before it runs."""
         ...
 
-    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
-        """Run `built.packed["num_steps"]` rounds of what was chosen."""
+    def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
+        """Run `built.packed["num_steps"]` rounds of what was chosen, which is `output.rounds`."""
         ...
 
     def landed(

@@ -69,12 +69,12 @@ class WholeScheduler(Scheduler):
             epochs=[request.epoch for request in plan.requests],
             new_pages=plan.new_pages,
             rounds_of=[rounds] * len(plan.requests),
+            rounds=self.rounds,
             shares_lanes=False,
             enters=set(),
             first_scheduled=plan.first_scheduled,
             resumed=set(),
             finished_req_ids=finished,
-            preempted_req_ids=set(),
             total_num_scheduled_tokens=self.limits.max_num_batched_tokens - plan.budget,
         )
 

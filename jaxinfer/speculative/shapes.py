@@ -103,6 +103,17 @@ class SpeculationShapes:
         ]
         return min(holding, key=lambda s: (s.batch.pages_per_row, s.batch.num_rows, s.width), default=None)
 
+    def rounds_of(self, batch: BatchShape, num_drafts: int, num_nodes: int) -> RoundsShape:
+        """That of a launch with such a batch."""
+        return min(
+            (
+                shape
+                for shape in (*self.lanes, *self.rounds)
+                if shape.batch == batch and shape.width > num_drafts and shape.num_nodes == num_nodes
+            ),
+            key=lambda shape: shape.width,
+        )
+
     def catch_up_for(self, *, rows: int, tokens: int, pages_per_row: int) -> BatchShape:
         """The smallest shape for so many rows and tokens; where there is none, the largest with such page tables."""
         wide = [shape for shape in self.catch_up if shape.pages_per_row >= pages_per_row]

@@ -23,15 +23,13 @@ class ExactShapes:
         longest: pages of the longest lane.
     """
 
-    most_in_lane: int | None = None
-
     def __init__(self, rounds: Rounds, page_size: int, longest: int) -> None:
         self.longest = longest
         tokens = rounds.most * rounds.most_tokens
         # Of rounds that land any number of tokens, one more launch may be in flight.
         self.lane_pages = lane_pages_for(tokens if rounds.kind is RowKind.DECODE else 2 * tokens, page_size)
 
-    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
         assert pages_per_row <= self.longest, f"no lane is {pages_per_row} pages long"
         if lanes:
             return BatchShape.of_lanes(rows, pages_per_row, self.lane_pages)

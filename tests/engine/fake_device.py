@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
 from jaxinfer.engine.kv_cache_manager import KVCacheManager
+from jaxinfer.engine.pace import Pace
 from jaxinfer.engine.request import Request
 from jaxinfer.engine.rounds import Rounds, RowKind
 from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
@@ -145,8 +147,33 @@ class PoisonedPages(PageAllocator):
         self._device.poison(pages)
 
 
+class Beside(Pace):
+    """Says how many rounds run behind chunks of prompts, whatever anything costs.
+
+    Args:
+        rounds: from the most that there may be to how many.
+    """
+
+    def __init__(self, rounds: Callable[[int], int] = lambda most: most) -> None:
+        super().__init__()
+        self._rounds = rounds
+
+    def within(self, kind, seconds):
+        return sys.maxsize
+
+    def beside_one_round(self, kind, most, **rows):
+        return most
+
+    def beside_chunks(self, kind, most, tokens, **known):
+        return self._rounds(most)
+
+
 class Simulation:
-    """A scheduler with a fake device, stepped by hand."""
+    """A scheduler with a fake device, stepped by hand.
+
+    Args:
+        beside: how many rounds, up to the most that there may be, run behind chunks of prompts; None: as is measured.
+    """
 
     def __init__(
         self,
@@ -154,10 +181,13 @@ class Simulation:
         page_size: int = 4,
         tokens_of_round: Callable[[], int] = lambda: 1,
         device: FakeDevice | None = None,
+        beside: Callable[[int], int] | None = None,
         **limits,
     ) -> None:
         self.device = device or FakeDevice(page_size, tokens_of_round)
         self.scheduler = make_scheduler(page_size=page_size, device=self.device, **limits)
+        if beside is not None:
+            self.scheduler.pace = Beside(beside)
         self.in_flight: deque[tuple[SchedulerOutput, list[list[int]]]] = deque()
         self.arrivals = 0
 
@@ -168,13 +198,18 @@ class Simulation:
         return request
 
     def launch(self) -> SchedulerOutput:
-        """Schedule a launch and let the device run it; its results are not read yet."""
+        """Schedule a launch, or two, and let the device run it; its results are not read yet."""
         output = self.scheduler.schedule()
         self.scheduler.check_integrity()
-        results = self.device.run(output)
-        if output.requests:
-            self.in_flight.append((output, results))
+        for launch in self.in_order(output):
+            results = self.device.run(launch)
+            if launch.requests:
+                self.in_flight.append((launch, results))
         return output
+
+    def in_order(self, output: SchedulerOutput) -> list[SchedulerOutput]:
+        """What was scheduled, in the order in which the device runs it."""
+        return [output] if output.then is None else [output, output.then]
 
     def land(self) -> list[Landing]:
         """Read the results of the oldest launch."""

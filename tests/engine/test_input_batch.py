@@ -49,7 +49,7 @@ class AnyRounds:
     def __init__(self, buckets: Buckets, rounds: Rounds) -> None:
         self.buckets, self.rounds = buckets, rounds
 
-    def shape_for(self, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
         assert not lanes
         return self.buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
 

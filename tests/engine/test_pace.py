@@ -58,3 +58,53 @@ def test_seconds_that_fall_with_rounds_are_no_negative_ones():
         pace.note("kind", rounds, seconds)
     assert pace.within("kind", 0.05) == 1
     assert 1 <= pace.beside_one_round("kind", 8, num_rows=3, num_of_one_round=1) <= 8
+
+
+def pace_with_steps(mixed: float, alone: float, launch: float, each: float) -> Pace:
+    pace = pace_of(launch, each)
+    for _ in range(3):
+        pace.note("mixed", 1, mixed)
+        pace.note("alone", 1, alone)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("mixed", "alone", "launch", "each", "tokens", "waits", "goes_on", "expected"),
+    [
+        (0.06, 0.06, 0.0, 0.012, 1.0, False, True, 5),  # five tokens in 0.12 s, not one in 0.06
+        (0.06, 0.06, 0.0, 0.012, 1.0, False, False, 0),  # the step gives them a token for nothing, and rounds come next
+        (0.06, 0.06, 0.0, 0.012, 1.0, True, True, 0),
+        (0.02, 0.02, 0.0, 0.015, 1.0, False, True, 0),  # one token in 0.035 s is less than one in 0.02
+        (0.02, 0.02, 0.0, 0.015, 3.0, False, True, 1),  # but three are more
+        (0.02, 0.02, 0.01, 0.015, 3.0, False, True, 0),  # the prompts would wait for more than twice as long
+        (0.06, 0.03, 0.0, 0.01, 1.0, True, True, 9),  # the step takes 0.03 s longer for a token of each
+        (0.06, 0.03, 0.0, 0.01, 1.0, False, False, 9),
+        (1.0, 0.5, 0.0, 0.01, 1.0, False, True, 16),  # no more than there may be
+    ],
+)
+def test_rounds_beside_chunks(mixed, alone, launch, each, tokens, waits, goes_on, expected):
+    pace = pace_with_steps(mixed, alone, launch, each)
+    found = pace.beside_chunks("kind", 16, tokens, mixed="mixed", alone="alone", waits=waits, goes_on=goes_on)
+    assert found == expected
+
+
+def test_beside_chunks_what_is_not_known_is_tried_once():
+    def chosen() -> int:
+        return pace.beside_chunks("kind", 16, 1.0, mixed="mixed", alone="alone", waits=False, goes_on=True)
+
+    pace = Pace()
+    assert chosen() == 0, "steps with everybody come first"
+    pace.note("mixed", 1, 0.02)
+    assert chosen() == 2
+    pace.note("alone", 1, 0.02)
+    pace.note("kind", 2, 0.2)
+    assert chosen() == 0
+
+
+@pytest.mark.parametrize(("each", "usual"), [(0.001, 16), (0.1, 0)])
+def test_now_and_then_it_is_the_other_way_round(each, usual):
+    pace = pace_with_steps(0.02, 0.02, 0.0, each)
+    found = [
+        pace.beside_chunks("kind", 16, 1.0, mixed="mixed", alone="alone", waits=False, goes_on=True) for _ in range(200)
+    ]
+    assert found.count(usual) == 196 and len(set(found)) == 2

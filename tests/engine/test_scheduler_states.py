@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jaxinfer.engine.request import Request, RequestStatus
 from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.engine.scheduler_output import SchedulerOutput
 from tests.builders import make_request
 from tests.engine.fake_device import Simulation, expected_output
 
@@ -40,8 +41,9 @@ class SchedulerLife(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority"]),
         rounds=st.sampled_from(STRATEGIES),
         caching=st.booleans(),
+        beside=st.sampled_from([None, lambda most: most, lambda most: most // 2, lambda most: min(most, 1)]),
     )
-    def make(self, num_pages, budget, rows, prefill_rows, room_of_a_decode, policy, rounds, caching):
+    def make(self, num_pages, budget, rows, prefill_rows, room_of_a_decode, policy, rounds, caching, beside):
         budget = max(budget, rows)
 
         number = itertools.count()
@@ -62,6 +64,7 @@ class SchedulerLife(RuleBasedStateMachine):
             rounds=rounds,
             tokens_of_round=tokens_of_round,
             caching=caching,
+            beside=beside,
         )
 
     @rule(
@@ -101,19 +104,44 @@ class SchedulerLife(RuleBasedStateMachine):
         scheduler = self.sim.scheduler
         must_run = scheduler.has_unfinished_requests() and not self.sim.in_flight
         runnable = {r.request_id for r in scheduler.running if r.num_tokens_left > 0}
-        output = self.sim.launch()
-        counts, limits, rounds = output.num_tokens, scheduler.limits, scheduler.rounds
+        launches = self.sim.in_order(self.sim.launch())
+        limits, rounds = scheduler.limits, scheduler.rounds
+        for output in launches:
+            self.check_launch(output)
+        if len(launches) == 2:
+            kinds = [set(output.kinds) for output in launches]
+            assert kinds == [{RowKind.PROMPT_CHUNK}, {rounds.kind}] and not launches[0].num_rounds
+        known: set[str] = set()  # who runs in both is new in the first
+        for output in launches:
+            told = {new.req_id for new in output.scheduled_new_reqs} | output.resumed | output.enters
+            assert not known & told
+            known |= set(output.num_scheduled_tokens)
+        rows = {
+            request: (kind, count)
+            for output in launches[::-1]
+            for request, kind, count in zip(output.requests, output.kinds, output.num_tokens, strict=True)
+        }
+        assert sum(count for _, count in rows.values()) > 0 or not must_run
+        chunks = [count for kind, count in rows.values() if kind is RowKind.PROMPT_CHUNK]
+        decodes, prefills, tokens = len(rows) - len(chunks), len(chunks), sum(chunks)
+        assert prefills == 0 or tokens <= limits.prefill_room(decodes, prefills)
+        left = limits.max_num_batched_tokens - decodes - tokens
+        as_decode = prefills == 0 or tokens <= limits.prefill_room(decodes + 1, prefills)
+        as_chunk = tokens + 1 <= limits.prefill_room(decodes, prefills + 1)
+        scheduled = {request.request_id for request in rows}
+        for request in scheduler.running:
+            if left and request.request_id in runnable - scheduled:
+                assert not (as_decode if request.in_seat else as_chunk), "a running request was passed over"
+
+    def check_launch(self, output: SchedulerOutput) -> None:
+        """What holds of each launch alone."""
+        limits, rounds, counts = self.sim.scheduler.limits, self.sim.scheduler.rounds, output.num_tokens
         assert output.total_num_scheduled_tokens == sum(counts) <= limits.max_num_batched_tokens
-        assert sum(counts) > 0 or not must_run
         assert all(count > 0 for count in counts)
         assert len(counts) <= limits.max_num_seqs
-        is_chunk = [kind is RowKind.PROMPT_CHUNK for kind in output.kinds]
-        chunks = [count for count, chunk in zip(counts, is_chunk, strict=True) if chunk]
-        decodes, prefills, tokens = len(counts) - len(chunks), len(chunks), sum(chunks)
-        assert prefills == 0 or tokens <= limits.prefill_room(decodes, prefills)
         assert 0 <= output.num_rounds <= rounds.most
         if output.num_rounds:
-            assert prefills == 0 and set(output.kinds) == {rounds.kind}
+            assert set(output.kinds) == {rounds.kind}
         for request, most in zip(output.requests, output.most_tokens, strict=True):
             # Whatever the device lands, it has the pages for.
             assert not request.in_seat or request.num_known_tokens <= len(request.pages) * PAGE_SIZE + 1
@@ -122,12 +150,6 @@ class SchedulerLife(RuleBasedStateMachine):
         assert len(scheduled) == len(counts) and not scheduled & output.preempted_req_ids
         told = [new.req_id for new in output.scheduled_new_reqs] + output.scheduled_cached_reqs.req_ids
         assert sorted(told) == sorted(scheduled)
-        left = limits.max_num_batched_tokens - sum(counts)
-        as_decode = prefills == 0 or tokens <= limits.prefill_room(decodes + 1, prefills)
-        as_chunk = tokens + 1 <= limits.prefill_room(decodes, prefills + 1)
-        for request in scheduler.running:
-            if left and request.request_id in runnable - scheduled:
-                assert not (as_decode if request.in_seat else as_chunk), "a running request was passed over"
 
     @precondition(lambda self: self.sim.in_flight)
     @rule()

@@ -15,6 +15,7 @@ from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.input_batch import BuiltBatch
 from jaxinfer.engine.plain_decoding import PlainDecoding
 from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.engine.strategy import RoundsResult
 from jaxinfer.programs.batch_layout import BatchShape, idle_batch, unpack
 from jaxinfer.programs.buckets import Buckets
@@ -72,7 +73,7 @@ class Jumping(PlainDecoding):
         self.programs = [self.program]
         self.rounds = Rounds(kind, most=2, most_tokens=MOST_TOKENS, least_tokens=0)
 
-    def launch(self, built: BuiltBatch, runner: Runner) -> RoundsResult:
+    def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
         return RoundsResult(runner.launch(self.program, built.packed.shape, built.packed.buffer))
 
     def make_state(self) -> dict[str, Any]:

@@ -230,8 +230,8 @@ def test_planted_pieces_are_those_that_programs_use():
 def test_a_sequence_without_a_seat_neither_reads_nor_writes_the_numbers_of_the_last_seat(core):
     strategy, last = speculation_of(core), core.config.max_num_seqs - 1
     controller = strategy.controller = EntropyController(last + 1, 101, gamma_min=1, gamma_max=NUM_DRAFTS)
-    controller._lengths[last], strategy._chosen[last] = 1, 1
+    controller._lengths[last] = 1
     fork = make_request("fork", [1, 2, 3])
     assert fork.seat == NO_SEAT
     assert strategy.choose([fork], 0).most_tokens == NUM_DRAFTS + 1
-    assert strategy._chosen[last] == 1
+    assert controller._lengths[last] == 1
