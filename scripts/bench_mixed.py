@@ -2,15 +2,19 @@
 
 Eight requests of the embedded checkpoint run together, on this machine or on a simulated device with longer steps.
 `others` is the seven's tokens a second beside the one, against the same seven beside a plain one; `one` is the one's
-tokens a second against its own in launches of one round. Turns change about; figures are medians.
+tokens a second against its own in launches of one round. Turns change about; figures are medians. With `--arriving`
+prompts of 500 tokens, whose first token is all that is wanted, come one after the other all the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cpu_bench.slow_device import slow_down
-from jaxinfer import LLM, SamplingParams
+from jaxinfer import LLM, RequestOutput, SamplingParams
 from jaxinfer.bench.environment import describe_environment
 
 METHODS = ("plain", "ngram", "draft_model", "eagle3")
@@ -30,6 +34,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "stop string": {"stop": ["a text that never comes"]},
 }
 NUM_REQUESTS, MAX_TOKENS = 8, 160
+ARRIVING_TOKENS = 500
+COUNTED = ("launches", "rounds", "drafted", "prompts")
 TEXTS = (
     "the sea at night",
     "numbers",
@@ -45,20 +51,20 @@ TEXTS = (
 def open_engine(method: str, seconds: float, **options: Any) -> LLM:
     if method != "plain":
         options["speculative_config"] = {"method": method}
-    llm = LLM(max_num_seqs=NUM_REQUESTS, max_num_batched_tokens=512, **options)
+    llm = LLM(max_num_seqs=NUM_REQUESTS + 1, max_num_batched_tokens=1024, **options)
     llm.warm_up(use_tqdm=False)
     if seconds:
         slow_down(llm.core, seconds)
     return llm
 
 
-def serve(llm: LLM, needs: dict[str, Any]) -> dict[str, float]:
+def serve(llm: LLM, needs: dict[str, Any], *, arriving: bool) -> dict[str, float]:
     """Tokens a second of the seven, each for itself, and of the one, from their first token on."""
     llm.reset_prefix_cache()
     plain = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
     params = [SamplingParams(**plain, **(needs if i == NUM_REQUESTS - 1 else {})) for i in range(NUM_REQUESTS)]
     before = llm.get_metrics()
-    outputs = llm.generate([f"Tell me about {text}." for text in TEXTS], params, use_tqdm=False)
+    outputs, prompts = run(llm, [f"Tell me about {text}." for text in TEXTS], params, arriving=arriving)
     after = llm.get_metrics()
     rates = []
     for output in outputs:
@@ -71,15 +77,45 @@ def serve(llm: LLM, needs: dict[str, Any]) -> dict[str, float]:
         "launches": after.num_launches_total - before.num_launches_total,
         "rounds": after.num_steps_total - before.num_steps_total,
         "drafted": after.spec_decode_num_drafts - before.spec_decode_num_drafts,
+        "prompts": prompts,
     }
 
 
-def measure(method: str, seconds: float, turns: int) -> list[dict[str, Any]]:
+def run(
+    llm: LLM, texts: Sequence[str], params: Sequence[SamplingParams], *, arriving: bool
+) -> tuple[list[RequestOutput], float]:
+    """The outputs in order, and how many other prompts a second were answered meanwhile."""
+    begin, answered, rng = time.perf_counter(), 0, random.Random(0)
+    names = [llm.add_request(text, one) for text, one in zip(texts, params, strict=True)]
+    found: dict[str, RequestOutput] = {}
+    other = None
+    while len(found) < len(names):
+        if arriving and other is None:
+            ids = [rng.randrange(300, 2000) for _ in range(ARRIVING_TOKENS)]
+            other = llm.add_request({"prompt_token_ids": ids}, SamplingParams(temperature=0.0, max_tokens=1))
+        for output in llm.step():
+            if output.request_id == other:
+                other, answered = None, answered + 1
+            else:
+                found[output.request_id] = output
+    seconds = time.perf_counter() - begin
+    if other is not None:
+        llm.abort(other)
+    while llm.has_unfinished_requests():
+        llm.step()
+    return [found[name] for name in names], answered / seconds
+
+
+def measure(method: str, seconds: float, turns: int, *, arriving: bool) -> list[dict[str, Any]]:
     many, single = open_engine(method, seconds), open_engine(method, seconds, max_decode_steps=1)
     found: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in NEEDS}
     for turn in range(turns + 1):  # the first one is not counted
         for name, needs in NEEDS.items():
-            rates = {"without": serve(many, {}), "with": serve(many, needs), "single": serve(single, needs)}
+            rates = {
+                "without": serve(many, {}, arriving=arriving),
+                "with": serve(many, needs, arriving=arriving),
+                "single": serve(single, needs, arriving=arriving),
+            }
             if turn:
                 found[name].append(rates)
     rows = []
@@ -92,7 +128,7 @@ def measure(method: str, seconds: float, turns: int) -> list[dict[str, Any]]:
                 "method": method, "seconds": seconds, "needs": name,
                 "others": statistics.median(others), "others_spread": [min(others), max(others)],
                 "one": statistics.median(one), "one_spread": [min(one), max(one)],
-                **{key: (last["without"][key], last["with"][key]) for key in ("launches", "rounds", "drafted")},
+                **{key: (last["without"][key], last["with"][key]) for key in COUNTED},
             }
         )  # fmt: skip
     return rows
@@ -103,16 +139,19 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--step-ms", nargs="+", type=float, default=[0.0, 12.0], help="0: this machine")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--arriving", action="store_true", help="prompts of 500 tokens arrive all the time")
     parser.add_argument("--output", type=Path, default=Path(tempfile.gettempdir()) / "bench_mixed.json")
     args = parser.parse_args()
     rows = [
         row
         for method in args.methods
         for step in args.step_ms
-        for row in measure(method, step / 1e3, args.turns)
+        for row in measure(method, step / 1e3, args.turns, arriving=args.arriving)
     ]  # fmt: skip
     args.output.write_text(json.dumps({"environment": describe_environment(), "rows": rows}, indent=2) + "\n")
-    table = Table("method", "step", "the one's", "others", "one", "launches", "rounds", "drafted rounds")
+    table = Table(
+        "method", "step", "the one's", "others", "one", "launches", "rounds", "drafted rounds", "prompts a second"
+    )
     for row in rows:
         step = f"{1e3 * row['seconds']:g} ms" if row["seconds"] else "this machine"
         spreads = [
@@ -120,7 +159,7 @@ def main() -> None:
             for key in ("others", "one")
         ]
         counts = [f"{row[key][0]:.0f} → {row[key][1]:.0f}" for key in ("launches", "rounds", "drafted")]
-        table.add_row(row["method"], step, row["needs"], *spreads, *counts)
+        table.add_row(row["method"], step, row["needs"], *spreads, *counts, f"{row['prompts'][1]:.1f}")
     Console(width=160).print(table)
 
 

@@ -29,7 +29,7 @@ if on_gpu.has_hypothesis():
     )
     settings.load_profile("default")
 
-MOST_MAPS = 30_000
+MOST_MAPS_BEFORE_A_MODULE, MOST_MAPS_IN_A_MODULE = 15_000, 30_000
 _idle_engines: dict[Any, Any] = {}  # of `idle_engine`
 
 
@@ -92,20 +92,37 @@ def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def mapped_memory() -> Iterator[None]:
+def mapped_memory() -> None:
     """Compiled programs are dropped between modules before Linux refuses to map more memory into the process.
 
     A program keeps hundreds of maps, a process may have 65,530, and XLA crashes where it gets none.
     """
-    yield
-    from jaxinfer.programs.mapped_memory import num_maps
-
-    if num_maps() > MOST_MAPS:
+    if _num_maps() > MOST_MAPS_BEFORE_A_MODULE:
         import jax
 
         _idle_engines.clear()
         gc.collect()
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def mapped_memory_of_a_module() -> Iterator[None]:
+    """The same after a test, where engines of its module have very many; what they need again is on disk."""
+    yield
+    if _num_maps() > MOST_MAPS_IN_A_MODULE:
+        import jax
+
+        from jaxinfer.programs.runner import Runner
+
+        for runner in [found for found in gc.get_objects() if isinstance(found, Runner)]:
+            runner._executables.clear()
+        jax.clear_caches()
+
+
+def _num_maps() -> int:
+    from jaxinfer.programs.mapped_memory import num_maps
+
+    return num_maps()
 
 
 @pytest.fixture(scope="session")

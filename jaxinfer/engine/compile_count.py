@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from jaxinfer.engine.errors import CompileAfterWarmUpError
@@ -23,11 +24,13 @@ class CompileCount:
         self.is_warm = False
         self.listeners: list[Callable[[str], None]] = []
         self._metrics, self._is_strict = metrics, is_strict
+        self._lock = threading.Lock()
         self._latest = "an operation outside of programs"  # what was traced last, in words
 
     def traced(self, program: str) -> None:
         """A program is going to be compiled."""
-        self._metrics.num_compiles_total += 1
+        with self._lock:  # several threads may compile
+            self._metrics.num_compiles_total += 1
         self._latest = program
         for tell in list(self.listeners):
             tell(program)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -65,7 +67,11 @@ class Runner:
         self._leaves: dict[str, list[Any]] = {}
         for name, model in self.models.items():
             self.set_model(name, model)
+        # What programs are compiled for, whatever launches do to the arrays meanwhile.
+        self._abstract_state = jax.tree.map(_shape_of, self.state)
         self._executables: dict[tuple[Program, Any], Any] = {}
+        self._compiling: defaultdict[tuple[Program, Any], threading.Lock] = defaultdict(threading.Lock)
+        self._lock = threading.Lock()
         self._outcome: tuple[dict[str, Any], Any] | None = None
 
     def set_model(self, name: str, model: Any) -> None:
@@ -79,10 +85,10 @@ class Runner:
     @property
     def place(self) -> Place:
         """What the inputs of programs depend on besides shapes."""
-        kv, token, target = self.state[KV], self.state[SEATS].token, self.models[TARGET]
+        kv, token, target = self._abstract_state[KV], self._abstract_state[SEATS].token, self.models[TARGET]
         whole = everywhere_on(self.mesh)
         split = sharding_of_logits(self.mesh, target.config.vocab_size)
-        if isinstance(token, jax.ShapeDtypeStruct) and self.mesh is None:
+        if isinstance(self.state[SEATS].token, jax.ShapeDtypeStruct) and self.mesh is None:
             whole = split = token.sharding
         return Place(kv.num_pages * kv.page_size, token.shape[0], target, whole, split)
 
@@ -90,7 +96,9 @@ class Runner:
         """Run a program; its results, which may not be there yet."""
         executable = self._executables.get((program, shape)) or self.compile(program, shape)
         # Never a local: the frames of a traceback would keep a pool alive, and nobody could take it from there.
-        self._outcome = executable(*self._arguments(program), inputs)
+        self._outcome = executable(
+            self._leaves_of(program), {name: self.state[name] for name in program.writes}, inputs
+        )
         assert self._outcome is not None
         self.state.update(self._outcome[0])
         results, self._outcome = self._outcome[1], None
@@ -123,20 +131,26 @@ class Runner:
     def compile(self, program: Program, shape: Any) -> jax.stages.Compiled:
         """The compiled program, which is compiled once; nothing runs, models and state may be abstract.
 
-        The parts of the state come back where they lay before, so each launch finds what the program is compiled for.
+        Any thread may call this: one that needs what another one compiles waits for that. The parts of the state come
+        back where they lay before, so each launch finds what the program is compiled for.
         """
-        found = self._executables.get((program, shape))
-        if found is None:
-            self._on_compile(program.describe(shape))
-            leaves, state = jax.tree.map(_shape_of, self._arguments(program))
-            inputs = program.idle(shape, self.place)
-            found = self._jitted(program, shape, state).lower(leaves, state, inputs).compile()
-            self._executables[program, shape] = found
+        key = program, shape
+        with self._lock:
+            compiling = self._compiling[key]
+        with compiling:
+            found = self._executables.get(key)
+            if found is None:
+                self._on_compile(program.describe(shape))
+                leaves = jax.tree.map(_shape_of, self._leaves_of(program))
+                state = {name: self._abstract_state[name] for name in program.writes}
+                inputs = program.idle(shape, self.place)
+                found = self._executables[key] = (
+                    self._jitted(program, shape, state).lower(leaves, state, inputs).compile()
+                )
         return found
 
-    def _arguments(self, program: Program) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-        leaves = {name: self._leaves[name] for name in program.reads if name != CONSTRAINT or name in self._leaves}
-        return leaves, {name: self.state[name] for name in program.writes}
+    def _leaves_of(self, program: Program) -> dict[str, list[Any]]:
+        return {name: self._leaves[name] for name in program.reads if name != CONSTRAINT or name in self._leaves}
 
     def _jitted(self, program: Program, shape: Any, state: Any) -> Any:
         @partial(jax.jit, donate_argnames="state", out_shardings=({name: _places(state[name]) for name in state}, None))
