@@ -12,8 +12,9 @@ from jaxinfer.speculative.gamma import RoundsReport
 _ROUNDS_OF_ALL = 8.0
 _KEPT_BY_SEQUENCE = 0.97
 _KEPT_BY_ALL = 0.995
-# What is believed before anything was seen counts as so many rounds.
+# What is believed before anything was seen counts as so many rounds, what is known of a depth as so many of the next.
 _ROUNDS_OF_BELIEF = 8.0
+_ROUNDS_OF_DEPTH = 2.0
 
 
 class Acceptance:
@@ -26,7 +27,8 @@ class Acceptance:
 
     def __init__(self, num_seats: int, max_drafts: int, *, drafts: float, accepted: float) -> None:
         # Of all sequences and of that in each seat: column 0 for rounds and those with drafts, then by depth.
-        self._tried = np.full(max_drafts + 1, _ROUNDS_OF_BELIEF)
+        self._tried = np.zeros(max_drafts + 1)
+        self._tried[:2] = _ROUNDS_OF_BELIEF
         self._kept = self._tried * np.asarray([drafts, *[accepted] * max_drafts])
         # The last row is that of NO_SEAT, and stays 0.
         self._tried_in_seat = np.zeros((num_seats + 1, max_drafts + 1))
@@ -48,13 +50,20 @@ class Acceptance:
         fades = _KEPT_BY_SEQUENCE ** rounds[:, None]
         self._tried_in_seat[report.seats] = self._tried_in_seat[report.seats] * fades + tried.T
         self._kept_in_seat[report.seats] = self._kept_in_seat[report.seats] * fades + kept.T
-        fades = _KEPT_BY_ALL ** rounds.sum()
+        fades = _KEPT_BY_ALL ** wanted.any(axis=1).sum()
         self._tried = self._tried * fades + tried.sum(axis=1)
         self._kept = self._kept * fades + kept.sum(axis=1)
 
     def of_all(self) -> np.ndarray:
-        """float [1 + D]: the share of rounds in which anything is drafted, and what is accepted, by depth."""
-        return (self._kept + 0.5) / (self._tried + 1.0)
+        """float [1 + D]: the share of rounds in which anything is drafted, and what is accepted, by depth.
+
+        A depth that was seldom drafted is taken to be as the one before it.
+        """
+        rates = (self._kept + 0.5) / (self._tried + 1.0)
+        for depth in range(2, len(rates)):
+            belief = _ROUNDS_OF_DEPTH * rates[depth - 1]
+            rates[depth] = (self._kept[depth] + belief) / (self._tried[depth] + _ROUNDS_OF_DEPTH)
+        return rates
 
     def forecast(self, seats: np.ndarray) -> Forecast:
         """The forecast of a round of the sequences in these seats, some of which may be `NO_SEAT`."""

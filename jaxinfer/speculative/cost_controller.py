@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxinfer.speculative.acceptance import Acceptance, Forecast
-from jaxinfer.speculative.costs import LaunchCosts
+from jaxinfer.speculative.costs import Key, LaunchCosts
 from jaxinfer.speculative.gamma import Choice, RoundsReport, TimedLaunch
 
-# Estimates are not exact: drafting has to promise so much more.
-_MARGIN = 1.06
+# What is measured is not exact: drafting has to promise so much more.
+_MARGIN = 1.02
+# A program is tried until it was timed so often, but not more often than twice as much; unless what is estimated of it
+# says that it is not the best even if it took that much less.
+_FEW_TIMES, _MOST_TRIALS = 2, 4
+_HOPE = 1.5
 # How much of what is known of rounds without drafts a further measurement takes the place of.
 _NEW = 0.1
 # The share of time that may go into finding out whether drafts would be accepted by now.
@@ -59,14 +64,16 @@ class CostController:
         self.most = dict(most)
         self._always_drafts = drafts == 1.0
         self._seconds_without = dict.fromkeys(most, 0.0)  # of launches since the last round with such drafts
+        self._num_trials: Counter[Key] = Counter()
         self._without_drafts = 1.0  # what a round in which nothing is drafted takes, in plain steps
 
     def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
         rows = len(seats)
-        found = {
-            nodes: self._best(nodes, known.forecast(seats), rows, pages_per_row)
-            for nodes, known in self.acceptance.items()
-        }
+        forecasts = {nodes: known.forecast(seats) for nodes, known in self.acceptance.items()}
+        found = {nodes: self._best(nodes, forecast, rows, pages_per_row) for nodes, forecast in forecasts.items()}
+        trial = self._untimed(forecasts, max(best.gain for best in found.values()), rows, pages_per_row)
+        if trial is not None:
+            return trial
         nodes = max(found, key=lambda nodes: found[nodes].gain)
         if found[nodes].gain < _MARGIN:
             nodes = None
@@ -110,20 +117,47 @@ class CostController:
 
     def _best(self, nodes: int, forecast: Forecast, rows: int, pages_per_row: int) -> _Best:
         """The number of drafts, at least 1, with the most tokens a second."""
-        plain = self._costs.seconds(rows, pages_per_row, 0)
-        assert plain is not None
         best = _Best(0, 0.0)
         for number in range(1, self.most[nodes] + 1):
-            seconds = self._costs.seconds(rows, pages_per_row, number, nodes)
-            if seconds is None:
-                continue
-            if not self._always_drafts:
-                without = plain * self._without_drafts
-                seconds = without + forecast.any_drafts * max(0.0, seconds - without)
-            found = float(forecast.tokens[number]) / seconds * plain / rows
+            found = self._gain(nodes, number, forecast, rows, pages_per_row)
             if found > best.gain:
                 best = _Best(number, found)
         return best
+
+    def _gain(self, nodes: int, number: int, forecast: Forecast, rows: int, pages_per_row: int) -> float:
+        """How many times the tokens a second of plain decoding so many drafts give; 0: there is no program."""
+        plain, seconds = (self._costs.seconds(rows, pages_per_row, *drafts) for drafts in ((0,), (number, nodes)))
+        assert plain is not None
+        if seconds is None:
+            return 0.0
+        if not self._always_drafts:
+            without = plain * self._without_drafts
+            seconds = without + forecast.any_drafts * max(0.0, seconds - without)
+        return float(forecast.tokens[number]) / seconds * plain / rows
+
+    def _untimed(self, forecasts: Mapping[int, Forecast], best: float, rows: int, pages_per_row: int) -> Choice | None:
+        """A launch of a program that was not timed enough for such a batch, and may be better than the best.
+
+        First with the most drafts that it may have, then with the fewest: that tells what drafts cost, and what the
+        verification does.
+        """
+        programs: dict[Key | None, list[tuple[int, int]]] = {self._costs.program(rows, pages_per_row, 0): [(0, 0)]}
+        hopeful = set(programs)
+        for nodes, forecast in forecasts.items():
+            for number in range(self.most[nodes], 0, -1):
+                program = self._costs.program(rows, pages_per_row, number, nodes)
+                programs.setdefault(program, []).append((nodes, number))
+                if _HOPE * self._gain(nodes, number, forecast, rows, pages_per_row) >= max(best, 1.0):
+                    hopeful.add(program)
+        for program, drafts in programs.items():
+            if program not in hopeful or program is None:
+                continue
+            times = self._costs.num_measured(program)
+            if times < _FEW_TIMES and self._num_trials[program] < _MOST_TRIALS:
+                self._num_trials[program] += 1
+                nodes, number = drafts[-1 if times % 2 else 0]
+                return Choice(np.full(rows, number), nodes, is_trial=True)
+        return None
 
     def _may_probe(self, nodes: int, best: _Best, rows: int, pages_per_row: int) -> bool:
         """Whether enough time went into other launches for a round with all that it needs."""

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# How much of an estimate a further measurement takes the place of.
+# How much of the unit of estimates a further measurement takes the place of.
 _NEW = 0.2
+# What is known of a program counts less with each further launch. What was measured before launches counts as so many,
+# and what was only estimated as a bit of one, for what launches do not tell.
+_KEPT = 0.9
+_WEIGHT_OF_MEASURED, _TIMES_MEASURED = 4.0, 5
+_LEAST_WEIGHT = 0.1
 
 # Rows, pages per row, tokens of each row that are verified (1: a plain step), nodes of a tree (0: a chain).
 type Key = tuple[int, int, int, int]
@@ -32,12 +37,51 @@ class Estimate:
         return self.drafter * (1 + rows / self.knee)
 
 
-@dataclass
 class _Cost:
-    """Seconds: of a verification or a plain step, and of each draft before it."""
+    """Seconds of a program's rounds by drafts: those of a verification, and of each draft before it.
 
-    verification: float
-    draft: float
+    A line through what launches took, which counts less as they age. Where all had as many drafts, it has the slope of
+    what was taken to be before.
+
+    Args:
+        verification, draft: what is taken to be.
+        most_drafts: of the program.
+        weight: how many launches that counts as; 0: only the ratio of the two is worth something.
+    """
+
+    def __init__(self, verification: float, draft: float, most_drafts: int, weight: float = 0.0) -> None:
+        self.verification, self.draft = verification, draft
+        self.num_measured = 0
+        self._before, self._most, self._weight = (verification, draft), most_drafts, weight
+        self._count = self._d = self._dd = self._t = self._dt = 0.0
+
+    def seconds(self, num_drafts: int) -> float:
+        return self.verification + num_drafts * self.draft
+
+    def observe(self, num_drafts: int, seconds: float) -> None:
+        if self._weight or self.num_measured:
+            # One launch in which the machine was busy with something else must not count for much.
+            seconds = min(seconds, 2 * self.seconds(num_drafts))
+        self.num_measured += 1
+        self._weight *= _KEPT
+        new = {"_count": 1.0, "_d": num_drafts, "_dd": num_drafts**2, "_t": seconds, "_dt": num_drafts * seconds}
+        for name, value in new.items():
+            setattr(self, name, _KEPT * getattr(self, name) + value)
+        self._fit()
+
+    def _fit(self) -> None:
+        """The line nearest to launches, to what was measured before, and, by a little, to the slope believed in."""
+        last, (verification, draft) = self._most, self._before
+        expected = self._count * verification + self._d * draft
+        scale = (self._weight * expected + self._count * self._t) / (self._weight * expected + self._count * expected)
+        count, d, dd, t, dt = self._count, self._d, self._dd, self._t, self._dt
+        for weight, factor in ((self._weight, 1.0), (_LEAST_WEIGHT, scale)):
+            at_last = factor * (verification + last * draft)
+            count, d, dd = count + 2 * weight, d + weight * last, dd + weight * last**2
+            t, dt = t + weight * (factor * verification + at_last), dt + weight * last * at_last
+        spread = count * dd - d**2
+        each = min(max(0.0, (count * dt - d * t) / spread), t / d) if spread > 0 else 0.0
+        self.verification, self.draft = (t - each * d) / count, each
 
 
 class LaunchCosts:
@@ -61,12 +105,22 @@ class LaunchCosts:
         key = self._bucket(rows, pages_per_row, num_drafts, num_nodes)
         if key is None:
             return None
-        known = self._known.get(key) or self._estimated(key)
-        return known.verification + num_drafts * known.draft
+        known = self._known.get(key)
+        return (self._estimated(key) if known is None else known).seconds(num_drafts)
+
+    def program(self, rows: int, pages_per_row: int, num_drafts: int, num_nodes: int = 0) -> Key | None:
+        """What launches of the same program have in common; None: there is none."""
+        return self._bucket(rows, pages_per_row, num_drafts, num_nodes)
+
+    def num_measured(self, key: Key) -> int:
+        """How often a program was timed, that is, launched or measured before."""
+        known = self._known.get(key)
+        return 0 if known is None else known.num_measured
 
     def set(self, key: Key, *, verification: float, draft: float) -> None:
         """What was measured of a shape."""
-        self._known[key] = _Cost(verification, draft)
+        known = self._known[key] = _Cost(verification, draft, key[2] - 1, _WEIGHT_OF_MEASURED)
+        known.num_measured = _TIMES_MEASURED
         self._learn_unit(key, verification, 1.0)
 
     def observe(self, rows: int, pages_per_row: int, num_drafts: int, seconds: float, num_nodes: int = 0) -> None:
@@ -75,26 +129,19 @@ class LaunchCosts:
         if key is None:
             return
         known = self._known.get(key)
+        is_new = known is None
         if known is None:
-            estimated = self._estimated(key)
-            ratio = seconds / (estimated.verification + num_drafts * estimated.draft)
-            self._learn_unit(key, estimated.verification * ratio, _NEW)
-            self._known[key] = _Cost(estimated.verification * ratio, estimated.draft * ratio)
-            return
-        ratio = seconds / (known.verification + num_drafts * known.draft)
-        # One launch in which the machine was busy with something else must not count for much.
-        ratio = 1 + _NEW * (min(ratio, 2.0) - 1)
-        known.verification *= ratio
-        known.draft *= ratio
+            known = self._known[key] = self._estimated(key)
+        known.observe(num_drafts, seconds)
+        if is_new:
+            self._learn_unit(key, known.verification, _NEW)
 
     def _estimated(self, key: Key) -> _Cost:
         rows, _, width, num_nodes = key
         # A level of a tree drafts for a few nodes of each row, about as many as the square root of all.
         drafting = rows * max(1, round(num_nodes**0.5))
-        return _Cost(
-            self._unit * self._estimate.verification(rows * width),
-            self._unit * self._estimate.draft(drafting) if width > 1 else 0.0,
-        )
+        verification = self._unit * self._estimate.verification(rows * width)
+        return _Cost(verification, self._unit * self._estimate.draft(drafting) if width > 1 else 0.0, width - 1)
 
     def _learn_unit(self, key: Key, verification: float, new: float) -> None:
         unit = verification / self._estimate.verification(key[0] * key[2])

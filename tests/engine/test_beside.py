@@ -20,7 +20,7 @@ from tests.engine.test_bound_draws import BOUNDS, TREES
 from tests.engine.test_scheduler_states import SchedulerLife
 from tests.speculative.builders import NUM_DRAFTS, AnyGamma, disturbed, random_head, speculating_engine
 
-WAYS = ("loops", "ngram", "draft model", "chains", "trees")
+WAYS = ("loops", *(pytest.param(way, marks=pytest.mark.slow) for way in ("ngram", "chains")), "draft model", "trees")
 
 
 def prompt(length: int, first: int = 0) -> list[int]:
@@ -231,8 +231,9 @@ def test_requests_that_arrive_while_others_run_get_their_tokens(way, engines, ex
 
 
 @pytest.mark.unoptimized
-@pytest.mark.parametrize("way", ["loops", "draft model"])
-@pytest.mark.parametrize("mode", ["in_one_sequence", "batching"])
+@pytest.mark.parametrize(
+    ("mode", "way"), [("in_one_sequence", "loops"), ("batching", "loops"), ("in_one_sequence", "draft model")]
+)
 def test_branches_go_on_beside_chunks(mode, way, engines, single, pairs):
     core = engines(way)
     prefix, long = random_prompts([30, 60], seed=4)

@@ -119,17 +119,16 @@ def test_state_that_was_given_to_a_launch_whose_results_are_lost_is_made_anew(er
         core.add_request(request)
     for _ in range(2):
         core.step()
-    function = core.runner._function
-
-    def losing(program):
-        return once(error)(function(program), after=True)
-
-    monkeypatch.setattr(core.runner, "_function", losing)
+    executables = core.runner._executables
+    losing = once(error)
+    monkeypatch.setattr(
+        core.runner, "_executables", {key: losing(found, after=True) for key, found in executables.items()}
+    )
     landed = defaultdict(list)
     with contextlib.suppress(KeyboardInterrupt):
         for request, first, last in core.step():
             landed[request.request_id] += request.token_ids[first:last]
-    monkeypatch.setattr(core.runner, "_function", function)
+    monkeypatch.setattr(core.runner, "_executables", executables)
     told = step_to_the_end(core)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((core.runner.state[KV], core.runner.state[SEATS])))
     assert {name: request_tokens(core, expected, name, told, landed) for name in "ab"} == expected
@@ -143,13 +142,17 @@ def request_tokens(core, expected, name, told, landed):
 
 def test_no_second_pool_is_alive_after_a_recovery(two, monkeypatch):
     core, requests, _ = two
+    run_requests(core, requests()[:1])  # everything is compiled
     core.add_request(requests()[0])
     core.step()
-    function = core.runner._function
-    monkeypatch.setattr(core.runner, "_function", lambda p: once(KeyboardInterrupt())(function(p), after=True))
+    executables = core.runner._executables
+    losing = once(KeyboardInterrupt())
+    monkeypatch.setattr(
+        core.runner, "_executables", {key: losing(found, after=True) for key, found in executables.items()}
+    )
     with pytest.raises(KeyboardInterrupt) as caught:
         core.step()
-    monkeypatch.setattr(core.runner, "_function", function)
+    monkeypatch.setattr(core.runner, "_executables", executables)
     drain(core)
     gc.collect()
     shape = core.kv.k[0].shape
