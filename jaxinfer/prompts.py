@@ -33,7 +33,7 @@ def as_prompt_list(prompts: Any) -> list[Any]:
     if not _is_collection(prompts):
         raise ValueError(f"prompts must be {_FORMS}, or a list of these, got {prompts!r}")
     prompts = list(prompts)
-    if prompts and all(_is_token(item) for item in prompts):
+    if prompts and _are_tokens(prompts):
         return [prompts]
     return prompts
 
@@ -104,13 +104,18 @@ def check_prompt(prompt: TokenizedPrompt, index: int, *, vocab_size: int, max_mo
             f"prompt {index} has {length} tokens, which leaves no room for one more within "
             f"max_model_len={max_model_len}"
         )
-    for token in prompt.token_ids:
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"prompt {index} has token id {token}, outside the vocabulary of {vocab_size}")
+    if min(prompt.token_ids) < 0 or max(prompt.token_ids) >= vocab_size:
+        token = next(token for token in prompt.token_ids if not 0 <= token < vocab_size)
+        raise ValueError(f"prompt {index} has token id {token}, outside the vocabulary of {vocab_size}")
 
 
 def _is_token(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _are_tokens(values: Sequence[Any]) -> bool:
+    # Nearly always they are plain integers, and a prompt may have a hundred thousand.
+    return set(map(type, values)) == {int} or all(map(_is_token, values))
 
 
 def _is_collection(value: Any) -> bool:
@@ -122,7 +127,7 @@ def _token_list(value: Any, index: int) -> list[int]:
     if not _is_collection(value):
         raise ValueError(f"prompt {index} must be {_FORMS}, got {value!r}")
     tokens = list(value)
-    if not all(_is_token(token) for token in tokens):
+    if not _are_tokens(tokens):
         raise ValueError(f"prompt {index} must hold integer token ids, got {tokens[:8]!r}")
     return [int(token) for token in tokens]
 

@@ -32,3 +32,5 @@ class AttentionMetadata:
     query_start_loc: jax.Array  # int32 [R + 1], the first token of each row
     decode_rows: int = field(metadata={"static": True})
     decode_width: int = field(metadata={"static": True})
+    # Whether tokens or pages may belong to branches: if not, their numbers are -1 throughout.
+    is_branched: bool = field(default=True, kw_only=True, metadata={"static": True})

@@ -70,6 +70,11 @@ class BatchShape:
             parts.append(f"{self.num_logits} logits")
         return ", ".join(parts)
 
+    @property
+    def is_branched(self) -> bool:
+        """Whether the host says whose pages are: those of branches, in lanes or behind tails."""
+        return self.lane_pages > 0 or self.tail_words > 0
+
     def layout(self) -> dict[str, Extent]:
         """Name -> (shape, dtype) of every host array of the step, in the order of the packed buffer."""
         t, r, p, q = self.num_tokens, self.num_rows, self.pages_per_row, self.num_logits
@@ -77,9 +82,9 @@ class BatchShape:
         return {
             "token_ids": ((t,), i), "positions": ((t,), i), "lengths": ((t,), i), "slot_mapping": ((t,), i),
             "row": ((t,), i), "limit": ((t,), i), "branch": ((t,), i), "tail_bits": ((t, self.tail_words), u),
-            "page_table": ((r, p), i), "page_branch": ((r, p), i), "kv_len": ((r,), i), "trunk_len": ((r,), i),
-            "tail_start": ((r,), i), "query_start_loc": ((r + 1,), i), "row_seat": ((r,), i), "capacity": ((r,), i),
-            "max_drafts": ((r,), i), "drafter_start": ((r,), i), "logits_index": ((q,), i),
+            "page_table": ((r, p), i), "page_branch": ((r, p if self.is_branched else 0), i), "kv_len": ((r,), i),
+            "trunk_len": ((r,), i), "tail_start": ((r,), i), "query_start_loc": ((r + 1,), i), "row_seat": ((r,), i),
+            "capacity": ((r,), i), "max_drafts": ((r,), i), "drafter_start": ((r,), i), "logits_index": ((q,), i),
             "constraint_state": ((q,), i),
             "block_tokens": ((self.decode_rows if self.block_size else 0, self.block_size), i),
             "block_start": ((r if self.block_size else 0,), i), "block_round": ((r if self.block_size else 0,), i),
@@ -166,7 +171,12 @@ def unpack(buffer: jax.Array, shape: BatchShape) -> StepBatch:
     values = unpacked(buffer, shape)
     sampling = SamplingBatch(**{f.name: values.pop(f.name) for f in fields(SamplingBatch)})
     samples = Samples(sampling, **{f.name: values.pop(f.name) for f in fields(Samples) if f.name != "sampling"})
-    return StepBatch(samples=samples, decode_rows=shape.decode_rows, decode_width=shape.decode_width, **values)
+    if not shape.is_branched:
+        values["page_branch"] = jnp.full_like(values["page_table"], -1)
+    return StepBatch(
+        samples=samples, decode_rows=shape.decode_rows, decode_width=shape.decode_width, is_branched=shape.is_branched,
+        **values,
+    )  # fmt: skip
 
 
 def idle_batch(shape: BatchShape, *, num_slots: int, num_seats: int) -> PackedBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.programs.batch_layout import BatchShape
@@ -23,6 +23,9 @@ _MIN_ROWS_BETWEEN = 16
 _FEW_PAGES = 2048
 # A prefill row costs the output head one row; this many tokens to a row keep that below a few percent of the step.
 _TOKENS_PER_PREFILL_ROW = 16
+
+# A shape is the same object wherever it is asked for: who looks for its program compares nothing but that.
+shape_of = cache(BatchShape)
 
 
 def _powers(first: int, last: int, factor: int) -> list[int]:
@@ -117,7 +120,7 @@ class Buckets:
 
     def _mixed_shape(self, decode_rows: int, prefill_rows: int, tokens: int, pages: int) -> BatchShape:
         num_logits = min(decode_rows + prefill_rows, self.max_num_seqs)
-        return BatchShape(decode_rows, prefill_rows, tokens, pages, num_logits=num_logits)
+        return shape_of(decode_rows, prefill_rows, tokens, pages, num_logits=num_logits)
 
     def loop_for(self, *, decode_rows: int, pages_per_row: int) -> BatchShape:
         """The smallest shape that holds a decode loop.
@@ -126,7 +129,7 @@ class Buckets:
             ValueError: the loop is larger than the limits.
         """
         pages = _first(self.pages_per_row, pages_per_row, "pages_per_row")
-        return BatchShape(_first(self.loop_rows(pages), decode_rows, "decode_rows"), 0, 0, pages)
+        return shape_of(_first(self.loop_rows(pages), decode_rows, "decode_rows"), 0, 0, pages)
 
     def shape_for(self, *, decode_rows: int, prefill_rows: int, prefill_tokens: int, pages_per_row: int) -> BatchShape:
         """The smallest shape that holds a step.
@@ -136,7 +139,7 @@ class Buckets:
         """
         pages = _first(self.pages_per_row, pages_per_row, "pages_per_row")
         if prefill_tokens == 0:
-            return BatchShape(_first(self.decode_rows, decode_rows, "decode_rows"), 0, 0, pages)
+            return shape_of(_first(self.decode_rows, decode_rows, "decode_rows"), 0, 0, pages)
         for decodes, prefills, tokens in self._mixed:
             if tokens >= prefill_tokens and decodes >= decode_rows and prefills >= prefill_rows:
                 return self._mixed_shape(decodes, prefills, tokens, pages)
@@ -147,7 +150,7 @@ class Buckets:
     def all_shapes(self) -> list[BatchShape]:
         """Every shape that `shape_for` can return, decodes first."""
         return [
-            *(BatchShape(rows, 0, 0, pages) for pages in self.pages_per_row for rows in self.decode_rows),
+            *(shape_of(rows, 0, 0, pages) for pages in self.pages_per_row for rows in self.decode_rows),
             *(self._mixed_shape(*mixed, pages) for pages in self.pages_per_row for mixed in self._mixed),
         ]
 
@@ -161,7 +164,7 @@ class Buckets:
 
     def all_loops(self) -> list[BatchShape]:
         """Every shape that `loop_for` can return."""
-        return [BatchShape(rows, 0, 0, pages) for pages in self.pages_per_row for rows in self.loop_rows(pages)]
+        return [shape_of(rows, 0, 0, pages) for pages in self.pages_per_row for rows in self.loop_rows(pages)]
 
 
 def lane_pages_for(num_tokens: int, page_size: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxinfer.programs.batch_layout import BatchShape
-from jaxinfer.programs.buckets import Buckets, lane_pages_for
+from jaxinfer.programs.buckets import Buckets, lane_pages_for, shape_of
 from jaxinfer.speculative.proposer import RoundsShape
 
 # Rows times tokens of a verification: each gets a row of logits, of up to 150,000 words.
@@ -57,9 +57,9 @@ class SpeculationShapes:
             for rows in _some(buckets.decode_rows, _ROWS_OF_ALL_POWERS if is_first else 1):
                 fitting = [width for width in widths if rows * width <= most]
                 chosen = fitting if is_first and rows >= _FEWEST_ROWS_OF_ALL_WIDTHS else fitting[-1:]
-                rounds += [RoundsShape(BatchShape(rows, 0, 0, pages), width) for width in chosen]
+                rounds += [RoundsShape(shape_of(rows, 0, 0, pages), width) for width in chosen]
                 trees = rows * (1 + num_nodes) <= most if num_nodes else False
-                rounds += [RoundsShape(BatchShape(rows, 0, 0, pages), tree_width, num_nodes)] if trees else []
+                rounds += [RoundsShape(shape_of(rows, 0, 0, pages), tree_width, num_nodes)] if trees else []
         # A launch is built while as much as it may land itself is in flight.
         lane_pages = lane_pages_for(2 * max_rounds * max(widths[-1], tree_width), page_size)
         lanes = []
@@ -73,7 +73,7 @@ class SpeculationShapes:
             lanes += (enough or of_drafts[-1:]) if drafts.width else []
         tokens = sorted({min(_CATCH_UP_TOKENS, buckets.max_num_batched_tokens), buckets.max_num_batched_tokens})
         catch_up = [
-            BatchShape(0, max(1, min(buckets.max_num_seqs, count // _TOKENS_PER_ROW)), count, pages)
+            shape_of(0, max(1, min(buckets.max_num_seqs, count // _TOKENS_PER_ROW)), count, pages)
             for pages in buckets.pages_per_row
             for count in tokens
         ]

@@ -65,6 +65,11 @@ class StepIntegers(Protocol):
     @property
     def decode_width(self) -> int: ...
 
+    @property
+    def is_branched(self) -> bool:
+        """Whether tokens or pages may belong to branches: if not, `branch` and `page_branch` are -1 throughout."""
+        ...
+
 
 @dataclass(frozen=True)
 class AttentionSizes:
@@ -160,6 +165,22 @@ def plan_blocks(step: StepIntegers, blocks: Blocks, *, page_size: int, group: in
         idle = idle & ~jnp.any(bits != 0, axis=-1)
     branch = jnp.where(idle, IDLE, step.branch[token])
 
+    table = step.page_table[blocks.row]  # [B, P]
+    pages_per_tile = tuning.tile // page_size
+    if not step.is_branched and not tail_words:
+        first, last = jnp.min(jnp.where(idle, jnp.iinfo(jnp.int32).max, own_bound), axis=1), jnp.max(own_bound, axis=1)
+        seen = jnp.minimum(-(-last // page_size), table.shape[1])
+        full, seen_tiles = jnp.minimum(first // page_size, seen), -(-seen // pages_per_tile)
+        fields = [blocks.first_token, blocks.num_tokens, full // pages_per_tile, seen_tiles, seen_tiles]
+        fields += [tail_start, tail_start // page_size]
+        return BlockPlan(
+            header=jnp.stack([field.astype(jnp.int32) for field in fields], axis=1),
+            pages=_pages_in_order(table, seen, last, pages_per_tile),
+            queries=_stacked(jnp.stack([own_bound, trunk_bound, branch], axis=-1), group, tuning),
+            tail_bits=None,
+            block_tail_bits=None,
+        )
+
     owner = step.page_branch[blocks.row]  # [B, P]
     first_slot = jnp.arange(owner.shape[1], dtype=jnp.int32) * page_size
     bound = jnp.where(owner[:, None] == branch[:, :, None], own_bound[:, :, None], trunk_bound[:, :, None])
@@ -177,14 +198,13 @@ def plan_blocks(step: StepIntegers, blocks: Blocks, *, page_size: int, group: in
         block_words = jax.lax.bitcast_convert_type(union, jnp.int32)
 
     counts = [jnp.sum(section <= last, axis=1) for last in (_FULL, _CONTEXT, _TAIL)]
-    pages_per_tile = tuning.tile // page_size
     tiles = [counts[0] // pages_per_tile, counts[1] // pages_per_tile, -(-counts[2] // pages_per_tile)]
     if not tail_words:
         tiles[1] = tiles[2]
     fields = [blocks.first_token, blocks.num_tokens, *tiles, tail_start, tail_page]
     return BlockPlan(
         header=jnp.stack([field.astype(jnp.int32) for field in fields], axis=1),
-        pages=_page_list(step.page_table[blocks.row], owner, context_end, section, pages_per_tile),
+        pages=_page_list(table, owner, context_end, section, pages_per_tile),
         queries=_stacked(jnp.stack([own_bound, trunk_bound, branch], axis=-1), group, tuning),
         tail_bits=words,
         block_tail_bits=block_words,
@@ -214,6 +234,23 @@ def _page_list(
         jnp.where(listed, at, num_pages),
         jnp.take_along_axis(owner, at, axis=1),
         jnp.where(listed, jnp.take_along_axis(context_end, at, axis=1), 0),
+    ]
+    return jnp.stack(columns, axis=1).astype(jnp.int32)
+
+
+def _pages_in_order(table: jax.Array, seen: jax.Array, last: jax.Array, pages_per_tile: int) -> jax.Array:
+    """The same of blocks of rows without branches, whose first `seen` [B] pages are seen, up to a `last` [B] slot: they
+    are in order as they stand."""
+    num_pages = table.shape[1]
+    table = jnp.pad(table, ((0, 0), (0, -num_pages % pages_per_tile)))
+    entry = jnp.arange(table.shape[1], dtype=jnp.int32)
+    listed = entry < seen[:, None]
+    latest = table[jnp.arange(table.shape[0]), jnp.maximum(seen - 1, 0)]
+    columns = [
+        jnp.where(listed, table, latest[:, None]),
+        jnp.where(listed, entry, num_pages),
+        jnp.full_like(table, -1),
+        jnp.where(listed, last[:, None], 0),
     ]
     return jnp.stack(columns, axis=1).astype(jnp.int32)
 

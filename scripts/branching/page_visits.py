@@ -52,7 +52,9 @@ def _pages_of(manager: BranchStateManager) -> int:
     packed["limit"][:], packed["branch"][:], packed["row"][:] = inputs.limit, inputs.branch, inputs.row
     for row, lane in enumerate(lanes):
         pages = len(lane.pages)
-        packed["page_table"][row, :pages], packed["page_branch"][row, :pages] = lane.pages, lane.owners
+        packed["page_table"][row, :pages] = lane.pages
+        if shape.is_branched:
+            packed["page_branch"][row, :pages] = lane.owners
         packed["kv_len"][row] = packed["tail_start"][row] = pages * PAGE_SIZE
         packed["trunk_len"][row] = lane.trunk_pages * PAGE_SIZE
         packed["query_start_loc"][row + 1 :] = np.count_nonzero(inputs.row <= row)

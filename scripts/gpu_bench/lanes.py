@@ -135,7 +135,7 @@ def lay_out(
     }  # fmt: skip
     metadata = AttentionMetadata(
         **{name: jnp.asarray(array, jnp.int32) for name, array in arrays.items()},
-        tail_bits=jnp.asarray(tail_bits), decode_rows=len(decode), decode_width=width,
+        tail_bits=jnp.asarray(tail_bits), decode_rows=len(decode), decode_width=width, is_branched=True,
     )  # fmt: skip
     return LaneStep(metadata, rows, len(np.unique(np.concatenate(read))), pairs)
 

@@ -23,7 +23,7 @@ from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning import programs
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import B200, H100, H200
-from jaxinfer.planning.hlo import ProgramText
+from jaxinfer.planning.hlo import Pool, ProgramText
 from jaxinfer.planning.plan import PlannedSpeculation
 from jaxinfer.planning.programs import BRANCH_LOOP, DECODE, DECODE_LOOP, DENOISE_LOOP, PREFILL, AbstractEngine
 from jaxinfer.programs.batch_layout import BatchShape
@@ -122,6 +122,17 @@ def two_layers(name: str, gpu, rows: int, devices: int = 1):
 def test_a_single_row_and_the_other_gpus_are_served_in_place_too(gpu, rows):
     program, config = two_layers(DECODE, gpu, rows)
     assert (program.kv_alias_bytes, program.kv_copies) == (rows * LENGTH * kv_bytes_per_token(config, BF16), 0)
+
+
+@pytest.mark.parametrize("name", [DECODE, DECODE_LOOP, "entry"])
+def test_counts_of_tokens_are_updated_where_they_lie(name):
+    config = dataclasses.replace(read_config(CONFIGS / "qwen3-0.6b")[1], num_layers=2)
+    limits = EngineConfig(max_model_len=LENGTH, max_num_seqs=ROWS, kv_cache_tokens=ROWS * LENGTH)
+    engine = AbstractEngine(config, limits, compile_target(H200), dtype=BF16)
+    with engine.target.lowering():
+        text = ProgramText(engine.runner.compile(*engine.planned[name]).as_text() or "")
+    counts = Pool("u16", (ROWS, config.vocab_size), 2)
+    assert (text.kv_alias_bytes(counts), text.kv_copies(counts)) == (counts.nbytes, [])
 
 
 def test_a_loop_of_a_single_row_does_not_copy_the_weights_before_it_begins():

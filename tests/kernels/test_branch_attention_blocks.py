@@ -92,12 +92,12 @@ ROWS, WIDTH, PREFILL_TOKENS, PAGES = 3, 96, 224, 32
 
 
 @st.composite
-def steps(draw, page_size: int, words: int):
+def steps(draw, page_size: int, words: int, kinds=("plain", "block", "branched", "tree")):
     """A random step: decode rows with branches and trees, prefill rows, padding rows and tokens."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
 
     def lane(new: int):
-        kind = draw(st.sampled_from(["plain", "block", "branched", "tree"]))
+        kind = draw(st.sampled_from(kinds))
         context = draw(st.integers(0, 150))
         if kind == "plain":
             return plain_lane(page_size, context, new)
@@ -150,6 +150,23 @@ def test_a_plan_lists_for_every_block_exactly_what_its_queries_see(page_size, wo
     expected = rule(step, page_size)
     assert np.array_equal(seen, expected)
     assert not (expected & ~kept).any()
+
+
+@pytest.mark.parametrize(
+    ("page_size", "tuning"), [(16, Tuning(tokens=5)), (64, Tuning(tokens=21, tile=128)), (16, Tuning(tile=128))]
+)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_rows_without_branches_have_the_plan_that_sorting_their_pages_gives(page_size, tuning, data):
+    step = data.draw(steps(page_size, 0, kinds=("plain", "block")))
+    step = replace(step, page_branch=np.full_like(step.page_branch, -1))
+    assert (step.branch == -1).all()
+    sorted_, in_order = (
+        jax.tree.map(np.asarray, plans(replace(step, is_branched=is_branched), page_size, tuning))
+        for is_branched in (True, False)
+    )
+    for expected, found in zip(jax.tree.leaves(sorted_), jax.tree.leaves(in_order), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def covered_once(blocks, step, decode: bool) -> bool:

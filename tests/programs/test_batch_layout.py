@@ -46,6 +46,9 @@ def test_every_array_arrives_on_the_device_bit_for_bit(shape):
     assert set(arrays) == set(shape.layout())
     for name, array in arrays.items():
         host, device = packed[name], np.asarray(array)
+        if name == "page_branch" and not shape.is_branched:
+            assert host.size == 0  # it stays on the device
+            host = np.full_like(packed["page_table"], -1)
         assert (device.shape, device.dtype) == (host.shape, host.dtype), name
         assert np.array_equal(device.view(np.int32), host.view(np.int32)), name
 

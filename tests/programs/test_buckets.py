@@ -191,3 +191,11 @@ def test_a_step_beyond_the_limits_is_refused(excess, message):
 def test_a_decode_loop_beyond_the_limits_is_refused(excess, message):
     with pytest.raises(ValueError, match=message):
         Buckets.from_limits(**DEFAULT).loop_for(**{"decode_rows": 1, "pages_per_row": 1, **excess})
+
+
+def test_a_shape_is_the_same_object_wherever_it_is_asked_for():
+    buckets = Buckets.from_limits(**DEFAULT)
+    found = buckets.shape_for(decode_rows=3, prefill_rows=2, prefill_tokens=40, pages_per_row=3)
+    assert any(found is shape for shape in buckets.all_shapes())
+    loop = buckets.loop_for(decode_rows=3, pages_per_row=3)
+    assert any(loop is shape for shape in buckets.all_loops())
