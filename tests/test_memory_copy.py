@@ -50,8 +50,8 @@ def count(mode: str) -> Counts:
 
     core.runner.launch = recorded
     held, trunk_and_own, apart = [], [], []
+    core.scheduler.pace.within = lambda *_: 1
     for stream in (False, True):  # many steps in a launch, and one
-        core.scheduler.pace.within = lambda *_: 1
         group = make_group(
             f"{stream}", PREFIX, SUFFIXES, page_size=PAGE_SIZE, branch_mode=mode, max_tokens=OUTPUT, stream=stream
         )

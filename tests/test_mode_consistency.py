@@ -10,6 +10,8 @@ from jaxinfer import LLM, SamplingParams
 from jaxinfer.limits import BRANCH_MODES
 from jaxinfer.skeleton_of_thought import SkeletonOfThought
 
+pytestmark = pytest.mark.measured
+
 LIMITS = {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 16, "kv_cache_tokens": 2048}
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=24),

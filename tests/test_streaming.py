@@ -21,6 +21,8 @@ from tests.tiny_checkpoints import (
     write_checkpoint,
 )
 
+pytestmark = pytest.mark.measured
+
 GREEDY = SamplingParams(temperature=0.0)
 
 

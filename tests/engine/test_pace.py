@@ -4,6 +4,8 @@ import pytest
 
 from jaxinfer.engine.pace import Pace
 
+pytestmark = pytest.mark.measured
+
 
 def pace_of(launch: float, each: float, rounds=(1, 4, 2, 8), times: int = 3) -> Pace:
     """Of an engine whose launches take so many seconds, and each round so many more."""

@@ -7,6 +7,8 @@ from jaxinfer.engine.rounds import RowKind
 from tests.builders import make_request
 from tests.engine.fake_device import VOCAB, Simulation, expected_output
 
+pytestmark = pytest.mark.measured
+
 
 def prompt(length: int, first: int = 0) -> list[int]:
     return list(range(first, first + length))
