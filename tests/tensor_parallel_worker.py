@@ -15,8 +15,9 @@ def main() -> None:
     if processes > 1:
         jax.distributed.initialize(f"localhost:{port}", num_processes=processes, process_id=process)
     from jaxinfer import LLM, SamplingParams
+    from jaxinfer.attention.backend import select_backend
     from jaxinfer.programs.program import bounds_place
-    from jaxinfer.programs.runner import initial_state
+    from jaxinfer.programs.runner import Runner, initial_state
 
     llm = LLM(
         checkpoint, skip_tokenizer_init=True, tensor_parallel_size=size, max_num_seqs=4,
@@ -28,8 +29,8 @@ def main() -> None:
     shape = llm.core.buckets.shape_for(decode_rows=4, prefill_rows=0, prefill_tokens=0, pages_per_row=1)
     runner, vocab = llm.core.runner, llm.core.model_config.vocab_size
     # What a plain step needs is there, though the engines of diffusion models never run one.
-    bounds = initial_state(llm.core.kv, 4, vocab, bounds_place(runner.mesh, vocab))["bounds"]
-    runner.state.setdefault("bounds", bounds)
+    state = {**initial_state(llm.core.kv, 4, vocab, bounds_place(runner.mesh, vocab)), **runner.state}
+    runner = Runner(runner.models, state, select_backend(llm.core.config.attention_backend), mesh=runner.mesh)
     text = runner.compile(llm.core.programs.step, shape).as_text()
     # Each exchange between devices, by its kind and the shape of what it makes.
     exchanges = re.findall(r" = [a-z0-9]+\[([0-9,]*)\]\S* ((?:all|reduce-scatter|collective)[a-z-]*)\(", text)

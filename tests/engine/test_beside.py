@@ -124,7 +124,7 @@ def everybody_comes_again(split):
 def test_a_planted_bug_is_found(where, name, plant, monkeypatch):
     monkeypatch.setattr(where, name, plant(getattr(where, name)))
     few = settings(max_examples=400, stateful_step_count=40, phases=[Phase.generate], report_multiple_bugs=False)
-    with pytest.raises(Exception) as found:  # noqa: PT011
+    with pytest.raises(Exception) as found:
         run_state_machine_as_test(SchedulerLife, settings=few)
     assert not isinstance(found.value, TypeError | AttributeError | NameError), "the planted piece itself is broken"
 
