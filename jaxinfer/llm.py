@@ -89,6 +89,8 @@ class LLM(BranchMethods):
         strict_config: refuse every unknown field of a `config.json`, also one that the reference cannot read.
         ignore_config_fields: names of unknown fields to ignore, of the model's `config.json` and a drafter's; you know
             that they change no output.
+        warm_up: "background": compile all programs that requests can need while they run, the likely ones first; False:
+            when they are needed. The method of that name compiles them all before it returns.
 
     Raises:
         FileNotFoundError, CheckpointError, UnsupportedConfigError: the checkpoint cannot be used, and why.
@@ -117,7 +119,10 @@ class LLM(BranchMethods):
         seed: int = 0,
         strict_config: bool = False,
         ignore_config_fields: Sequence[str] = (),
+        warm_up: str | bool = False,
     ) -> None:
+        if warm_up not in ("background", False):
+            raise ValueError(f'warm_up must be "background" or False, got {warm_up!r}')
         fields: ConfigOptions = {"strict_config": strict_config, "ignore_config_fields": ignore_config_fields}
         speculative = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
         enable_compile_cache()
@@ -172,9 +177,8 @@ class LLM(BranchMethods):
         logger.info("memory of each device:\n%s", self.memory_budget.table())
         engine_config = dataclasses.replace(engine_config, kv_cache_tokens=self.memory_budget.kv_tokens)
         self.model_config = config
-        strategy = {}
-        if maker is not None:
-            strategy["make_strategy"] = maker.strategy(engine_config, module, dtype=resolved, mesh=mesh)
+        make = None if maker is None else maker.strategy(engine_config, module, dtype=resolved, mesh=mesh)
+        strategy = {} if make is None else {"make_strategy": make}
         vocabulary = None
         if tokenizer_of_model is not None and knows_plans(tokenizer_of_model):
             vocabulary = Vocabulary.from_tokenizer(tokenizer_of_model, config.vocab_size)
@@ -182,6 +186,8 @@ class LLM(BranchMethods):
         inputs = InputProcessor(engine_config, config, self.generation_config, tokenizer_of_model)
         super().__init__(core, inputs, OutputProcessor(core, tokenizer_of_model), tokenizer_of_model)
         self._outbox = self._processor.inbox()  # for callers of `step`
+        if warm_up:
+            core.warm_up_in_background()
 
     def generate(
         self,
@@ -286,8 +292,7 @@ class LLM(BranchMethods):
     def warm_up(self, use_tqdm: bool = True) -> None:
         """Compile every program that requests can need, with a progress line that names it.
 
-        Without it, programs are compiled when they are first needed. Either way they are kept on disk, so that the next
-        process loads them.
+        Without it they are compiled when they are first needed. Either way they are kept on disk for the next process.
         """
         self.core.warm_up(progress=use_tqdm)
 

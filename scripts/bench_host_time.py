@@ -5,6 +5,8 @@ step to the device is shown beside it: on a CPU, XLA may run a small program in 
 
 Where the device is the CPU, its threads and the host's share cores and caches. So the same is measured once more with
 steps that give arbitrary tokens at once, as if they ran elsewhere.
+
+With `--repetition-penalty` and long prompts it says what a penalty costs the host beside requests without one.
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16,
          "intermediate_size": 32, "vocab_size": 256}  # fmt: skip
 PAGE_SIZE = 16
-LONGEST_PROMPT = 2 * PAGE_SIZE
 PARTS = ("scheduler", "batch building", "results")
 
 
@@ -82,13 +83,16 @@ class Bench:
     """An engine on a tiny model, and its output processor, with a clock at every part."""
 
     def __init__(
-        self, *, max_num_seqs: int, steps: int, max_decode_steps: int, overlap: bool, with_device: bool
-    ) -> None:
-        longest = LONGEST_PROMPT + (steps + 2) * max_decode_steps + 64
-        self.max_tokens = longest - LONGEST_PROMPT
+        self, *, max_num_seqs: int, steps: int, max_decode_steps: int, overlap: bool, with_device: bool,
+        longest_prompt: int, repetition_penalty: float,
+    ) -> None:  # fmt: skip
+        longest = longest_prompt + (steps + 2) * max_decode_steps + 64
+        self.max_tokens, self.longest_prompt = longest - longest_prompt, longest_prompt
+        self.repetition_penalty = repetition_penalty
         config = EngineConfig(
-            max_model_len=longest, max_num_seqs=max_num_seqs, max_num_batched_tokens=max(max_num_seqs, 512),
-            page_size=PAGE_SIZE, kv_cache_tokens=max_num_seqs * (-(-longest // PAGE_SIZE) * PAGE_SIZE),
+            max_model_len=longest, max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max(max_num_seqs, 512, longest_prompt), page_size=PAGE_SIZE,
+            kv_cache_tokens=max_num_seqs * (-(-longest // PAGE_SIZE) * PAGE_SIZE),
             max_decode_steps=max_decode_steps, overlap=overlap,
         )  # fmt: skip
         model = random_model(qwen3_config(**MODEL, max_position_embeddings=longest))
@@ -128,15 +132,18 @@ class Bench:
     def run(self, num_requests: int, steps: int, profile: cProfile.Profile | None = None) -> dict[str, float]:
         """Median milliseconds of each part over `steps` launches, each a decode of all of `num_requests`."""
         rng = np.random.default_rng(num_requests)
-        params = SamplingParams(temperature=1.0, max_tokens=self.max_tokens, ignore_eos=True)
+        params = SamplingParams(
+            temperature=1.0, max_tokens=self.max_tokens, ignore_eos=True, repetition_penalty=self.repetition_penalty
+        )
+        # Of all lengths, so that rows enter new pages one after the other and not all at once.
+        lengths = [self.longest_prompt - number % (2 * PAGE_SIZE) for number in range(num_requests)]
         requests = [
             Request(
                 request_id=f"{num_requests}.{number}", sampling_params=params, request_key=(num_requests, number),
-                # Of all lengths, so that rows enter new pages one after the other and not all at once.
-                prompt_token_ids=rng.integers(0, MODEL["vocab_size"], 1 + number % LONGEST_PROMPT).tolist(),
-                max_total_tokens=1 + number % LONGEST_PROMPT + self.max_tokens,
+                prompt_token_ids=rng.integers(0, MODEL["vocab_size"], length).tolist(),
+                max_total_tokens=length + self.max_tokens,
             )
-            for number in range(num_requests)
+            for number, length in enumerate(lengths)
         ]  # fmt: skip
         for request in requests:
             self.processor.follow(request, self.inbox, stream=False)
@@ -160,18 +167,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64, 256], metavar="N", help="requests")
     parser.add_argument("--steps", type=int, default=200, metavar="N", help="launches to take the median of")
+    parser.add_argument("--prompt-tokens", type=int, default=2 * PAGE_SIZE, metavar="N", help="of the longest prompt")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="P", help="of all requests")
     parser.add_argument("--no-overlap", action="store_true", help="read results before the next launch")
     parser.add_argument("--profile", action="store_true", help="print where the most requests' time goes, by function")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", metavar="DIR", help="default: benchmarks/")
     args = parser.parse_args()
 
     most = max(args.running)
-    result: dict[str, Any] = {"model": MODEL, "launches": args.steps, "overlap": not args.no_overlap}
+    assert args.prompt_tokens >= 2 * PAGE_SIZE, "prompts have as many different lengths as two pages have tokens"
+    result: dict[str, Any] = {
+        "model": MODEL, "launches": args.steps, "overlap": not args.no_overlap, "prompt_tokens": args.prompt_tokens,
+        "repetition_penalty": args.repetition_penalty,
+    }  # fmt: skip
     for with_device in (True, False):
         for max_decode_steps in (1, EngineConfig.max_decode_steps):
             bench = Bench(
                 max_num_seqs=most, steps=args.steps, max_decode_steps=max_decode_steps, overlap=not args.no_overlap,
-                with_device=with_device,
+                with_device=with_device, longest_prompt=args.prompt_tokens, repetition_penalty=args.repetition_penalty,
             )  # fmt: skip
             rows = {}
             for running in args.running:

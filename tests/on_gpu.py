@@ -45,6 +45,7 @@ NEEDS_HYPOTHESIS = {
     "tests/attention/test_visibility.py",
     "tests/cache/test_page_allocator_machine.py",
     "tests/cache/test_prefix_cache_machine.py",
+    "tests/engine/test_beside.py",
     "tests/engine/test_detokenizer.py",
     "tests/engine/test_scheduler_states.py",
     "tests/programs/test_buckets.py",

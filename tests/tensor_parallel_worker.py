@@ -26,7 +26,7 @@ def main() -> None:
     prompts = [[(7 * i + j) % 90 + 3 for j in range(length)] for i, length in enumerate((3, 30, 70))]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    shape = llm.core.buckets.shape_for(decode_rows=4, prefill_rows=0, prefill_tokens=0, pages_per_row=1)
+    shape = llm.core.buckets.loop_for(decode_rows=4, pages_per_row=1)
     runner, vocab = llm.core.runner, llm.core.model_config.vocab_size
     # What a plain step needs is there, though the engines of diffusion models never run one.
     state = {**initial_state(llm.core.kv, 4, vocab, bounds_place(runner.mesh, vocab)), **runner.state}

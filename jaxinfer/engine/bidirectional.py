@@ -63,12 +63,12 @@ class BidirectionalDiffusion(DiffusionStrategy):
         make_state: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.vicinity, self._config = vicinity, config
-        chunks = [shape for shape in buckets.all_shapes() if shape.prefill_tokens]
-        widths = {1, vicinity.width}
-        shapes = [replace(shape, block_size=width) for width in sorted(widths) for shape in chunks]
+        # Without windows, and beside some.
+        shapes = [replace(shape, block_size=1) for shape in buckets.all_chunks()]
+        shapes += [replace(shape, block_size=vicinity.width) for shape in buckets.all_steps()]
         if vicinity.cache == "dual":
             shapes = [replace(shape, block_size=vicinity.width) for shape in buckets.all_loops()] + shapes
-        program = DenoiseCanvas(vicinity, config.maximum_unroll, tuple(shapes))
+        program = DenoiseCanvas(vicinity, config.maximum_unroll, tuple(dict.fromkeys(shapes)))
         super().__init__(program, vicinity.block_size, vicinity.mask_token_id, buckets, make_state)
         self.progress: dict[str, Progress] = {}
 

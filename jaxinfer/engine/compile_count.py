@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from jaxinfer.engine.errors import CompileAfterWarmUpError
 from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.programs.compiles import is_heard
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +18,7 @@ class CompileCount:
 
     Attributes:
         is_warm: whether all programs that requests can need are compiled.
-        listeners: are told what is compiled, in words, before it is.
+        listeners: are told what a step waits for, in words, before it is compiled.
     """
 
     def __init__(self, metrics: EngineMetrics, *, is_strict: bool) -> None:
@@ -31,9 +32,10 @@ class CompileCount:
         """A program is going to be compiled."""
         with self._lock:  # several threads may compile
             self._metrics.num_compiles_total += 1
-        self._latest = program
-        for tell in list(self.listeners):
-            tell(program)
+        if is_heard():
+            self._latest = program
+            for tell in list(self.listeners):
+                tell(program)
         if not self.is_warm:
             logger.debug("compiling: %s", program)
         elif self._is_strict:  # before it takes its time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -16,6 +17,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.arrivals import Arrivals, members_of
 from jaxinfer.engine.compile_count import CompileCount
 from jaxinfer.engine.constraints import DeviceConstraints
+from jaxinfer.engine.engine_warm_up import EngineWarmUp
 from jaxinfer.engine.errors import CompileAfterWarmUpError, StalledError
 from jaxinfer.engine.host_state import HostState, requeue
 from jaxinfer.engine.input_batch import InputBatch
@@ -36,7 +38,6 @@ from jaxinfer.programs.compiles import hearing_of_compiles
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import BOUNDS, CONSTRAINT, KV, TARGET, bounds_place
 from jaxinfer.programs.runner import Runner, initial_state
-from jaxinfer.programs.warm_up import warm_up
 
 __all__ = ["CompileAfterWarmUpError", "EngineCore", "Landing", "StalledError"]
 
@@ -108,13 +109,11 @@ class EngineCore:
 
         self._make_state = make_state
         self.runner = Runner(
-            {TARGET: model, **of_constraints, **self.strategy.models},
-            make_state(),
+            {TARGET: model, **of_constraints, **self.strategy.models}, make_state(),
             select_backend(config.attention_backend),
             programs=[*(() if self.strategy.takes_prompts else self.programs.all), *self.strategy.programs],
-            mesh=mesh,
-            on_compile=self._compiles.traced,
-        )
+            mesh=mesh, on_compile=self._compiles.traced,
+        )  # fmt: skip
         self._transactions = Transactions(self._advance, self._blame, self._recover)
         self._requests = self._transactions.requests
         self.landing_listeners = self._transactions.listeners
@@ -123,23 +122,14 @@ class EngineCore:
         self._waits_for: set[str] = set()
         self._suspects = Suspects()
         self._progress_log = ProgressLog()
+        self._warm_up = EngineWarmUp(self.runner, self._compiles)
         self._arrivals = Arrivals(config, model.config.rope)
 
     def _make_host(self, before: HostState | None = None) -> HostState:
         return HostState(
-            self.config,
-            self.buckets,
-            self.strategy,
-            self.programs,
-            self.runner,
-            self.metrics,
-            self._transactions.news.append,
-            before,
-        )
-
-    @property
-    def warm(self) -> bool:
-        return self._compiles.is_warm
+            self.config, self.buckets, self.strategy, self.programs, self.runner, self.metrics,
+            self._transactions.news.append, before,
+        )  # fmt: skip
 
     @property
     def scheduler(self) -> Scheduler:
@@ -168,11 +158,19 @@ class EngineCore:
         Returns:
             The number of programs.
         """
-        count = warm_up(self.runner, progress=progress)
+        count = self._warm_up.run(progress=progress)
         if not self.has_unfinished_requests():
             self.strategy.measure(self.runner, self.scheduler.kv.allocator)
         self._compiles.is_warm = True
         return count
+
+    def warm_up_in_background(self) -> None:
+        """Compile these programs in threads of their own, while steps run.
+
+        A step that needs one that is not there compiles it, or waits for the thread that does.
+        """
+        self._warm_up.begin()
+        weakref.finalize(self, self._warm_up.cancel)
 
     def add_request(self, request: Request) -> None:
         """Queue a request; see `add`."""
@@ -273,6 +271,7 @@ class EngineCore:
             return self._transactions.step()
 
     def _advance(self) -> None:
+        self._warm_up.go_on()
         moved = self._transactions.notes.take()
         if self._suspects.clear(self._requests):
             self.scheduler.waiting.let_all_run()

@@ -70,8 +70,7 @@ class BlockDiffusion(DiffusionStrategy):
         make_state: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.block_size, self._config = denoising.block_size, config
-        mixed = [shape for shape in buckets.all_shapes() if shape.prefill_tokens]
-        shapes = [replace(shape, block_size=self.block_size) for shape in (*buckets.all_loops(), *mixed)]
+        shapes = [replace(shape, block_size=self.block_size) for shape in (*buckets.all_loops(), *buckets.all_steps())]
         program = Denoise(denoising, config.maximum_unroll, tuple(shapes))
         super().__init__(program, denoising.block_size, denoising.mask_token_id, buckets, make_state)
         self._entered: set[str] = set()  # requests whose block is in their seat

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from jaxinfer.engine.request import Request
-from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.engine.rounds import ONE_STEP, Rounds, RowKind
 from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
-
-_PLAIN = Rounds()
 
 
 class LaunchPlan:
@@ -165,7 +163,7 @@ class LaunchPlan:
             shares_lanes: whether rounds may read a trunk for several rows at once.
         """
         most_all, least_all = [], []
-        each = rounds if rounds_of else _PLAIN
+        each = rounds if rounds_of else ONE_STEP
         landing = {turns: (each.most_in(turns), turns * each.least_tokens) for turns in {1, *rounds_of}}
         for index, request in enumerate(self.requests):
             most, least = landing[rounds_of[index] if rounds_of else 1]

@@ -131,8 +131,8 @@ class Launcher:
         result = self.strategy.launch(output, built, self.runner)
         launched = _Launch(output, built, result.token_ids, result.width, result)
         if result.sampled_after is not None and wants_logprobs(output):
-            hidden, sampled = result.sampled_after
-            launched.logprobs = self.runner.launch(self.programs.prompt_logprobs, hidden.shape[0], hidden, sampled)
+            num_tokens = (int(built.logits_rows.max()) + 1) * result.width
+            launched.logprobs = self._logprobs(*result.sampled_after, num_tokens)
         if result.logprobs is not None and wants_logprobs(output):
             launched.logprobs = result.logprobs
         return launched
@@ -145,13 +145,19 @@ class Launcher:
         targets = prompt_targets(output, built)
         if targets is not None:
             positions = result.hidden.shape[0]
-            targets = np.pad(targets, (0, positions - len(targets)))
-            prompt_logprobs = launch(programs.prompt_logprobs, positions, result.hidden, targets)
+            padded = np.pad(targets, (0, positions - len(targets)))
+            prompt_logprobs = self._logprobs(result.hidden, padded, len(targets))
         return _Launch(
             output, built, result.token_ids,
             logprobs=result.logprobs if wants_logprobs(output) else None,
             prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
+
+    def _logprobs(self, hidden: jax.Array, targets: jax.Array | np.ndarray, num_tokens: int) -> TokenLogprobs:
+        """Log probabilities of the first so many of tokens int32 [T], each after its hidden state."""
+        return self.runner.launch(
+            self.programs.prompt_logprobs, hidden.shape[0], hidden, targets, np.asarray(num_tokens, np.int32)
+        )
 
     def land(self) -> None:
         """Read the oldest launch's results and account for them."""

@@ -25,12 +25,14 @@ def plan_launches(
     waits: bool,
     shares_lanes: bool,
     goes_on: bool,
-) -> list[tuple[LaunchPlan, list[int]]]:
-    """The launches that do what a plan says, in their order, and how many rounds each of their rows takes part in;
-    none: it is a plain step.
+) -> list[tuple[LaunchPlan, Rounds, list[int]]]:
+    """The launches that do what a plan says, in their order, what each is of, and how many rounds each of its rows
+    takes part in; none: it is a step.
 
     With chunks of prompts there is one step for all, or one of the chunks alone and a launch of rounds behind it, in
-    which rows whose last chunk is in the step take part too. Nobody reads there what a later launch writes.
+    which rows whose last chunk is in the step take part too. Nobody reads there what a later launch writes. Without
+    chunks there are rounds, plain ones where there is no program or no page for the others; one alone while running
+    requests are not in their seats yet.
 
     Takes the pages for all rounds; with too few free pages there are fewer, and nobody is preempted for them.
 
@@ -41,38 +43,39 @@ def plan_launches(
         shares_lanes: whether rounds read trunks for several rows at once; plain steps do not.
         goes_on: whether chunks of prompts were in the launches before too.
     """
-    if rounds.most < 1 or not plan.requests:
-        return [(plan, [])]
+    if not plan.requests:
+        return [(plan, rounds, [])]
     if not plan.prefill_rows or rounds.takes_prompts:
-        are_seated = all([request.in_seat or request.is_held for request in running])
-        if not are_seated and not rounds.takes_prompts:
-            return [(plan, [])]
-        return [(plan, _rounds_of_rows(plan, rounds, kv, pace, rounds.most, waits=waits, shares_lanes=shares_lanes))]
+        are_seated = rounds.takes_prompts or all([request.in_seat or request.is_held for request in running])
+        for way in (rounds, rounds.plain or rounds):
+            most = way.most if are_seated else 1
+            rounds_of = _rounds_of_rows(plan, way, kv, pace, most, waits=waits, shares_lanes=shares_lanes)
+            if rounds_of:
+                return [(plan, way, rounds_of)]
+        raise AssertionError("every row has a page for its next token, and plain rounds have programs for all")
     if not plan.decode_rows:
-        return [(plan, [])]
+        return [(plan, rounds, [])]
     chunks, seated = plan.split(kv.num_in_chunks)
     most = pace.beside_chunks(
         rounds.kind, rounds.most, rounds.tokens, mixed=plan.step_kind, alone=chunks.step_kind, waits=waits,
         goes_on=goes_on or chunks.leaves_chunks(kv.num_in_chunks),
     )  # fmt: skip
-    if most:
+    # A step for all decodes one token of each row too.
+    if most > int(rounds.kind is RowKind.DECODE):
         rounds_of = _rounds_of_rows(seated, rounds, kv, pace, most, waits=waits, shares_lanes=shares_lanes)
-        if rounds_of:
-            return [(chunks, []), (seated, rounds_of)]
-    return [(plan, [])]
+        if max(rounds_of, default=0) > int(rounds.kind is RowKind.DECODE):
+            return [(chunks, rounds, []), (seated, rounds, rounds_of)]
+    return [(plan, rounds, [])]
 
 
 def _rounds_of_rows(
     plan: LaunchPlan, rounds: Rounds, kv: KVCacheManager, pace: Pace, most: int, *, waits: bool, shares_lanes: bool
 ) -> list[int]:
-    """How many rounds, up to `most`, each row of a launch takes part in; none: it is none of rounds.
+    """How many rounds, up to `most`, each row of a launch takes part in; none: it cannot be one of these rounds, or
+    nobody would have anything of them.
 
     Rows that the host has to look at, or to prepare, after each token take part in one; the others in as many as pay.
     """
-    # One round of decoding is a plain step, but for those who share a lane.
-    at_least = 2 if rounds.kind is RowKind.DECODE and not shares_lanes else 1
-    if most < at_least:
-        return []
     if not rounds.holds(len(plan.requests), max([len(request.pages) for request in plan.requests]), shares_lanes):
         return []
     longest, shortest, num_of_one, num_alone, streams = 0, sys.maxsize, 0, 0, False
@@ -88,17 +91,15 @@ def _rounds_of_rows(
         longest, shortest = max(longest, left), min(shortest, left)
         streams |= request.stream
     num_rows = len(plan.requests) - num_of_one
-    if num_alone == len(plan.requests) and not rounds.takes_prompts:
-        return []  # without drafts, a round is a step
+    if num_alone == len(plan.requests) and rounds.plain is not None:
+        return []  # they draft nothing
     if streams:
         most = min(most, pace.within(rounds.kind, _STREAM_SECONDS))
     if num_of_one:
         most = pace.beside_one_round(rounds.kind, most, num_rows=num_rows, num_of_one_round=num_of_one)
     needed = shortest if waits else longest
-    limit = min(most, max(-(-needed // max(rounds.least_tokens, 1)), int(num_of_one > 0)))
-    if rounds.takes_prompts:
-        limit = max(limit, 1)  # for prompts, if there is nothing else
-    while limit >= at_least:
+    limit = max(1, min(most, -(-needed // max(rounds.least_tokens, 1))))
+    while limit:
         of_rows = [limit] * len(plan.requests)
         if num_of_one:
             of_rows = [1 if request.takes_one_round else limit for request in plan.requests]

@@ -36,6 +36,7 @@ class Rounds:
     sits_out: frozenset[Hashable] = frozenset()  # requests that take part again once their tokens have landed
     holds: Callable[[int, int, bool], bool] = _anything  # (rows, pages per row, whether some share lanes)
     most_in_lane: int | None = None  # sequences; None: any number
+    plain: Rounds | None = None  # what runs where these cannot, or where nobody has anything of them
     choice: Any = field(default=None, compare=False)  # the strategy's own
 
     @property
@@ -55,6 +56,9 @@ class Rounds:
             last: the most that it may come to have; the last one is never computed.
         """
         return min(known + self.most_in(rounds), last) - 1
+
+
+ONE_STEP = Rounds()  # of plain decoding
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jaxinfer.engine.pace import Pace
 from jaxinfer.engine.plan_rounds import plan_launches
 from jaxinfer.engine.request import Group, Request, RequestStatus
 from jaxinfer.engine.request_group import RequestGroup
-from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.engine.rounds import ONE_STEP, Rounds, RowKind
 from jaxinfer.engine.scheduler_output import (
     CachedRequestData,
     Landing,
@@ -33,7 +33,6 @@ from jaxinfer.engine.waiting_room import WaitingRoom
 __all__ = ["CachedRequestData", "Landing", "NewRequestData", "Scheduler", "SchedulerLimits", "SchedulerOutput"]
 
 _NO_PAGES: list[int] = []  # shared: most rows of most launches get none
-_PLAIN = Rounds()
 
 
 class Scheduler:
@@ -41,7 +40,7 @@ class Scheduler:
 
     lands_again = False  # whether a request that starts over lands again what had landed
 
-    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, rounds: Rounds = _PLAIN) -> None:
+    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, rounds: Rounds = ONE_STEP) -> None:
         self.limits = limits
         self.kv = kv
         self.rounds = rounds  # what a launch of seated rows may be; whoever drives the scheduler may change it
@@ -110,8 +109,8 @@ class Scheduler:
         self._had_chunks = plan.prefill_rows > 0
         finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks need their seats in this launch still
         outputs = [
-            part.commit(self.rounds, rounds_of, self.kv.num_in_chunks, shares_lanes=shares_lanes)
-            for part, rounds_of in plans
+            part.commit(way, rounds_of, self.kv.num_in_chunks, shares_lanes=shares_lanes)
+            for part, way, rounds_of in plans
         ]
         for trunk in plan.trunks_computed:
             self._leave_seat(trunk)

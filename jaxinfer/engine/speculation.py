@@ -114,8 +114,9 @@ class Speculation(UsualStrategy):
         running = min(len(requests) + num_waiting, self._num_seats)
         feeds = num_drafts > 0 or (running > len(requests) and self.controller.would_draft(running, pages))
         choice = _Choice(num_drafts, num_nodes, of_seats, feeds)
+        plain = self._plain.choose(requests, num_waiting)
         if not num_drafts:
-            return replace(self._plain.choose(requests, num_waiting), choice=choice)
+            return replace(plain, choice=choice)
         # A drafter catches up on what the host knows, and goes on from there.
         sits_out = [
             request
@@ -132,6 +133,7 @@ class Speculation(UsualStrategy):
             sits_out=frozenset(sits_out),
             holds=functools.partial(self._has_room, num_drafts, num_nodes),
             most_in_lane=self._tails.per_lane if self._tails is not None and num_nodes else None,
+            plain=replace(plain, choice=replace(choice, num_drafts=0, num_nodes=0)),
             choice=choice,
         )
 

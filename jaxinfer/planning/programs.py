@@ -40,7 +40,7 @@ from jaxinfer.sampling.bounds import BoundsPlace
 from jaxinfer.speculative.draft_model import DRAFT_KV
 from jaxinfer.speculative.eagle3 import EAGLE3_STATE
 
-PREFILL, DECODE, DECODE_LOOP, BRANCH_LOOP = "prefill", "decode", "decode_loop", "branch_loop"
+PREFILL, DECODE_LOOP, BRANCH_LOOP = "prefill", "decode_loop", "branch_loop"
 DENOISE_LOOP = "denoise_loop"  # of models that denoise blocks
 _FEW_LAYERS = 2
 _HLO_NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -120,8 +120,8 @@ class AbstractEngine:
     @property
     def planned(self) -> dict[str, tuple[Program, Any]]:
         """The programs that a plan looks at, each with its largest shape: `prefill` (the step with the most prompt
-        tokens, decode rows beside them), `decode` and `decode_loop` (every row at work, page tables for the longest
-        requests), and those that sample and make log probabilities behind a step."""
+        tokens, decode rows beside them), `decode_loop` (every row at work, page tables for the longest requests), and
+        those that make entries and log probabilities."""
         programs = self.runner.programs
         return {name: (program, shape) for program in programs for name, shape in program.planned.items()}
 
@@ -214,7 +214,7 @@ def compile_plan(
 ) -> tuple[list[CompiledProgram], float]:
     """All programs of a plan, and the kernels that a layer adds to a decode step, or to a round of denoising.
 
-    The latter is the difference between the step and that of a model of two layers, over the difference in layers, so
+    The latter is the difference between the loop and that of a model of two layers, over the difference in layers, so
     that what a step does once (embedding, head, sampling, the attention's plan) drops out. It need not be whole: the
     compiler does not fuse every layer alike.
 
@@ -227,7 +227,7 @@ def compile_plan(
         progress(f"{name.replace('_', ' ')}: {program.describe(shape)}")
         programs.append(whole.compile(name))
     layers = _FEW_LAYERS if config.num_layers > _FEW_LAYERS else config.num_layers + _FEW_LAYERS
-    counted = DECODE if DECODE in whole.planned else DENOISE_LOOP
+    counted = DECODE_LOOP if DECODE_LOOP in whole.planned else DENOISE_LOOP
     progress(f"{counted.replace('_', ' ')} with {layers} layers, to count the kernels of one")
     other = AbstractEngine(dataclasses.replace(config, num_layers=layers), engine, target, dtype=dtype).compile(counted)
     decode = next(program for program in programs if program.name == counted)

@@ -72,8 +72,8 @@ class BatchShape:
 
     @property
     def is_branched(self) -> bool:
-        """Whether the host says whose pages are: those of branches, in lanes or behind tails."""
-        return self.lane_pages > 0 or self.tail_words > 0
+        """Whether the host says whose pages are: those of branches, in lanes, behind tails or in one row."""
+        return self.lane_pages > 0 or self.tail_words > 0 or self.decode_width > 1
 
     def layout(self) -> dict[str, Extent]:
         """Name -> (shape, dtype) of every host array of the step, in the order of the packed buffer."""

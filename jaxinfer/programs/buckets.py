@@ -11,13 +11,17 @@ from jaxinfer.programs.batch_layout import BatchShape
 
 _MIN_PREFILL_TOKENS = 16
 _MIN_PREFILL_ROWS = 4
+_MIN_DECODE_ROWS = 4  # beside prompts
+# From here on prompt tokens come in powers of two, and up to the second number in one more between any two of them:
+# beside 0 to 200 decodes, steps of one prompt each (log-normal, median 250) then compute 1.3 times what they need.
+_FIRST_POWER, _LAST_BETWEEN = 64, 2048
 _MIN_LANE_SEQUENCES = 4
 # One answer has so many branches at most times: up to here lanes come in every power of two.
 _FEW_LANE_SEQUENCES = 16
-# Loops pay for padding in every step and need no programs of sampling: from here on they come in one more number of
-# rows between any two powers of two. 40 rows take 16% less time as 48 than as 64 (CPU, 8 layers). Only with the fewest
-# pages: where contexts are long, more programs are too many for a process on a CPU (see `mapped_memory`).
-_MIN_ROWS_BETWEEN = 16
+# From here on loops come in one more number of rows between any two powers of two: 40 rows take 16% less time as 48
+# than as 64 (CPU, 8 layers). Only with the fewest pages: where contexts are long, more programs are too many for a
+# process on a CPU (see `mapped_memory`).
+_MIN_ROWS_BETWEEN = 32
 # Columns of page tables that no row needs cost next to nothing: steps take as long with 2,048 as with 256 (CPU, 1 to
 # 256 rows). Programs do: for two widths and a draft model they are more than a process on a CPU can map.
 _FEW_PAGES = 2048
@@ -42,9 +46,9 @@ def _powers(first: int, last: int, factor: int) -> list[int]:
 class Buckets:
     """Shapes for steps of up to `max_num_seqs` rows and `max_num_batched_tokens` tokens.
 
-    Steps of decodes alone have a power of two of rows, decode loops one of a few more numbers. Mixed steps have one of
-    a few numbers of rows, some of them for prefill chunks, and one of a few numbers of prefill tokens. The largest of
-    these is what the decode rows leave of the limit, padding included, but no less than the one below it.
+    Decode loops have a power of two of rows, or one of a few more numbers. Steps, which have prefill chunks, have one
+    of a few numbers of decode rows and one of about a dozen numbers of prefill tokens; the largest of these is what the
+    decode rows leave of the limit, padding included, but no less than the one below it.
     """
 
     max_num_seqs: int
@@ -89,30 +93,46 @@ class Buckets:
 
     @property
     def prefill_tokens(self) -> list[int]:
-        return _powers(min(_MIN_PREFILL_TOKENS, self.max_num_batched_tokens), self.max_num_batched_tokens, 4)
+        """The numbers of prefill tokens of steps, but for what decode rows take of the largest."""
+        last = self.max_num_batched_tokens
+        powers = _powers(_FIRST_POWER, max(last, _FIRST_POWER), 2)
+        between = {count * 3 // 2 for count in powers if _FIRST_POWER < count < _LAST_BETWEEN}
+        return [*sorted(count for count in {_MIN_PREFILL_TOKENS, *powers, *between} if count < last), last]
 
     def _prefill_rows(self, prefill_tokens: int) -> int:
         return min(self.max_num_seqs, max(_MIN_PREFILL_ROWS, prefill_tokens // _TOKENS_PER_PREFILL_ROW))
 
-    def _rows_of_mixed(self, prefill_tokens: int) -> list[tuple[int, int]]:
-        """(decode rows, prefill rows) that mixed steps of so many prefill tokens come in, from few to many.
+    def _rows_beside(self, prefill_tokens: int) -> list[int]:
+        """The numbers of decode rows of steps with so many prefill tokens.
 
-        The sums are the same for every number of tokens, so that few numbers of logits occur; but there are no decode
-        rows beyond `max_num_seqs`.
+        The more tokens there are, the less does it cost to have more rows than are needed.
         """
-        most, of_all = self._prefill_rows(prefill_tokens), self._prefill_rows(self.max_num_batched_tokens)
-        sums = _powers(2 * _MIN_PREFILL_ROWS, max(2 * _MIN_PREFILL_ROWS, self.max_num_seqs + of_all), 4)
-        prefills = [(rows, min(most, rows // 2)) for rows in sums]
-        return [(min(rows - prefill, self.max_num_seqs), prefill) for rows, prefill in prefills]
+        most = self.max_num_seqs
+        if prefill_tokens == self.max_num_batched_tokens:
+            fewer = [_MIN_DECODE_ROWS]
+        elif prefill_tokens <= most // 4:
+            fewer = [prefill_tokens // 4]
+        elif prefill_tokens <= 3 * most:
+            fewer = [most // 8, most // 2]
+        else:
+            fewer = [most // 8]
+        return sorted({min(max(rows, _MIN_DECODE_ROWS), most) for rows in (*fewer, most)})
 
     @cached_property
     def _mixed(self) -> list[tuple[int, int, int]]:
-        """(decode rows, prefill rows, prefill tokens) of all mixed steps, from few tokens to many, then rows."""
+        """(decode rows, prefill rows, prefill tokens) of all steps, from few tokens to many."""
         *fewer, most = self.prefill_tokens
         least = fewer[-1] if fewer else most
-        found = [(*rows, tokens) for tokens in fewer for rows in self._rows_of_mixed(tokens)]
-        found += [(*rows, max(least, most - rows[0])) for rows in self._rows_of_mixed(most)]
-        return list(dict.fromkeys(found))
+        found = [(rows, self._prefill_rows(tokens), tokens) for tokens in fewer for rows in self._rows_beside(tokens)]
+        prefill_rows = self._prefill_rows(most)
+        found += [(rows, prefill_rows, max(least, most - rows)) for rows in self._rows_beside(most)]
+        return sorted(dict.fromkeys(found), key=lambda mixed: (mixed[0] + mixed[2], mixed))
+
+    @property
+    def hidden_sizes(self) -> list[int]:
+        """The numbers of hidden states, padded, that launches leave for log probabilities: of all rows, of a step."""
+        most = max(decodes + tokens for decodes, _, tokens in self._mixed)
+        return sorted({_power_above(self.max_num_seqs), _power_above(max(most, self.max_num_seqs))})
 
     def prefill_room(self, decode_rows: int, prefill_rows: int) -> int:
         """The most prefill tokens of a step of so many rows; 0: no step holds these."""
@@ -132,14 +152,12 @@ class Buckets:
         return shape_of(_first(self.loop_rows(pages), decode_rows, "decode_rows"), 0, 0, pages)
 
     def shape_for(self, *, decode_rows: int, prefill_rows: int, prefill_tokens: int, pages_per_row: int) -> BatchShape:
-        """The smallest shape that holds a step.
+        """The smallest shape that holds a step with prefill chunks.
 
         Raises:
             ValueError: the step is larger than the limits.
         """
         pages = _first(self.pages_per_row, pages_per_row, "pages_per_row")
-        if prefill_tokens == 0:
-            return shape_of(_first(self.decode_rows, decode_rows, "decode_rows"), 0, 0, pages)
         for decodes, prefills, tokens in self._mixed:
             if tokens >= prefill_tokens and decodes >= decode_rows and prefills >= prefill_rows:
                 return self._mixed_shape(decodes, prefills, tokens, pages)
@@ -147,12 +165,20 @@ class Buckets:
             f"{decode_rows} decode rows and {prefill_tokens} prefill tokens in {prefill_rows} rows exceed the limits"
         )
 
-    def all_shapes(self) -> list[BatchShape]:
-        """Every shape that `shape_for` can return, decodes first."""
-        return [
-            *(shape_of(rows, 0, 0, pages) for pages in self.pages_per_row for rows in self.decode_rows),
-            *(self._mixed_shape(*mixed, pages) for pages in self.pages_per_row for mixed in self._mixed),
-        ]
+    def all_steps(self) -> list[BatchShape]:
+        """Every shape that `shape_for` can return."""
+        return [self._mixed_shape(*mixed, pages) for pages in self.pages_per_row for mixed in self._mixed]
+
+    def all_chunks(self) -> list[BatchShape]:
+        """Every shape that `shape_for` can return where there are no decode rows."""
+        ways = [(prefills, tokens) for _, prefills, tokens in self._mixed]
+        return list(
+            dict.fromkeys(
+                self.shape_for(decode_rows=0, prefill_rows=prefills, prefill_tokens=tokens, pages_per_row=pages)
+                for pages in self.pages_per_row
+                for prefills, tokens in ways
+            )
+        )
 
     def all_lanes(self, lane_pages: int) -> list[BatchShape]:
         """Every shape of a launch of lanes that writes up to `lane_pages` pages of each sequence, from few to many."""
@@ -165,6 +191,11 @@ class Buckets:
     def all_loops(self) -> list[BatchShape]:
         """Every shape that `loop_for` can return."""
         return [shape_of(rows, 0, 0, pages) for pages in self.pages_per_row for rows in self.loop_rows(pages)]
+
+
+def _power_above(count: int) -> int:
+    """The least power of two that is no smaller."""
+    return 1 << (count - 1).bit_length()
 
 
 def lane_pages_for(num_tokens: int, page_size: int) -> int:

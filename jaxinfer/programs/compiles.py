@@ -23,6 +23,11 @@ def hearing_of_compiles(tell: Callable[[], None]) -> Iterator[None]:
         _of_thread.tell = before
 
 
+def is_heard() -> bool:
+    """Whether somebody hears of what this thread compiles."""
+    return getattr(_of_thread, "tell", None) is not None
+
+
 def _heard(event: str, duration_secs: float, **details: str | int) -> None:
     tell = getattr(_of_thread, "tell", None)
     if event == _EVENT and tell is not None:

@@ -17,7 +17,7 @@ from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, un
 from jaxinfer.programs.forward import forward
 from jaxinfer.programs.program import BOUNDS, CONSTRAINT, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_seats, write_seats
-from jaxinfer.programs.step import padded_tokens
+from jaxinfer.programs.step import padded_to
 from jaxinfer.sampling.bounds import Bounds
 from jaxinfer.sampling.constraint import Constraint, advance
 from jaxinfer.sampling.next_tokens import Constrained, next_tokens
@@ -47,6 +47,7 @@ def decode_loop(
     backend: AttentionBackend,
     *,
     max_steps: int,
+    hidden_sizes: Sequence[int] = (),
     constraint: Constraint | None = None,
 ) -> _State:
     """As many decode steps of each row as `batch.num_steps` says; nothing is done once all have ended or have no room.
@@ -56,6 +57,7 @@ def decode_loop(
     Args:
         batch: decode rows or lanes alone, all from seats.
         max_steps: the most steps that the compiled program can run.
+        hidden_sizes: numbers of hidden states that a program behind this one reads.
         constraint: that sequences may follow.
 
     Returns:
@@ -93,7 +95,7 @@ def decode_loop(
         return (kv, seats, bounds, kept), allowed_from
 
     count = batch.num_sequences
-    size = padded_tokens(count)
+    size = padded_to(hidden_sizes, count)
     nothing = LoopOutput(
         jnp.full((max_steps, count), -1, jnp.int32), jnp.zeros((size, model.config.hidden_size), model.dtype),
         jnp.zeros(size, jnp.int32),
@@ -118,6 +120,7 @@ class DecodeLoop:
 
     max_steps: int
     shapes: Sequence[BatchShape] = ()
+    hidden_sizes: Sequence[int] = ()
     reads = (TARGET, CONSTRAINT)
     writes = (KV, SEATS, BOUNDS)
 
@@ -142,6 +145,6 @@ class DecodeLoop:
         kv, seats, bounds = (device.state[name] for name in self.writes)
         kv, seats, bounds, output = decode_loop(
             device.models[TARGET], kv, seats, bounds, unpack(buffer, shape), device.backend,
-            max_steps=self.max_steps, constraint=device.models.get(CONSTRAINT),
+            max_steps=self.max_steps, hidden_sizes=self.hidden_sizes, constraint=device.models.get(CONSTRAINT),
         )  # fmt: skip
         return {KV: kv, SEATS: seats, BOUNDS: device.placed(bounds)}, device.readable(output)

@@ -10,7 +10,7 @@ from jaxinfer.programs.decode_loop import DecodeLoop
 from jaxinfer.programs.entry import Entry, EntryShape
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.prompt_logprobs import PromptLogprobs
-from jaxinfer.programs.step import Follower, Step, padded_tokens
+from jaxinfer.programs.step import Follower, Step
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,13 @@ class EnginePrograms:
     @classmethod
     def of(cls, buckets: Buckets, *, vocab_size: int, max_decode_steps: int, page_size: int) -> EnginePrograms:
         """With all shapes that an engine of these limits can need."""
-        steps = buckets.all_shapes()
-        loops = buckets.all_loops() if max_decode_steps > 1 else []
+        sizes = tuple(buckets.hidden_sizes)
         lanes = buckets.all_lanes(lane_pages_for(max_decode_steps, page_size))
         return cls(
-            Step(tuple(steps)),
+            Step(tuple(buckets.all_steps()), hidden_sizes=sizes),
             Entry(EntryShape.all_of(buckets.max_num_seqs, vocab_size)),
-            PromptLogprobs(tuple(dict.fromkeys(padded_tokens(shape.num_tokens) for shape in steps))),
-            DecodeLoop(max_decode_steps, (*loops, *lanes)),
+            PromptLogprobs(sizes),
+            DecodeLoop(max_decode_steps, (*buckets.all_loops(), *lanes), sizes),
             CommitTail(((1, page_size),)),
         )
 

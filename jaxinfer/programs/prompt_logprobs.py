@@ -1,4 +1,4 @@
-"""Log probabilities of prompt tokens: a program behind the steps that compute prompts of those who ask for them."""
+"""Log probabilities of tokens: a program behind launches that leave hidden states for those who ask for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -15,11 +16,14 @@ from jaxinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 
 # Logits are made of this many positions at a time: [positions, vocabulary] in float32 is what it costs.
 _BLOCK = 64
+# One token of each of a few rows is what most launches are asked for: a CPU takes as long as it computes positions.
+_FEW = 8
 
 
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs:
-    """The program; its shape is the number of (padded) hidden states, its inputs are these and the next tokens."""
+    """The program; its shape is the number of (padded) hidden states, its inputs are these, the tokens after them, and
+    of how many anybody wants to know."""
 
     shapes: Sequence[int] = ()
     reads = (TARGET,)
@@ -30,23 +34,43 @@ class PromptLogprobs:
         return {"prompt_logprobs": max(self.shapes)}
 
     def describe(self, shape: int) -> str:
-        return f"log probabilities of {shape} prompt tokens"
+        return f"log probabilities of up to {shape} tokens"
 
     def idle(self, shape: int, place: Place) -> tuple[Any, ...]:
         embedding = place.model.embed.embedding.get_value()
         extent = (shape, place.model.config.hidden_size)
         hidden = jax.ShapeDtypeStruct(extent, embedding.dtype, sharding=place.whole)
-        return hidden, np.zeros(shape, np.int32)
+        return hidden, np.zeros(shape, np.int32), np.zeros((), np.int32)
 
     def run(
-        self, device: Device, shape: int, hidden: jax.Array, targets: jax.Array
+        self, device: Device, shape: int, hidden: jax.Array, targets: jax.Array, num_tokens: jax.Array
     ) -> tuple[dict[str, Any], TokenLogprobs]:
-        """No state, and the log probabilities of `targets` int32 [T], each after its hidden state [T, hidden]."""
-        del shape
+        """No state, and the log probabilities of the first `num_tokens`, int32 [], of `targets` int32 [T], each after
+        its hidden state [T, hidden]; zeros behind them."""
         model = device.models[TARGET]
+        each = min(_BLOCK, shape)
 
-        def one(position: tuple[jax.Array, jax.Array]) -> TokenLogprobs:
-            return token_logprobs(model.logits(position[0][None]), position[1][None])
+        def found(hidden: jax.Array, targets: jax.Array) -> TokenLogprobs:
+            return token_logprobs(model.logits(hidden), targets)
 
-        found = lax.map(one, (hidden, targets), batch_size=_BLOCK)
-        return {}, device.readable(jax.tree.map(lambda x: x[:, 0], found))
+        blocks = jnp.pad(hidden, ((0, -shape % each), (0, 0))).reshape(-1, each, hidden.shape[1])
+        targets = jnp.pad(targets, (0, -shape % each)).reshape(-1, each)
+        few = min(_FEW, each)
+
+        def one(index: jax.Array, hidden: jax.Array, targets: jax.Array) -> TokenLogprobs:
+            def of_few() -> TokenLogprobs:
+                first = found(hidden[:few], targets[:few])
+                return jax.tree.map(lambda x: jnp.pad(x, ((0, each - few), *((0, 0),) * (x.ndim - 1))), first)
+
+            def none() -> TokenLogprobs:
+                like = jax.eval_shape(found, hidden, targets)
+                return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+
+            left = num_tokens - index * each
+            return lax.switch(
+                (left > 0).astype(jnp.int32) + (left > few), [none, of_few, lambda: found(hidden, targets)]
+            )
+
+        indices = jnp.arange(blocks.shape[0], dtype=jnp.int32)
+        of_blocks = lax.map(lambda block: one(*block), (indices, blocks, targets))
+        return {}, device.readable(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:shape], of_blocks))

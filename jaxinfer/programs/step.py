@@ -83,18 +83,23 @@ class Follower(Protocol):
     ) -> dict[str, Any]: ...
 
 
-def padded_tokens(num_tokens: int) -> int:
-    """The number of hidden states that a step of `num_tokens` returns: the next power of two."""
-    return 1 << (num_tokens - 1).bit_length()
+def padded_to(sizes: Sequence[int], count: int) -> int:
+    """The smallest of some sizes that holds so many hidden states; where there is none, as many."""
+    return min([size for size in sizes if size >= count], default=count)
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The program of one step, mixed or of decodes alone. Its input is a packed batch, which says whether the follower,
-    where there is one, takes part."""
+    """The program of one step, which has chunks of prompts. Its input is a packed batch, which says whether the
+    follower, where there is one, takes part.
+
+    Attributes:
+        hidden_sizes: numbers of hidden states that a program behind this one reads.
+    """
 
     shapes: Sequence[BatchShape] = ()
     follower: Follower | None = None
+    hidden_sizes: Sequence[int] = ()
 
     @property
     def reads(self) -> Sequence[str]:
@@ -107,16 +112,12 @@ class Step:
 
     @property
     def planned(self) -> dict[str, BatchShape]:
-        decodes = [shape for shape in self.shapes if not shape.prefill_tokens]
-        return {
-            "prefill": self.largest,
-            "decode": max(decodes, key=lambda shape: (shape.num_rows, shape.pages_per_row)),
-        }
+        return {"prefill": self.largest}
 
     @property
     def largest(self) -> BatchShape:
         """The shape with the most tokens and rows."""
-        return max(self.shapes, key=lambda shape: (shape.num_tokens, shape.num_logits, shape.pages_per_row))
+        return max(self.shapes, key=lambda s: (s.num_tokens, s.num_logits, s.num_rows, s.pages_per_row))
 
     def describe(self, shape: BatchShape) -> str:
         return f"step for {shape.describe()}"
@@ -139,7 +140,7 @@ class Step:
             capture,
         )
         followed = {} if self.follower is None else _followed(self.follower, device, batch, features)
-        extra = padded_tokens(shape.num_tokens) - shape.num_tokens
+        extra = padded_to(self.hidden_sizes, shape.num_tokens) - shape.num_tokens
         return {**followed, KV: kv, SEATS: seats, BOUNDS: device.placed(bounds)}, StepOutput(
             token_ids=device.readable(output.token_ids),
             logprobs=device.readable(output.logprobs),

@@ -1,10 +1,11 @@
-"""Compiling every program that an engine can need, before requests wait for it."""
+"""Compiling every program that an engine can need, before requests wait for it or while they run."""
 
 from __future__ import annotations
 
 import os
+import queue
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from itertools import zip_longest
 from typing import Any
 
@@ -19,7 +20,7 @@ from jaxinfer.programs.runner import Runner
 # another program: so the last program's compile is followed by two runs of each.
 _RUNS_TO_RECORD = 2
 # Python lowers one program at a time while others compile: more threads than this would wait for it.
-_MOST_THREADS = 8
+MOST_THREADS = 8
 
 
 def warm_up(runner: Runner, *, progress: bool = True) -> int:
@@ -30,16 +31,18 @@ def warm_up(runner: Runner, *, progress: bool = True) -> int:
     Raises:
         RuntimeError: they are more than Linux has memory maps for, see `room_for_programs`.
     """
-    programs = list(by_likelihood(runner.programs))
-    with tqdm(total=len(programs), desc="Warm-up", unit="program", disable=not progress, dynamic_ncols=True) as bar:
-        for program, shape in _compiled(runner, programs):
-            bar.set_postfix_str(program.describe(shape))
-            bar.update()
-    if jax.default_backend() != "cpu":
-        for program, shape in _RUNS_TO_RECORD * programs:
-            # Launches in flight have their inputs and results allocated, each of them.
-            jax.block_until_ready(runner.launch_idle(program, shape))
-    return len(programs)
+    compiling = WarmUp(runner, num_threads=min(os.cpu_count() or 1, MOST_THREADS))
+    bar = tqdm(total=compiling.num_programs, desc="Warm-up", unit="program", disable=not progress, dynamic_ncols=True)
+    with bar:
+        try:
+            for program, shape in compiling.compiled():
+                bar.set_postfix_str(program.describe(shape))
+                bar.update()
+        finally:
+            compiling.stop()
+    for program, shape in compiling.to_record():
+        record(runner, program, shape)
+    return compiling.num_programs
 
 
 def by_likelihood(programs: Sequence[Program]) -> Iterator[tuple[Program, Any]]:
@@ -48,18 +51,91 @@ def by_likelihood(programs: Sequence[Program]) -> Iterator[tuple[Program, Any]]:
         yield from (found for found in shapes if found is not None)
 
 
-def _compiled(runner: Runner, programs: Sequence[tuple[Program, Any]]) -> Iterator[tuple[Program, Any]]:
-    """Programs as they are compiled. Who leaves early waits for those that are being compiled, and no more."""
-    threads = min(os.cpu_count() or 1, _MOST_THREADS)
-    with ThreadPoolExecutor(threads, "warm-up") as pool:
-        waiting, room = list(reversed(programs)), 0
-        running: dict[Future[Any], tuple[Program, Any]] = {}
-        while waiting or running:
-            if not room and not running:  # counting takes as long as loading a small program
-                room = room_for_programs()
-            while waiting and room and len(running) < threads:
-                room, one = room - 1, waiting.pop()
-                running[pool.submit(runner.compile, *one)] = one
-            done = next(as_completed(running))
-            done.result()
-            yield running.pop(done)
+def record(runner: Runner, program: Program, shape: Any) -> None:
+    """Run a program on padding. For whoever launches: nobody else may touch the state."""
+    # Launches in flight have their inputs and results allocated, each of them.
+    jax.block_until_ready(runner.launch_idle(program, shape))
+
+
+class WarmUp:
+    """Threads that compile the programs of a runner, the likely ones first. They need shapes alone, and launch nothing.
+
+    They end after what they are compiling when the process does.
+
+    Attributes:
+        error: what has ended it, if anything did.
+    """
+
+    def __init__(self, runner: Runner, *, num_threads: int) -> None:
+        self._programs = list(by_likelihood(runner.programs))
+        self._waiting, self._room = self._programs[::-1], 0
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._done: queue.SimpleQueue[tuple[Program, Any] | None] = queue.SimpleQueue()
+        self.error: Exception | None = None
+        self._threads = [
+            threading.Thread(target=self._compile, args=(runner,), name=f"warm-up {index}")
+            for index in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_programs(self) -> int:
+        return len(self._programs)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is compiled any more."""
+        return not any([thread.is_alive() for thread in self._threads])
+
+    def compiled(self) -> Iterator[tuple[Program, Any]]:
+        """Programs as they are compiled.
+
+        Raises:
+            Exception: what has ended it.
+        """
+        running = len(self._threads)
+        while running:
+            done = self._done.get()
+            if done is None:
+                running -= 1
+            else:
+                yield done
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """Compile no more than what is begun, and wait for that."""
+        self.cancel()
+        for thread in self._threads:
+            thread.join()
+
+    def cancel(self) -> None:
+        """Compile no more than what is begun."""
+        self._stop.set()
+
+    def to_record(self) -> list[tuple[Program, Any]]:
+        """What is to run on padding once all is compiled, in this order: on a CPU nothing is."""
+        return [] if jax.default_backend() == "cpu" else _RUNS_TO_RECORD * self._programs
+
+    def _compile(self, runner: Runner) -> None:
+        try:
+            while (found := self._next()) is not None:
+                runner.compile(*found)
+                self._done.put(found)
+        except Exception as error:  # whoever waits for it, or looks at it later, is told
+            self.error = error
+            self._stop.set()
+        finally:
+            self._done.put(None)
+
+    def _next(self) -> tuple[Program, Any] | None:
+        with self._lock:
+            # Python waits for its threads when it ends, and that only this one can tell.
+            if self._stop.is_set() or not self._waiting or not threading.main_thread().is_alive():
+                return None
+            if not self._room:  # counting takes as long as loading a small program
+                # Less what may be compiling now.
+                self._room = max(1, room_for_programs() - len(self._threads) + 1)
+            self._room -= 1
+            return self._waiting.pop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -55,6 +55,8 @@ class Bounds:
     repetition_penalty: Any  # float32 [S], 1 is off
     frequency_penalty: Any  # float32 [S], 0 is off
     presence_penalty: Any  # float32 [S], 0 is off
+    # How logits [..., V] are split over devices, and counts like them; None: they are not.
+    by_word: jax.sharding.Sharding | None = field(default=None, metadata={"static": True})
 
     @classmethod
     def allocate(cls, num_seats: int, vocab: int, place: BoundsPlace = ON_DEFAULT_DEVICE) -> Bounds:
@@ -75,7 +77,8 @@ class Bounds:
             **{
                 name: make(*of_one, place.by_word if name == "counts" else place.whole)
                 for name, of_one in layout.items()
-            }
+            },
+            by_word=place.by_word,
         )
 
     @classmethod
@@ -97,7 +100,7 @@ class Bounds:
             "ending": ((words,), bits), "bias_token": ((MAX_LOGIT_BIAS,), i), "bias": ((MAX_LOGIT_BIAS,), f),
             "repetition_penalty": ((), f), "frequency_penalty": ((), f), "presence_penalty": ((), f),
         }  # fmt: skip
-        named = {field.name: extents.get(field.name, ((), i)) for field in fields(cls)}
+        named = {each.name: extents.get(each.name, ((), i)) for each in fields(cls) if each.name != "by_word"}
         return {name: ((num_seats, *extent), dtype) for name, (extent, dtype) in named.items()}
 
 
@@ -123,7 +126,12 @@ class Bounded:
             held = adjust(logits, of_draws, self.position, self.path)
             return jnp.where(of_draws.binds[:, None] > 0, held, logits)
 
-        return lax.cond(self.anyone, bound, lambda logits: logits, logits)
+        # What goes through a condition would be whole on every device, if nobody said otherwise.
+        return self._split(lax.cond(self.anyone, bound, lambda logits: logits, self._split(logits)))
+
+    def _split(self, logits: jax.Array) -> jax.Array:
+        by_word = self.bounds.by_word
+        return logits if by_word is None else lax.with_sharding_constraint(logits, by_word)
 
 
 def unpacked(bits: jax.Array, vocab: int) -> jax.Array:

@@ -18,6 +18,7 @@ from jaxinfer.programs.commit_tail import commit_tail
 from jaxinfer.programs.forward import forward_with_features
 from jaxinfer.programs.program import BOUNDS, CONSTRAINT, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, latest_tokens
+from jaxinfer.programs.step import padded_to
 from jaxinfer.programs.wide_rows import sampled_everywhere, wide_rows
 from jaxinfer.sampling.bounds import Bounded, Bounds, counted
 from jaxinfer.sampling.constraint import Constraint
@@ -103,8 +104,7 @@ class Rounds:
     def run(self, device: Device, shape: RoundsShape, buffer: jax.Array) -> tuple[dict[str, Any], RoundsOutput]:
         batch, width = unpack(buffer, shape.batch), shape.width
         rows = shape.batch.num_rows
-        fitting = [size for size in self.hidden_sizes if size >= rows * width]
-        more = min(fitting, default=rows * width) - rows * width
+        more = padded_to(self.hidden_sizes, rows * width) - rows * width
         model: DecoderLM = device.models[TARGET]
         constraint: Constraint | None = device.models.get(CONSTRAINT)
 

@@ -167,44 +167,36 @@ def plan_blocks(step: StepIntegers, blocks: Blocks, *, page_size: int, group: in
 
     table = step.page_table[blocks.row]  # [B, P]
     pages_per_tile = tuning.tile // page_size
+    words = block_words = None
     if not step.is_branched and not tail_words:
         first, last = jnp.min(jnp.where(idle, jnp.iinfo(jnp.int32).max, own_bound), axis=1), jnp.max(own_bound, axis=1)
         seen = jnp.minimum(-(-last // page_size), table.shape[1])
-        full, seen_tiles = jnp.minimum(first // page_size, seen), -(-seen // pages_per_tile)
-        fields = [blocks.first_token, blocks.num_tokens, full // pages_per_tile, seen_tiles, seen_tiles]
-        fields += [tail_start, tail_start // page_size]
-        return BlockPlan(
-            header=jnp.stack([field.astype(jnp.int32) for field in fields], axis=1),
-            pages=_pages_in_order(table, seen, last, pages_per_tile),
-            queries=_stacked(jnp.stack([own_bound, trunk_bound, branch], axis=-1), group, tuning),
-            tail_bits=None,
-            block_tail_bits=None,
-        )
-
-    owner = step.page_branch[blocks.row]  # [B, P]
-    first_slot = jnp.arange(owner.shape[1], dtype=jnp.int32) * page_size
-    bound = jnp.where(owner[:, None] == branch[:, :, None], own_bound[:, :, None], trunk_bound[:, :, None])
-    context_end = jnp.max(bound, axis=1)  # [B, P]
-    seen_by_all = jnp.min(jnp.where(idle[:, :, None], jnp.iinfo(jnp.int32).max, bound), axis=1)
-    section = jnp.where(seen_by_all >= first_slot + page_size, _FULL, _CONTEXT)
-    section = jnp.where(context_end > first_slot, section, _UNSEEN)
-
-    tail_page = tail_start // page_size
-    words = block_words = None
-    if bits is not None:
-        union = jax.lax.reduce(bits, jnp.uint32(0), jax.lax.bitwise_or, (1,))
-        section = jnp.where(_has_tail_bits(union, tail_page, owner.shape[1], page_size), _TAIL, section)
-        words = _stacked(jax.lax.bitcast_convert_type(bits, jnp.int32), group, tuning)
-        block_words = jax.lax.bitcast_convert_type(union, jnp.int32)
-
-    counts = [jnp.sum(section <= last, axis=1) for last in (_FULL, _CONTEXT, _TAIL)]
-    tiles = [counts[0] // pages_per_tile, counts[1] // pages_per_tile, -(-counts[2] // pages_per_tile)]
-    if not tail_words:
-        tiles[1] = tiles[2]
-    fields = [blocks.first_token, blocks.num_tokens, *tiles, tail_start, tail_page]
+        seen_tiles = -(-seen // pages_per_tile)
+        tiles = [jnp.minimum(first // page_size, seen) // pages_per_tile, seen_tiles, seen_tiles]
+        pages = _pages_in_order(table, seen, last, pages_per_tile)
+    else:
+        owner = step.page_branch[blocks.row]  # [B, P]
+        first_slot = jnp.arange(owner.shape[1], dtype=jnp.int32) * page_size
+        bound = jnp.where(owner[:, None] == branch[:, :, None], own_bound[:, :, None], trunk_bound[:, :, None])
+        context_end = jnp.max(bound, axis=1)  # [B, P]
+        seen_by_all = jnp.min(jnp.where(idle[:, :, None], jnp.iinfo(jnp.int32).max, bound), axis=1)
+        section = jnp.where(seen_by_all >= first_slot + page_size, _FULL, _CONTEXT)
+        section = jnp.where(context_end > first_slot, section, _UNSEEN)
+        if bits is not None:
+            union = jax.lax.reduce(bits, jnp.uint32(0), jax.lax.bitwise_or, (1,))
+            has_bits = _has_tail_bits(union, tail_start // page_size, owner.shape[1], page_size)
+            section = jnp.where(has_bits, _TAIL, section)
+            words = _stacked(jax.lax.bitcast_convert_type(bits, jnp.int32), group, tuning)
+            block_words = jax.lax.bitcast_convert_type(union, jnp.int32)
+        counts = [jnp.sum(section <= last, axis=1) for last in (_FULL, _CONTEXT, _TAIL)]
+        tiles = [counts[0] // pages_per_tile, counts[1] // pages_per_tile, -(-counts[2] // pages_per_tile)]
+        if not tail_words:
+            tiles[1] = tiles[2]
+        pages = _page_list(table, owner, context_end, section, pages_per_tile)
+    fields = [blocks.first_token, blocks.num_tokens, *tiles, tail_start, tail_start // page_size]
     return BlockPlan(
         header=jnp.stack([field.astype(jnp.int32) for field in fields], axis=1),
-        pages=_page_list(table, owner, context_end, section, pages_per_tile),
+        pages=pages,
         queries=_stacked(jnp.stack([own_bound, trunk_bound, branch], axis=-1), group, tuning),
         tail_bits=words,
         block_tail_bits=block_words,

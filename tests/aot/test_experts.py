@@ -10,7 +10,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import H200
-from jaxinfer.planning.programs import DECODE, DECODE_LOOP, DENOISE_LOOP, PREFILL, AbstractEngine
+from jaxinfer.planning.programs import DECODE_LOOP, DENOISE_LOOP, PREFILL, AbstractEngine
 from tests.models.test_sparse_config import LLADA2_MINI, QWEN3_30B_A3B
 
 BF16 = jnp.dtype(jnp.bfloat16)
@@ -24,7 +24,7 @@ def of_layers(fields: dict, count: int) -> ModelConfig:
 @pytest.mark.parametrize(
     ("fields", "rows", "name"),
     [
-        (QWEN3_30B_A3B, 64, PREFILL), (QWEN3_30B_A3B, 64, DECODE), (QWEN3_30B_A3B, 1, DECODE_LOOP),
+        (QWEN3_30B_A3B, 64, PREFILL), (QWEN3_30B_A3B, 64, DECODE_LOOP), (QWEN3_30B_A3B, 1, DECODE_LOOP),
         (LLADA2_MINI, 32, PREFILL), (LLADA2_MINI, 1, DENOISE_LOOP), (LLADA2_MINI, 32, DENOISE_LOOP),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else str(value),

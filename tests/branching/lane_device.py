@@ -73,7 +73,7 @@ class LaneDevice(FakeDevice):
             self.lanes_read.append(int(np.diff(built.packed["query_start_loc"]).max()))
         for index in np.flatnonzero(~np.asarray(is_chunk)).tolist():
             for _ in range(output.rounds_of[index] if output.rounds_of else 1):
-                for _ in range(self.tokens_of_round() if output.rounds_of else 1):
+                for _ in range(1 if output.kinds[index] is RowKind.DECODE else self.tokens_of_round()):
                     results[index] += self._decode(built, index)
         return results
 

@@ -69,7 +69,7 @@ class FakeDevice:
                 results[index] = [self._sample(request, end)] if output.most_tokens[index] else [-2]  # not to be read
                 continue
             for _ in range(output.rounds_of[index] if output.rounds_of else 1):
-                for _ in range(self.tokens_of_round() if output.rounds_of else 1):
+                for _ in range(1 if output.kinds[index] is RowKind.DECODE else self.tokens_of_round()):
                     token, length = self.seats[request]
                     if token is not None and length <= capacity[index]:
                         self._write(request, length - 1, token)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -16,9 +14,9 @@ from jaxinfer.engine.rounds import RowKind
 from tests.branching.builders import alone, make_group, run_groups
 from tests.builders import drain, make_engine, make_request, model_config, one_by_one, random_model, random_prompts
 from tests.engine.fake_device import Beside, Simulation, expected_output
-from tests.engine.test_bound_draws import BOUNDS, TREES
+from tests.engine.test_bound_draws import BOUNDS
 from tests.engine.test_scheduler_states import SchedulerLife
-from tests.speculative.builders import NUM_DRAFTS, AnyGamma, disturbed, random_head, speculating_engine
+from tests.speculative.builders import engine_of
 
 WAYS = ("loops", *(pytest.param(way, marks=pytest.mark.slow) for way in ("ngram", "chains")), "draft model", "trees")
 
@@ -162,31 +160,14 @@ def expected(single) -> dict[str, list[int]]:
     return dict(zip(BOUNDS, one_by_one(single, requests()), strict=True))
 
 
-def engine_of(way: str, model) -> EngineCore:
-    limits: dict[str, Any] = {"max_num_batched_tokens": 16, "kv_cache_tokens": 320}
-    if way == "loops":
-        core = make_engine(model, **limits)
-    else:
-        drafters: dict[str, Any] = {
-            "ngram": None, "draft model": disturbed(model, 0.1), "chains": random_head(model.config),
-            "trees": random_head(model.config),
-        }  # fmt: skip
-        nodes = TREES["num_speculative_tokens"] if way == "trees" else 0
-        core = speculating_engine(
-            model, drafters[way], AnyGamma(NUM_DRAFTS, seed=2, num_nodes=nodes),
-            speculative=TREES if way == "trees" else None, **limits,
-        )  # fmt: skip
-    core.scheduler.pace = Beside()
-    return core
-
-
 @pytest.fixture(scope="module")
 def engines(model):
     made: dict[str, EngineCore] = {}
 
     def get(way: str) -> EngineCore:
         if way not in made:
-            made[way] = engine_of(way, model)
+            core = made[way] = engine_of(way, model, max_num_batched_tokens=16, kv_cache_tokens=320)
+            core.scheduler.pace = Beside()
         assert made[way].reset_prefix_cache()
         return made[way]
 

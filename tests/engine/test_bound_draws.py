@@ -32,7 +32,14 @@ from tests.builders import (
     random_prompts,
     run_requests,
 )
-from tests.speculative.builders import NUM_DRAFTS, AnyGamma, disturbed, random_head, speculating_engine
+from tests.speculative.builders import (
+    NUM_DRAFTS,
+    TREES,
+    WAYS,
+    engine_of,
+    random_head,
+    speculating_engine,
+)
 
 pytestmark = pytest.mark.unoptimized
 
@@ -52,7 +59,6 @@ BOUNDS: dict[str, dict[str, Any]] = {
         "allowed_token_ids": list(range(80)), "bad_token_ids": [(6,)], "min_tokens": 4, "eos_token_ids": [8, 9],
     },
 }  # fmt: skip
-TREES = {"num_speculative_tokens": 12, "tree_depth": NUM_DRAFTS - 1, "tree_top_k": 4}
 
 
 def requests(max_tokens: int = 18, prefix: int = 17) -> list[Request]:
@@ -83,29 +89,13 @@ def expected(single) -> dict[str, list[int]]:
 def engines(model) -> Callable[[str], EngineCore]:
     made: dict[str, EngineCore] = {}
 
-    def make(way: str) -> EngineCore:
-        if way == "loops":
-            return make_engine(model)
-        drafters: dict[str, Any] = {
-            "ngram": None, "draft model": disturbed(model, 0.1), "chains": random_head(model.config),
-            "trees": random_head(model.config),
-        }  # fmt: skip
-        nodes = TREES["num_speculative_tokens"] if way == "trees" else 0
-        controller = AnyGamma(NUM_DRAFTS, seed=2, num_nodes=nodes)
-        return speculating_engine(
-            model, drafters[way], controller, speculative=TREES if way == "trees" else None, kv_cache_tokens=256
-        )
-
     def get(way: str) -> EngineCore:
         if way not in made:
-            made[way] = make(way)
+            made[way] = engine_of(way, model, **({} if way == "loops" else {"kv_cache_tokens": 256}))
         assert made[way].reset_prefix_cache()
         return made[way]
 
     return get
-
-
-WAYS = ("loops", "ngram", "draft model", "chains", "trees")
 
 
 def tokens_of(core: EngineCore, made: list[Request]) -> dict[str, list[int]]:
@@ -182,6 +172,7 @@ def lose_the_device(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(core.runner, "launch", broken)
         while core.metrics.num_recoveries_total == before:
+            assert core.has_unfinished_requests(), "there is nothing to launch any more"
             core.step()
 
 
@@ -203,25 +194,26 @@ def test_counts_that_need_several_entries_are_all_there(model, single, monkeypat
     monkeypatch.setattr(EntryShape, "all_of", classmethod(lambda cls, seats, vocab: (cls(2, 3, vocab), cls(2, 0, 0))))
     assert COUNTS_OF_ENTRY > 3
     core = make_engine(model, max_num_seqs=2)
-    request = make_request("a", SHARED, max_tokens=30, **BOUNDS["frequency"])
+    request = make_request("a", SHARED, max_tokens=60, **BOUNDS["frequency"])
     core.add_request(request)
     while request.num_output_tokens < 20:
         core.step()
     lose_the_device(core, monkeypatch)
     drain(core)
     assert [request.output_token_ids] == one_by_one(
-        single, [make_request("a", SHARED, max_tokens=30, **BOUNDS["frequency"])]
+        single, [make_request("a", SHARED, max_tokens=60, **BOUNDS["frequency"])]
     )
 
 
 def test_the_last_token_of_a_prompt_counted_as_output_is_found(model, monkeypatch, single):
-    monkeypatch.setattr(seats, "latest_output", lambda bounds, seat, token, position: token)
-
     def made() -> list[Request]:
         prompts = [[*SHARED[:5], token] for token in range(0, 101, 9)]
         return [make_request(str(i), p, max_tokens=6, presence_penalty=-2.0) for i, p in enumerate(prompts)]
 
-    assert run_requests(make_engine(model), made()) != one_by_one(single, made())
+    right = one_by_one(single, made())
+    assert run_requests(make_engine(model), made()) == right
+    monkeypatch.setattr(seats, "latest_output", lambda bounds, seat, token, position: token)
+    assert run_requests(make_engine(model), made()) != right
 
 
 @pytest.mark.parametrize("is_planted", [False, True], ids=["as it is", "the latest counted too"])

@@ -36,8 +36,8 @@ def random_sampling(rng: np.random.Generator) -> dict:
 ROUNDS = (
     Rounds(RowKind.DECODE),
     Rounds(RowKind.DECODE, most=8),
-    Rounds(RowKind.VERIFICATION, most=2, most_tokens=3),
-    Rounds(RowKind.BLOCK, most=2, most_tokens=4, least_tokens=0),
+    Rounds(RowKind.VERIFICATION, most=2, most_tokens=3, plain=Rounds()),
+    Rounds(RowKind.BLOCK, most=2, most_tokens=4, least_tokens=0, plain=Rounds()),
 )
 
 

@@ -1,9 +1,11 @@
 """Launches that follow each other before their results are read, and several decode steps in one launch."""
 
+from dataclasses import replace
+
 import pytest
 
 from jaxinfer.engine.request import RequestStatus
-from jaxinfer.engine.rounds import RowKind
+from jaxinfer.engine.rounds import Rounds, RowKind
 from tests.builders import make_request
 from tests.engine.fake_device import VOCAB, Simulation, expected_output
 
@@ -200,7 +202,7 @@ ONE_ROUND = {"logprobs": {"logprobs": 1}, "bad words": {"bad_token_ids": [(3, 4)
 @pytest.mark.parametrize("parameters", ONE_ROUND.values(), ids=list(ONE_ROUND))
 def test_a_row_that_the_host_looks_at_takes_one_round_and_the_others_go_on(parameters):
     sim = decoding(make_request("a", prompt(5), max_tokens=40), make_request("b", [1, 2], max_tokens=9, **parameters))
-    assert sim.step().rounds_of == [], "nothing is known of how long launches take"
+    assert sim.step().rounds_of == [1, 1], "nothing is known of how long launches take"
     for rounds in (1, 4, 1, 4):
         sim.scheduler.pace.note(RowKind.DECODE, rounds, 0.06 + 0.01 * rounds)
     output = sim.launch()
@@ -228,7 +230,7 @@ def test_a_row_whose_next_draw_needs_its_token_sits_out_until_that_has_landed():
 def test_a_stream_takes_as_many_rounds_as_keep_its_tokens_from_being_late():
     streamed = make_request("a", prompt(5), max_tokens=20, stream=True)
     sim = decoding(streamed, make_request("b", prompt(5), max_tokens=20))
-    assert sim.step().rounds_of == [], "nothing is known of how long launches take"
+    assert sim.step().rounds_of == [1, 1], "nothing is known of how long launches take"
     for _ in range(3):
         sim.scheduler.pace.note(RowKind.DECODE, 1, 0.012)
     assert sim.launch().rounds_of == [4, 4]
@@ -250,6 +252,37 @@ def test_a_loop_takes_fewer_steps_rather_than_pages_that_another_holds():
     assert (output.num_rounds, output.preempted_req_ids) == (2, set())
     sim.drain()
     assert [request.output_token_ids for request in requests] == [expected_output(prompt(6, f), 14) for f in (0, 70)]
+
+
+DRAFTS = Rounds(RowKind.VERIFICATION, most=2, most_tokens=5, plain=Rounds(RowKind.DECODE, most=4))
+NO_DRAFTS = {
+    "no program": (replace(DRAFTS, holds=lambda rows, pages, lanes: rows < 2), {}, {}),
+    "no pages": (DRAFTS, {}, {"num_pages": 4}),
+    "nobody may draft": (DRAFTS, {"bad_token_ids": [(3, 4)]}, {}),
+}
+
+
+@pytest.mark.parametrize("why", NO_DRAFTS)
+def test_rows_decode_plainly_where_drafts_cannot_be(why):
+    rounds, parameters, limits = NO_DRAFTS[why]
+    sim = Simulation(rounds=rounds, tokens_of_round=lambda: 3, **limits)
+    firsts = (0, 70)
+    requests = [
+        sim.add(make_request(name, prompt(6, first), max_tokens=7, **parameters))
+        for name, first in zip("ab", firsts, strict=True)
+    ]
+    sim.step()
+    output = sim.step()
+    assert output.kinds == [RowKind.DECODE] * 2 and output.num_rounds >= 1
+    sim.drain()
+    assert [request.output_token_ids for request in requests] == [expected_output(prompt(6, f), 7) for f in firsts]
+
+
+def test_drafts_run_where_they_can_be():
+    sim = Simulation(rounds=DRAFTS, tokens_of_round=lambda: 3)
+    sim.add(make_request("a", prompt(6), max_tokens=20))
+    assert [sim.step().kinds for _ in range(2)] == [[RowKind.PROMPT_CHUNK], [RowKind.VERIFICATION]]
+    sim.drain()
 
 
 def test_every_page_that_a_request_gets_is_told():

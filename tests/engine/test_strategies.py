@@ -71,9 +71,12 @@ class Jumping(PlainDecoding):
         super().__init__(programs.decode_loop, buckets)
         self.program = Jumps(buckets.all_loops())
         self.programs = [self.program]
-        self.rounds = Rounds(kind, most=2, most_tokens=MOST_TOKENS, least_tokens=0)
+        self.loop = programs.decode_loop
+        self.rounds = Rounds(kind, most=2, most_tokens=MOST_TOKENS, least_tokens=0, plain=Rounds())
 
     def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
+        if output.rounds is self.rounds.plain:
+            return RoundsResult(runner.launch(self.loop, built.packed.shape, built.packed.buffer).tokens)
         return RoundsResult(runner.launch(self.program, built.packed.shape, built.packed.buffer))
 
     def make_state(self) -> dict[str, Any]:

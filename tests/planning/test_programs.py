@@ -1,7 +1,5 @@
 """The engine's programs are compiled from shapes alone; here for the CPU, for GPUs in tests/aot."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -15,7 +13,6 @@ from jaxinfer.planning.compile_target import NoCompilerError, compile_target, de
 from jaxinfer.planning.devices import B200, GPUS, H100, H200
 from jaxinfer.planning.programs import (
     BRANCH_LOOP,
-    DECODE,
     DECODE_LOOP,
     PREFILL,
     AbstractEngine,
@@ -40,14 +37,12 @@ def test_a_plan_looks_at_the_largest_shape_of_every_program_of_the_engine(stand_
     engine = EngineConfig(max_model_len=4096, max_num_seqs=64)
     assert planned_shapes(engine, stand_in(B200)) == {
         PREFILL: BatchShape(64, 64, 1984, 256, num_logits=64),
-        DECODE: BatchShape(64, 0, 0, 256),
         "entry": (4, 4096, 101),
         "prompt_logprobs": 2048,
         DECODE_LOOP: BatchShape(64, 0, 0, 256),
         BRANCH_LOOP: BatchShape.of_lanes(64, 256, 3),
         "commit_tail": (1, 16),
     }
-    assert DECODE_LOOP not in planned_shapes(dataclasses.replace(ENGINE, max_decode_steps=1), stand_in(B200))
 
 
 def test_the_programs_are_those_that_the_engine_warms_up(stand_in):
@@ -65,12 +60,12 @@ def test_all_programs_are_compiled_from_shapes_and_update_the_whole_pool_in_plac
     programs, kernels = compile_plan(config, ENGINE, stand_in(B200), dtype=F32, progress=told.append)
     pool = ENGINE.kv_cache_tokens * kv_bytes_per_token(config, F32)
     assert {program.name: program.kv_alias_bytes for program in programs} == {
-        PREFILL: pool, DECODE: pool, "entry": None, "prompt_logprobs": None, DECODE_LOOP: pool,
+        PREFILL: pool, "entry": None, "prompt_logprobs": None, DECODE_LOOP: pool,
         BRANCH_LOOP: pool, "commit_tail": pool,
     }  # fmt: skip
     assert all(program.temp_bytes > 0 and program.kernels > 0 for program in programs)
     assert 1 <= kernels < min(program.kernels for program in programs if isinstance(program.shape, BatchShape))
-    assert len(told) == 8 and told[0].startswith("prefill: step for 4 decodes and 28 prompt tokens")
+    assert len(told) == 7 and told[0].startswith("prefill: step for 4 decodes and 28 prompt tokens")
 
 
 def test_parameters_are_shapes_on_the_target_split_over_its_devices(stand_in):

@@ -7,12 +7,13 @@ import pytest
 
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.planning.hlo import ProgramText
+from jaxinfer.programs.batch_layout import BatchShape
 from tests.builders import make_engine, model_config, random_model
 
 STEPS = {
     "one token": (1, 0),
     "features first": (8, 0),
-    "a prefill with features first": (0, 40),
+    "a prefill with features first": (0, 44),
     "features last": (0, 300),
 }
 
@@ -28,9 +29,7 @@ def engine():
 @pytest.fixture(scope="module", params=STEPS)
 def program(engine, request):
     decode_rows, tokens = STEPS[request.param]
-    shape = engine.buckets.shape_for(
-        decode_rows=decode_rows, prefill_rows=bool(tokens), prefill_tokens=tokens, pages_per_row=1
-    )
+    shape = BatchShape(decode_rows, int(tokens > 0), tokens, engine.buckets.pages_per_row[0])
     return ProgramText(engine.runner.compile(engine.programs.step, shape).as_text())
 
 

@@ -20,6 +20,7 @@ from jaxinfer.models.eagle3 import Eagle3Head
 from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.models.rope import RopeConfig
 from jaxinfer.speculative.gamma import Choice, FixedGamma, GammaController
+from tests.builders import make_engine
 
 NUM_DRAFTS = 3
 
@@ -91,6 +92,22 @@ def speculating_engine(
     if controller is not None:
         speculation_of(core).controller = controller
     return core
+
+
+WAYS = ("loops", "ngram", "draft model", "chains", "trees")
+TREES = {"num_speculative_tokens": 12, "tree_depth": NUM_DRAFTS - 1, "tree_top_k": 4}
+
+
+def engine_of(way: str, model: DecoderLM, **limits: Any) -> EngineCore:
+    """An engine that decodes in one of WAYS, with drafts that the model agrees with now and then."""
+    if way == "loops":
+        return make_engine(model, **limits)
+    drafter = {"ngram": None, "draft model": disturbed(model, 0.1)}.get(way, random_head(model.config))
+    nodes = TREES["num_speculative_tokens"] if way == "trees" else 0
+    return speculating_engine(
+        model, drafter, AnyGamma(NUM_DRAFTS, seed=2, num_nodes=nodes),
+        speculative=TREES if way == "trees" else None, **limits,
+    )  # fmt: skip
 
 
 def speculation_of(core: EngineCore) -> Speculation:

@@ -1,0 +1,148 @@
+"""How near the default number of drafts comes to the best that is always the same, and to plain decoding.
+
+One pass over the lengths finds the best of them, for a method, a batch and a temperature. Then the default, that
+length and plain decoding serve the same held-out prompts of the embedded checkpoint by turns; ratios are medians. The
+last two columns are the default's first rounds, in which it learns (and compiles), and plain decoding against itself.
+No engine is warmed up: the default knows what it has measured while it served, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench_speculative import FEWEST_REQUESTS, METHODS, serve
+from jaxinfer import LLM
+from jaxinfer.bench.environment import describe_environment
+from jaxinfer.engine.speculation import Speculation
+from jaxinfer.speculative.gamma import FixedGamma
+from training.corpus import stream
+
+LENGTHS = {"ngram": (1, 2, 4, 6, 8), "draft_model": (1, 2, 4, 6, 8), "eagle3": (1, 2, 4, 5, 59)}  # 59: trees
+BATCHES = (1, 4, 16, 32)
+TEMPERATURES = (0.0, 0.8)
+NUM_NODES, DEPTH_OF_TREES = 59, 8
+ROUNDS_TO_LEARN = 200
+
+
+class Bench:
+    """Plain decoding, the default of a method, and the same with lengths that are told."""
+
+    def __init__(self, method: str) -> None:
+        limits: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
+        drafts = {} if method == "eagle3" else {"num_speculative_tokens": max(LENGTHS[method])}
+        self.plain = LLM(**limits)
+        self.default = LLM(**limits, speculative_config={"method": method})
+        self.told = LLM(**limits, speculative_config={"method": method, "adaptive": None, **drafts})
+
+    def tell(self, length: int) -> LLM:
+        strategy = self.told.core.strategy
+        assert isinstance(strategy, Speculation)
+        is_tree = length == NUM_NODES
+        strategy.controller = FixedGamma(DEPTH_OF_TREES if is_tree else length, NUM_NODES if is_tree else 0)
+        return self.told
+
+    def learn(self, prompts: list[Any], batch: int, temperature: float) -> float:
+        """Serve until the default has had its first rounds; the speed of the first pass, in seconds."""
+        first, rounds = 0.0, self._rounds()
+        while self._rounds() < rounds + ROUNDS_TO_LEARN:
+            before = self._rounds()
+            seconds, _ = serve(self.default, prompts, batch, temperature)
+            first = first or seconds
+            if self._rounds() == before:
+                break  # it has learned that nothing is to be drafted
+        return first
+
+    def _rounds(self) -> int:
+        return self.default.get_metrics().spec_decode_num_drafts
+
+
+def measure(bench: Bench, method: str, batch: int, temperature: float, turns: int) -> dict[str, Any]:
+    prompts = [sample.prompt for sample in itertools.islice(stream(1, True), 1000) if sample.messages]
+    prompts = prompts[: max(batch, FEWEST_REQUESTS)]
+    of_lengths: dict[int, float] = {}
+    _, expected = serve(bench.plain, prompts, batch, temperature)
+    for length in LENGTHS[method]:
+        told = bench.tell(length)
+        serve(told, prompts, batch, temperature)
+        of_lengths[length], tokens = serve(told, prompts, batch, temperature)
+        assert tokens == expected, f"{length} drafts change a token"
+    best = min(of_lengths, key=lambda length: of_lengths[length])
+    first = bench.learn(prompts, batch, temperature)
+    seconds: dict[str, list[float]] = {"plain": [], "default": [], "best": [], "plain again": []}
+    for _ in range(turns):
+        told = bench.tell(best)
+        ways = (("plain", bench.plain), ("default", bench.default), ("best", told), ("plain again", bench.plain))
+        for name, llm in ways:
+            spent, tokens = serve(llm, prompts, batch, temperature)
+            assert tokens == expected, f"{name} changes a token"
+            seconds[name].append(spent)
+
+    def ratio(of: str, to: str) -> float:
+        return statistics.median(b / a for a, b in zip(seconds[of], seconds[to], strict=True))
+
+    return {
+        "method": method, "temperature": temperature, "batch": batch, "best": best,
+        "seconds_of_lengths": of_lengths,
+        "best_to_plain": ratio("best", "plain"), "default_to_plain": ratio("default", "plain"),
+        "default_to_best": ratio("default", "best"), "first_to_plain": statistics.median(seconds["plain"]) / first,
+        "plain_to_itself": ratio("plain again", "plain"),
+    }  # fmt: skip
+
+
+def table_of(rows: list[dict[str, Any]]) -> Table:
+    table = Table(title="the default number of drafts", title_justify="left")
+    headings = ("method", "temperature", "batch", "best", "best / plain", "default / plain", "default / best")
+    for heading in (*headings, "at first / plain", "plain / plain"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for row in rows:
+        names = ("best_to_plain", "default_to_plain", "default_to_best", "first_to_plain", "plain_to_itself")
+        best = "trees" if row["best"] == NUM_NODES else str(row["best"])
+        table.add_row(
+            row["method"], f"{row['temperature']:g}", str(row["batch"]), best, *(f"{row[name]:.2f}x" for name in names)
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", action="append", choices=METHODS, help="repeatable; default: all")
+    parser.add_argument("--batch", type=int, action="append", choices=BATCHES, help="repeatable; default: all")
+    parser.add_argument("--temperature", type=float, action="append", help=f"repeatable; default: {TEMPERATURES}")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path(tempfile.gettempdir()) / "bench_draft_lengths.json")
+    arguments = parser.parse_args()
+    methods = arguments.method or METHODS
+    rows: list[dict[str, Any]] = []
+    if len(methods) > 1:  # the programs of three methods are too many for one process
+        for method in methods:
+            own = arguments.output.with_suffix(f".{method}.json")
+            subprocess.run(
+                [sys.executable, __file__, *sys.argv[1:], "--method", method, "--output", str(own)], check=True
+            )
+            rows += json.loads(own.read_text(encoding="utf-8"))["rows"]
+            own.unlink()
+    else:
+        bench = Bench(methods[0])
+        for temperature in arguments.temperature or TEMPERATURES:
+            for batch in arguments.batch or BATCHES:
+                rows.append(measure(bench, methods[0], batch, temperature, arguments.turns))
+                Console(width=120).print(table_of(rows[-1:]))
+    Console(width=120).print(table_of(rows))
+    found = {"environment": describe_environment(), "rows": rows}
+    arguments.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(f"wrote {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()
