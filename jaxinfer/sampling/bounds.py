@@ -126,10 +126,11 @@ class Bounded:
             held = adjust(logits, of_draws, self.position, self.path)
             return jnp.where(of_draws.binds[:, None] > 0, held, logits)
 
-        # What goes through a condition would be whole on every device, if nobody said otherwise.
-        return self._split(lax.cond(self.anyone, bound, lambda logits: logits, self._split(logits)))
+        # As in `as_held`.
+        return self.split(lax.cond(self.anyone, bound, lambda logits: logits, self.split(logits)))
 
-    def _split(self, logits: jax.Array) -> jax.Array:
+    def split(self, logits: jax.Array) -> jax.Array:
+        """Logits float32 [Q, V] as they lie on devices: split by word, or as they are."""
         by_word = self.bounds.by_word
         return logits if by_word is None else lax.with_sharding_constraint(logits, by_word)
 

@@ -99,4 +99,7 @@ def as_held(
             logits = holder.hold(logits)
         return logits, greatest_of_rows(logits)
 
-    return lax.cond(anyone, held, lambda logits: (logits, greedy), logits)
+    split = next((holder.split for holder in holders if isinstance(holder, Bounded)), lambda logits: logits)
+    # What goes through a condition would be whole on every device, if nobody said otherwise.
+    logits, greedy = lax.cond(anyone, held, lambda logits: (logits, greedy), split(logits))
+    return split(logits), greedy
