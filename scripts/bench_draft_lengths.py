@@ -9,7 +9,6 @@ No engine is warmed up: the default knows what it has measured while it served, 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import subprocess
@@ -21,12 +20,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench_speculative import FEWEST_REQUESTS, METHODS, serve
+from cpu_bench.held_out_prompts import METHODS, held_out_prompts, serve
 from jaxinfer import LLM
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.engine.speculation import Speculation
 from jaxinfer.speculative.gamma import FixedGamma
-from training.corpus import stream
 
 LENGTHS = {"ngram": (1, 2, 4, 6, 8), "draft_model": (1, 2, 4, 6, 8), "eagle3": (1, 2, 4, 5, 59)}  # 59: trees
 BATCHES = (1, 4, 16, 32)
@@ -68,8 +66,7 @@ class Bench:
 
 
 def measure(bench: Bench, method: str, batch: int, temperature: float, turns: int) -> dict[str, Any]:
-    prompts = [sample.prompt for sample in itertools.islice(stream(1, True), 1000) if sample.messages]
-    prompts = prompts[: max(batch, FEWEST_REQUESTS)]
+    prompts = held_out_prompts(batch)
     of_lengths: dict[int, float] = {}
     _, expected = serve(bench.plain, prompts, batch, temperature)
     for length in LENGTHS[method]:

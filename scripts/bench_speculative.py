@@ -9,30 +9,24 @@ share of steps that drafted nothing at all.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from cpu_bench.held_out_prompts import METHODS, held_out_prompts, serve
 from cpu_bench.speculation_chart import draw_chart
-from jaxinfer import LLM, RequestOutput, SamplingParams
+from jaxinfer import LLM
 from jaxinfer.bench.environment import describe_environment
-from training.corpus import stream
 
-METHODS = ("ngram", "draft_model", "eagle3")
 BATCHES = (1, 2, 4, 8, 16, 32)
-MAX_TOKENS = 128
 TEMPERATURES = (0.0, 0.8)
-# A batch of few requests is over too soon to be timed: it is made of several batches one after the other.
-FEWEST_REQUESTS = 16
 
 
 def open_engines(method: str, adaptive: str | None) -> tuple[LLM, LLM]:
@@ -43,18 +37,6 @@ def open_engines(method: str, adaptive: str | None) -> tuple[LLM, LLM]:
         print("compiling and measuring ...", flush=True)
         llm.warm_up(use_tqdm=False)
     return engines
-
-
-def serve(llm: LLM, prompts: list[Any], batch: int, temperature: float) -> tuple[float, list[list[int]]]:
-    """Seconds for all prompts, so many at a time, with nothing cached; and the tokens."""
-    llm.reset_prefix_cache()
-    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=MAX_TOKENS) for i in range(len(prompts))]
-    outputs: list[RequestOutput] = []
-    begin = time.perf_counter()
-    for first in range(0, len(prompts), batch):
-        outputs += llm.chat(prompts[first : first + batch], params[first : first + batch], use_tqdm=False)
-    seconds = time.perf_counter() - begin
-    return seconds, [output.outputs[0].token_ids for output in outputs]
 
 
 def counted(llm: LLM) -> dict[str, float]:
@@ -72,8 +54,7 @@ def counted(llm: LLM) -> dict[str, float]:
 
 def measure(engines: tuple[LLM, LLM], method: str, batch: int, temperature: float, pairs: int) -> dict[str, Any]:
     """The median of pairs, after one that is not counted."""
-    prompts = [sample.prompt for sample in itertools.islice(stream(1, True), 1000) if sample.messages]
-    prompts = prompts[: max(batch, FEWEST_REQUESTS)]
+    prompts = held_out_prompts(batch)
     plain, speculating = engines
     ratios: list[float] = []
     for pair in range(pairs + 1):

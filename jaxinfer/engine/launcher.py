@@ -40,6 +40,7 @@ class _Launch:
     logprobs: TokenLogprobs | None = None  # [width * Q]
     prompt_logprobs: TokenLogprobs | None = None
     begin: float | None = None  # when it was launched; None: programs were compiled for it
+    compiles: int = 0  # that there had been when it was launched
 
 
 def _rounds_run(launch: _Launch, landed: np.ndarray) -> int:
@@ -124,7 +125,7 @@ class Launcher:
         metrics.scheduled_tokens_total += output.total_num_scheduled_tokens
         if metrics.num_compiles_total == compiles:  # a compile is not the host's everyday work
             metrics.host_seconds_total += time.perf_counter() - begin
-            launched.begin = launch_begin
+            launched.begin, launched.compiles = launch_begin, compiles
         self._in_flight.append(launched)
 
     def _launch_rounds(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
@@ -168,6 +169,8 @@ class Launcher:
         begin = time.perf_counter()
         seconds, was_exact = 0.0, self._is_exact
         self._is_exact = begin - waits > _WAITED
+        if self.metrics.num_compiles_total != launch.compiles:
+            launch.begin = None  # on a CPU, what is compiled meanwhile takes the time of launches
         # It began where the one before it ended, which nobody knows of one that was read late.
         if launch.begin is not None and self._is_exact and (was_exact or launch.begin >= self._ready):
             seconds = begin - max(launch.begin, self._ready)

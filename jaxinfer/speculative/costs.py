@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# How much of the unit of estimates a further measurement takes the place of.
-_NEW = 0.2
 # What is known of a program counts less with each further launch. What was measured before launches counts as so many,
 # and what was only estimated as a bit of one, for what launches do not tell.
 _KEPT = 0.9
@@ -97,8 +96,7 @@ class LaunchCosts:
     def __init__(self, bucket: Callable[[int, int, int, int], Key | None], estimate: Estimate) -> None:
         self._bucket, self._estimate = bucket, estimate
         self._known: dict[Key, _Cost] = {}
-        self._unit = 1.0  # seconds of one unit of the estimate
-        self._has_unit = False
+        self._unit = 1.0  # seconds of one unit of the estimate: the median of what is known of measured shapes
 
     def seconds(self, rows: int, pages_per_row: int, num_drafts: int, num_nodes: int = 0) -> float | None:
         """Of one round with so many drafts, or of a plain step; None: there is no such program."""
@@ -121,7 +119,7 @@ class LaunchCosts:
         """What was measured of a shape."""
         known = self._known[key] = _Cost(verification, draft, key[2] - 1, _WEIGHT_OF_MEASURED)
         known.num_measured = _TIMES_MEASURED
-        self._learn_unit(key, verification, 1.0)
+        self._learn_unit()
 
     def observe(self, rows: int, pages_per_row: int, num_drafts: int, seconds: float, num_nodes: int = 0) -> None:
         """One round, or step, of a launch took so long."""
@@ -129,12 +127,10 @@ class LaunchCosts:
         if key is None:
             return
         known = self._known.get(key)
-        is_new = known is None
         if known is None:
             known = self._known[key] = self._estimated(key)
         known.observe(num_drafts, seconds)
-        if is_new:
-            self._learn_unit(key, known.verification, _NEW)
+        self._learn_unit()
 
     def _estimated(self, key: Key) -> _Cost:
         rows, _, width, num_nodes = key
@@ -143,7 +139,8 @@ class LaunchCosts:
         verification = self._unit * self._estimate.verification(rows * width)
         return _Cost(verification, self._unit * self._estimate.draft(drafting) if width > 1 else 0.0, width - 1)
 
-    def _learn_unit(self, key: Key, verification: float, new: float) -> None:
-        unit = verification / self._estimate.verification(key[0] * key[2])
-        self._unit = unit if not self._has_unit else (1 - new) * self._unit + new * unit
-        self._has_unit = True
+    def _learn_unit(self) -> None:
+        self._unit = statistics.median(
+            known.verification / self._estimate.verification(rows * width)
+            for (rows, _, width, _), known in self._known.items()
+        )
