@@ -207,6 +207,18 @@ def test_a_sequence_without_a_seat_is_one_of_which_nothing_is_known():
     assert control.choose(np.asarray([last, NO_SEAT]), 1).drafts.tolist() == [1, MOST]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)], ids=["at first", "later"])
+def test_one_shape_that_seemed_slow_does_not_make_all_others_seem_so(order):
+    """A launch beside which something else kept the machine busy; what is not measured would never be tried."""
+    unit, seconds = 0.001, [0.0, 0.0, 0.0]
+    for index, rows in enumerate((1, 2, 4)):
+        seconds[index] = unit * 10 * (1 + rows / 16) * (30 if index == 0 else 1)
+    costs = LaunchCosts(bucket, Estimate(target=10.0, drafter=1.0, knee=16.0))
+    for index in order:
+        costs.observe((1, 2, 4)[index], 1, 0, seconds[index])
+    assert costs.seconds(4, 1, 4) == pytest.approx(unit * (10 * (1 + 20 / 16) + 4 * (1 + 4 / 16)), rel=0.01)
+
+
 def test_launches_tell_what_drafts_cost_and_what_their_verification_does():
     costs = LaunchCosts(bucket, Estimate(target=10.0, drafter=1.0, knee=16.0))
     for number in (3, 4) * 20:
