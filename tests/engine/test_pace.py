@@ -2,7 +2,9 @@
 
 import pytest
 
+from jaxinfer.engine.launcher import Launcher
 from jaxinfer.engine.pace import Pace
+from tests.builders import make_request, run_requests
 
 pytestmark = pytest.mark.measured
 
@@ -110,3 +112,21 @@ def test_now_and_then_it_is_the_other_way_round(each, usual):
         pace.beside_chunks("kind", 16, 1.0, mixed="mixed", alone="alone", waits=False, goes_on=True) for _ in range(200)
     ]
     assert found.count(usual) == 196 and len(set(found)) == 2
+
+
+@pytest.mark.unoptimized
+@pytest.mark.parametrize("compiles", [False, True])
+def test_launches_beside_which_something_is_compiled_are_not_timed(compiles, idle_engine, monkeypatch):
+    core, timed = idle_engine(), []
+    run_requests(core, [make_request("0", [1, 2, 3], max_tokens=60)])  # compiles
+    launch = Launcher.launch
+
+    def beside_a_compile(self) -> bool:
+        found = launch(self)
+        core.metrics.num_compiles_total += compiles
+        return found
+
+    monkeypatch.setattr(Launcher, "launch", beside_a_compile)
+    monkeypatch.setattr(Pace, "note", lambda self, kind, rounds, seconds: timed.append(seconds))
+    run_requests(core, [make_request("1", [4, 5, 6], max_tokens=60)])
+    assert bool(timed) != compiles
