@@ -30,7 +30,7 @@ def plan_launches(
     takes part in; none: it is a step.
 
     With chunks of prompts there is one step for all, or one of the chunks alone and a launch of rounds behind it, in
-    which rows whose last chunk is in the step take part too. Nobody reads there what a later launch writes. Without
+    which rows whose last chunk is in the step take part too. No launch reads what a later one writes. Without
     chunks there are rounds, plain ones where there is no program or no page for the others; one alone while running
     requests are not in their seats yet.
 
@@ -72,7 +72,7 @@ def _rounds_of_rows(
     plan: LaunchPlan, rounds: Rounds, kv: KVCacheManager, pace: Pace, most: int, *, waits: bool, shares_lanes: bool
 ) -> list[int]:
     """How many rounds, up to `most`, each row of a launch takes part in; none: it cannot be one of these rounds, or
-    nobody would have anything of them.
+    no row would draft in them.
 
     Rows that the host has to look at, or to prepare, after each token take part in one; the others in as many as pay.
     """

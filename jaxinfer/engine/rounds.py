@@ -36,7 +36,7 @@ class Rounds:
     sits_out: frozenset[Hashable] = frozenset()  # requests that take part again once their tokens have landed
     holds: Callable[[int, int, bool], bool] = _anything  # (rows, pages per row, whether some share lanes)
     most_in_lane: int | None = None  # sequences; None: any number
-    plain: Rounds | None = None  # what runs where these cannot, or where nobody has anything of them
+    plain: Rounds | None = None  # what runs where these cannot, or where no row would draft
     choice: Any = field(default=None, compare=False)  # the strategy's own
 
     @property

@@ -24,7 +24,7 @@ def hearing_of_compiles(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def is_heard() -> bool:
-    """Whether somebody hears of what this thread compiles."""
+    """Whether compiles of this thread are reported: it runs inside `hearing_of_compiles`."""
     return getattr(_of_thread, "tell", None) is not None
 
 

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens: a program behind launches that leave hidden states for those who ask for them."""
+"""Log probabilities of tokens: a program after launches that leave hidden states for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEW = 8
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs:
     """The program; its shape is the number of (padded) hidden states, its inputs are these, the tokens after them, and
-    of how many anybody wants to know."""
+    how many of them are wanted."""
 
     shapes: Sequence[int] = ()
     reads = (TARGET,)

@@ -52,7 +52,7 @@ def by_likelihood(programs: Sequence[Program]) -> Iterator[tuple[Program, Any]]:
 
 
 def record(runner: Runner, program: Program, shape: Any) -> None:
-    """Run a program on padding. For whoever launches: nobody else may touch the state."""
+    """Run a program on padding. Only the thread that launches may: no other one touches the state."""
     # Launches in flight have their inputs and results allocated, each of them.
     jax.block_until_ready(runner.launch_idle(program, shape))
 
@@ -123,7 +123,7 @@ class WarmUp:
             while (found := self._next()) is not None:
                 runner.compile(*found)
                 self._done.put(found)
-        except Exception as error:  # whoever waits for it, or looks at it later, is told
+        except Exception as error:  # `compiled` raises it, and it stays to be read
             self.error = error
             self._stop.set()
         finally:

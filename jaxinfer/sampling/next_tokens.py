@@ -100,6 +100,6 @@ def as_held(
         return logits, greatest_of_rows(logits)
 
     split = next((holder.split for holder in holders if isinstance(holder, Bounded)), lambda logits: logits)
-    # What goes through a condition would be whole on every device, if nobody said otherwise.
+    # Without a constraint, XLA replicates what passes through a condition on every device.
     logits, greedy = lax.cond(anyone, held, lambda logits: (logits, greedy), split(logits))
     return split(logits), greedy

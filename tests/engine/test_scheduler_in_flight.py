@@ -258,7 +258,7 @@ DRAFTS = Rounds(RowKind.VERIFICATION, most=2, most_tokens=5, plain=Rounds(RowKin
 NO_DRAFTS = {
     "no program": (replace(DRAFTS, holds=lambda rows, pages, lanes: rows < 2), {}, {}),
     "no pages": (DRAFTS, {}, {"num_pages": 4}),
-    "nobody may draft": (DRAFTS, {"bad_token_ids": [(3, 4)]}, {}),
+    "no row may draft": (DRAFTS, {"bad_token_ids": [(3, 4)]}, {}),
 }
 
 
