@@ -11,16 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cpu_bench.held_out_prompts import METHODS, held_out_prompts, serve
+from cpu_bench.held_out_prompts import METHODS, held_out_prompts, in_process, serve
 from jaxinfer import LLM
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.engine.speculation import Speculation
@@ -117,18 +114,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, action="append", choices=BATCHES, help="repeatable; default: all")
     parser.add_argument("--temperature", type=float, action="append", help=f"repeatable; default: {TEMPERATURES}")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=Path(tempfile.gettempdir()) / "bench_draft_lengths.json")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures here")
     arguments = parser.parse_args()
     methods = arguments.method or METHODS
     rows: list[dict[str, Any]] = []
-    if len(methods) > 1:  # the programs of three methods are too many for one process
+    if len(methods) > 1:
         for method in methods:
-            own = arguments.output.with_suffix(f".{method}.json")
-            subprocess.run(
-                [sys.executable, __file__, *sys.argv[1:], "--method", method, "--output", str(own)], check=True
-            )
-            rows += json.loads(own.read_text(encoding="utf-8"))["rows"]
-            own.unlink()
+            rows += in_process(__file__, method)
     else:
         bench = Bench(methods[0])
         for temperature in arguments.temperature or TEMPERATURES:
@@ -136,9 +128,9 @@ def main() -> None:
                 rows.append(measure(bench, methods[0], batch, temperature, arguments.turns))
                 Console(width=120).print(table_of(rows[-1:]))
     Console(width=120).print(table_of(rows))
-    found = {"environment": describe_environment(), "rows": rows}
-    arguments.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print(f"wrote {arguments.output}")
+    if arguments.json is not None:
+        found = {"environment": describe_environment(), "rows": rows}
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

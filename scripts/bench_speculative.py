@@ -11,16 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cpu_bench.held_out_prompts import METHODS, held_out_prompts, serve
+from cpu_bench.held_out_prompts import METHODS, held_out_prompts, in_process, serve
 from cpu_bench.speculation_chart import draw_chart
 from jaxinfer import LLM
 from jaxinfer.bench.environment import describe_environment
@@ -83,17 +80,6 @@ def measure(engines: tuple[LLM, LLM], method: str, batch: int, temperature: floa
     }
 
 
-def in_process(method: str) -> list[dict[str, Any]]:
-    """The rows of one method, measured in a process of its own: more programs than two engines' are too many for the
-    memory maps of one."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "rows.json"
-        given = [argument for argument in sys.argv[1:] if argument not in METHODS and argument != "--method"]
-        command = [sys.executable, __file__, *given, "--method", method, "--json", str(file)]
-        subprocess.run(command, check=True)
-        return json.loads(file.read_text(encoding="utf-8"))["rows"]
-
-
 def table_of(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="speculation against plain decoding", title_justify="left")
     for heading in ("method", "temperature", "batch", "speed-up", "accepted", "drafts", "tokens a step", "same tokens"):
@@ -119,7 +105,7 @@ def main() -> None:
     options = parser.parse_args()
     methods = options.method or list(METHODS)
     if len(methods) > 1:
-        rows = [row for method in methods for row in in_process(method)]
+        rows = [row for method in methods for row in in_process(__file__, method)]
     else:
         engines = open_engines(methods[0], None if options.fixed else "cost")
         rows = []

@@ -1,9 +1,14 @@
-"""Held-out prompts of the embedded checkpoint, and how benchmarks of speculation serve them."""
+"""What benchmarks of speculation share: held-out prompts of the embedded checkpoint, and how they are served."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from jaxinfer import LLM, RequestOutput, SamplingParams
@@ -31,3 +36,16 @@ def serve(llm: LLM, prompts: list[Any], batch: int, temperature: float) -> tuple
         outputs += llm.chat(prompts[first : first + batch], params[first : first + batch], use_tqdm=False)
     seconds = time.perf_counter() - begin
     return seconds, [output.outputs[0].token_ids for output in outputs]
+
+
+def in_process(script: str, method: str) -> list[dict[str, Any]]:
+    """The rows of one method, from a script that runs with the same arguments, in a process of its own.
+
+    The programs of the engines of several methods need more memory maps than one process may have.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        given = [argument for argument in sys.argv[1:] if argument not in METHODS and argument != "--method"]
+        command = [sys.executable, script, *given, "--method", method, "--json", str(file)]
+        subprocess.run(command, check=True)
+        return json.loads(file.read_text(encoding="utf-8"))["rows"]
