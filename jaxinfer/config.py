@@ -89,7 +89,7 @@ class EngineConfig:
 
 ADAPTIVE = ("cost", "entropy")
 # Those of trees are the published ones, whose 60 count the root.
-_NUM_SPECULATIVE_TOKENS = {"draft_model": 4, "ngram": 5, "eagle3": 59}
+_NUM_SPECULATIVE_TOKENS = {"draft_model": 8, "ngram": 5, "eagle3": 59}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class SpeculativeConfig:
             trees).
         model: the draft model, or the head: a converted directory, a Hugging Face directory or a hub id. None: the
             embedded one, for the embedded target.
-        num_speculative_tokens: most tokens drafted in a round; of a tree, its nodes besides the root. None: 4 of a
+        num_speculative_tokens: most tokens drafted in a round; of a tree, its nodes besides the root. None: 8 of a
             draft model, 5 of n-grams, 59 of trees.
         tree_depth: of "eagle3", levels of a tree after the first: up to one more token can be accepted. None: 7.
         tree_top_k: of "eagle3", nodes of a level that the next one goes on from, and children of each. 1: a chain.

@@ -104,11 +104,11 @@ class Speculation(UsualStrategy):
             chosen, num_nodes, is_trial = self.controller.choose(seats, pages)
             num_drafts = int(chosen.max())
             launch = (len(seats), pages, any([request.shares_lane for request in requests]))
-            if num_nodes and num_drafts and not self._has_room(num_drafts, num_nodes, *launch):
-                # Too many for trees: chains, as long as there are programs for.
-                num_drafts, num_nodes = min(num_drafts, self._shapes.longest_chain), 0
             if num_drafts and not self._has_room(num_drafts, num_nodes, *launch):
-                num_drafts = 0
+                # Too many for trees, or for so many drafts: chains, as long as there are programs for.
+                longest = min(num_drafts, self._shapes.longest_chain)
+                fitting = (number for number in range(longest, 0, -1) if self._has_room(number, 0, *launch))
+                num_drafts, num_nodes = next(fitting, 0), 0
             of_seats[:] = num_drafts
             of_seats[seats] = np.minimum(chosen, num_drafts)
         running = min(len(requests) + num_waiting, self._num_seats)

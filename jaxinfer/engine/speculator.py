@@ -37,6 +37,8 @@ from kernels_pallas.visibility import MAX_TAIL_TOKENS
 _BELIEFS = {"draft_model": (1.0, 0.6), "ngram": (0.5, 0.5), "eagle3": (1.0, 0.6)}
 _BELIEF_OF_TREES = 0.8
 _CHAIN_BESIDE_TREES = 5
+# Less than a verification of so many drafts is not worth a program of its own.
+_FEWEST_DRAFTS = 2
 # The last tokens of a sequence are enough for a head to go on from.
 _WINDOW = 128
 # Tokens whose computing takes as long as reading the weights.
@@ -78,10 +80,11 @@ class Speculator:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of verifications of chains: who chooses by costs, among chains alone, has a small one too."""
-        most = self.longest_chain
-        has_two = self.config.adaptive == "cost" and most > 2 and not self.config.num_nodes
-        return (most // 2 + 1, most + 1) if has_two else (most + 1,)
+        """Of verifications of chains: of all drafts, and of fewer, for more rows and where costs choose so."""
+        drafts = [self.longest_chain]
+        while drafts[0] // 2 >= _FEWEST_DRAFTS and not self.config.num_nodes:
+            drafts.insert(0, drafts[0] // 2)
+        return tuple(number + 1 for number in drafts)
 
     @property
     def weights_bytes(self) -> int:
@@ -107,8 +110,9 @@ class Speculator:
         """Of its programs."""
         config = self.config
         return SpeculationShapes.of(
-            buckets, widths=self.widths, max_rounds=self.max_rounds(engine), page_size=engine.page_size,
-            num_nodes=config.num_nodes, tree_width=config.most_drafts + 1 if config.num_nodes else 0,
+            buckets, widths=self.widths, of_each=2 if config.adaptive == "cost" else 1,
+            max_rounds=self.max_rounds(engine), page_size=engine.page_size, num_nodes=config.num_nodes,
+            tree_width=config.most_drafts + 1 if config.num_nodes else 0,
         )  # fmt: skip
 
     def max_rounds(self, engine: EngineConfig) -> int:

@@ -37,6 +37,7 @@ class SpeculationShapes:
         buckets: Buckets,
         *,
         widths: Sequence[int],
+        of_each: int = 2,
         max_rounds: int,
         page_size: int,
         num_nodes: int = 0,
@@ -46,6 +47,7 @@ class SpeculationShapes:
 
         Args:
             widths: of verifications of chains, ascending: drafts, and one more.
+            of_each: so many of them, the largest that fit, come with each number of rows.
             max_rounds: of a launch.
             num_nodes: of trees; 0: there are none.
             tree_width: tokens that land of a tree at most.
@@ -56,7 +58,7 @@ class SpeculationShapes:
             is_first = pages == buckets.pages_per_row[0]
             for rows in _some(buckets.decode_rows, _ROWS_OF_ALL_POWERS if is_first else 1):
                 fitting = [width for width in widths if rows * width <= most]
-                chosen = fitting if is_first and rows >= _FEWEST_ROWS_OF_ALL_WIDTHS else fitting[-1:]
+                chosen = fitting[-of_each:] if is_first and rows >= _FEWEST_ROWS_OF_ALL_WIDTHS else fitting[-1:]
                 rounds += [RoundsShape(shape_of(rows, 0, 0, pages), width) for width in chosen]
                 trees = rows * (1 + num_nodes) <= most if num_nodes else False
                 rounds += [RoundsShape(shape_of(rows, 0, 0, pages), tree_width, num_nodes)] if trees else []

@@ -95,6 +95,25 @@ def test_a_request_alone_gets_the_tokens_of_plain_decoding(drafter, engines, pla
         assert run_requests(core, [request]) == run_requests(plain, [same])
 
 
+def test_more_rows_than_can_verify_as_many_drafts_get_fewer(model, plain):
+    """With 20 tokens a step, 2 rows can verify 8 drafts each, and 4 of them 4."""
+    limits = {"max_num_batched_tokens": 20, "kv_cache_tokens": 640}
+    core = speculating_engine(model, disturbed(model, 0.1), speculative={"num_speculative_tokens": 8}, **limits)
+    prompts = [prompt[:20] for prompt in random_prompts((60, 64, 29, 100))]
+    strategy, wanted = speculation_of(core), {}
+    launched = strategy.launch
+
+    def launch(output, built, runner):
+        found = int(built.packed["max_drafts"].max())
+        wanted.setdefault(len(output.requests), set()).add(found)
+        return launched(output, built, runner)
+
+    strategy.launch = launch
+    got = run_requests(core, [make_request(str(i), p, max_tokens=40 - 10 * i) for i, p in enumerate(prompts)])
+    assert got == run_requests(plain, [make_request(str(i), p, max_tokens=40 - 10 * i) for i, p in enumerate(prompts)])
+    assert wanted[4] == {4} and wanted[1] == {8}, wanted
+
+
 @pytest.mark.parametrize(
     "limits",
     [

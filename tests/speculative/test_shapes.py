@@ -19,6 +19,15 @@ def test_an_engine_has_at_most_so_many_programs_more(max_model_len, most):
     assert len(shapes.rounds) + len(shapes.lanes) + len(shapes.catch_up) == most
 
 
+@pytest.mark.parametrize("of_each", [1, 2])
+def test_many_rows_have_programs_of_fewer_drafts(of_each):
+    buckets = Buckets.from_config(EngineConfig(1024, kv_cache_tokens=1024))
+    shapes = SpeculationShapes.of(buckets, widths=(3, 5, 9), of_each=of_each, max_rounds=8, page_size=16)
+    widths = {rows: {s.width for s in shapes.rounds if s.batch.num_rows == rows} for rows in (1, 4, 32, 128, 256)}
+    two = {1: {9}, 4: {5, 9}, 32: {5, 9}, 128: {3, 5}, 256: {3}}
+    assert widths == {rows: {max(found)} if of_each == 1 else found for rows, found in two.items()}
+
+
 @pytest.mark.parametrize(("max_model_len", "most"), [(1024, 17), (8192, 26), (65536, 26)])
 def test_trees_beside_chains_take_the_place_of_short_chains(max_model_len, most):
     engine = EngineConfig(max_model_len, kv_cache_tokens=max_model_len)
