@@ -24,8 +24,9 @@ from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import StepOutput
 from jaxinfer.sampling.logprobs import TokenLogprobs
 
-# A result that was there already when the host asked for it does not tell how long the device took.
-_WAITED = 20e-6
+# A result that was there already when the host asked for it does not tell how long the device took. Reading takes a
+# while too: the host has waited if that took so many seconds, and such a share of what the launch seems to have taken.
+_WAITED, _SHARE_WAITED = 20e-6, 0.05
 
 
 @dataclass
@@ -39,7 +40,7 @@ class _Launch:
     rounds: RoundsResult | None = None  # None: a plain step
     logprobs: TokenLogprobs | None = None  # [width * Q]
     prompt_logprobs: TokenLogprobs | None = None
-    begin: float | None = None  # when it was launched; None: programs were compiled for it
+    begin: float | None = None  # when it was launched; None: it is not timed
     compiles: int = 0  # that there had been when it was launched
 
 
@@ -171,9 +172,12 @@ class Launcher:
         self._is_exact = begin - waits > _WAITED
         if self.metrics.num_compiles_total != launch.compiles:
             launch.begin = None  # on a CPU, what is compiled meanwhile takes the time of launches
-        # It began where the one before it ended, which nobody knows of one that was read late.
-        if launch.begin is not None and self._is_exact and (was_exact or launch.begin >= self._ready):
+        if launch.begin is not None:
             seconds = begin - max(launch.begin, self._ready)
+            self._is_exact &= begin - waits > _SHARE_WAITED * seconds
+            # It began where the one before it ended, which is not known of one that was read late.
+            if not self._is_exact or not (was_exact or launch.begin >= self._ready):
+                seconds = 0.0
         before, self._ready = self._ready, begin
         landed = tokens >= 0
         # What is launched ahead of rows that have ended runs no round at all, and a step that lands nothing runs.
@@ -194,6 +198,9 @@ class Launcher:
             kinds = launch.output.kinds
             kind = launch.built.packed.shape if RowKind.PROMPT_CHUNK in kinds else kinds[0]
             self.scheduler.pace.note(kind, max(1, steps), begin - before)
+        if not self.scheduler.requests:
+            for left in self._in_flight:  # it is read with whatever comes next, at whatever time
+                left.begin = None
         metrics.num_steps_total += steps
         metrics.scheduled_rows_total += steps * len(launch.output.requests)
         metrics.count_landings(landings, time.perf_counter())

@@ -24,6 +24,8 @@ _NEW = 0.1
 _PROBING = 0.02
 # Before it can draft again a drafter takes in what it missed: about as long as so many drafts.
 _CATCH_UP_DRAFTS = 8
+# Steps of a launch without drafts.
+_PLAIN_STEPS = 16
 
 
 class _Best(NamedTuple):
@@ -38,7 +40,7 @@ class CostController:
 
     Where plain decoding is best, a round is tried now and then, so that it is noticed when drafts become worth it:
     sequences change, and so does what is known of them. Where trees may be drafted, chains or trees are, whichever
-    gives more; what has not been chosen for long is tried in the same way.
+    gives more; what has not been chosen for long, plain decoding included, is tried in the same way.
 
     Args:
         most: the most drafts one after the other, for each number of nodes of trees; of 0 nodes: of chains.
@@ -63,7 +65,8 @@ class CostController:
         }
         self.most = dict(most)
         self._always_drafts = drafts == 1.0
-        self._seconds_without = dict.fromkeys(most, 0.0)  # of launches since the last round with such drafts
+        # Of launches since the last one with trees of so many nodes, with chains (0), and with no drafts (None).
+        self._seconds_without: dict[int | None, float] = dict.fromkeys([*most, None], 0.0)
         self._num_trials: Counter[Key] = Counter()
         self._without_drafts = 1.0  # what a round in which nothing is drafted takes, in plain steps
 
@@ -78,13 +81,13 @@ class CostController:
         if found[nodes].gain < _MARGIN:
             nodes = None
         is_trial = False
-        for other, best in found.items():
-            if other != nodes and best.num_drafts and self._may_probe(other, best, rows, pages_per_row):
+        for other in (None, *found):
+            if other != nodes and self._may_probe(other, found, rows, pages_per_row):
                 nodes, is_trial = other, True
                 break
-        if nodes is None:
-            return Choice(np.zeros(rows, int))
         self._seconds_without[nodes] = 0.0
+        if nodes is None:
+            return Choice(np.zeros(rows, int), is_trial=is_trial)
         return Choice(np.full(rows, found[nodes].num_drafts), nodes, is_trial)
 
     def would_draft(self, rows: int, pages_per_row: int) -> bool:
@@ -102,18 +105,23 @@ class CostController:
 
     def timed(self, launch: TimedLaunch) -> None:
         plain = self._costs.seconds(launch.rows, launch.pages_per_row, 0) or 0.0
+        ran = launch.num_nodes if launch.num_drafts else None
         for nodes in self._seconds_without:
-            if not launch.num_drafts or nodes != launch.num_nodes:
+            if nodes != ran:
                 self._seconds_without[nodes] += launch.seconds
         if not launch.num_drafts:
-            self._costs.observe(launch.rows, launch.pages_per_row, 0, launch.seconds / launch.rounds)
+            each, rounds = launch.seconds / launch.rounds, launch.rounds
+            self._costs.observe(launch.rows, launch.pages_per_row, 0, each, rounds=rounds)
         elif launch.rounds == launch.rounds_without:
             ratio = min(launch.seconds / (launch.rounds * plain), 2.0)
             self._without_drafts += _NEW * (max(ratio, 1.0) - self._without_drafts)
         else:
             seconds = launch.seconds - launch.rounds_without * plain * self._without_drafts
-            each = max(seconds / (launch.rounds - launch.rounds_without), plain)
-            self._costs.observe(launch.rows, launch.pages_per_row, launch.num_drafts, each, launch.num_nodes)
+            rounds = launch.rounds - launch.rounds_without
+            self._costs.observe(
+                launch.rows, launch.pages_per_row, launch.num_drafts, max(seconds / rounds, plain), launch.num_nodes,
+                rounds=rounds,
+            )  # fmt: skip
 
     def _best(self, nodes: int, forecast: Forecast, rows: int, pages_per_row: int) -> _Best:
         """The number of drafts, at least 1, with the most tokens a second."""
@@ -156,13 +164,18 @@ class CostController:
             if times < _FEW_TIMES and self._num_trials[program] < _MOST_TRIALS:
                 self._num_trials[program] += 1
                 nodes, number = drafts[-1 if times % 2 else 0]
-                return Choice(np.full(rows, number), nodes, is_trial=True)
+                return Choice(np.full(rows, number), nodes)
         return None
 
-    def _may_probe(self, nodes: int, best: _Best, rows: int, pages_per_row: int) -> bool:
-        """Whether enough time went into other launches for a round with all that it needs."""
-        one = self._costs.seconds(rows, pages_per_row, best.num_drafts, nodes)
+    def _may_probe(self, nodes: int | None, found: Mapping[int, _Best], rows: int, pages_per_row: int) -> bool:
+        """Whether enough time went into other launches for one of these, with all that it needs."""
         plain = self._costs.seconds(rows, pages_per_row, 0)
-        assert one is not None and plain is not None
+        assert plain is not None
+        if nodes is None:
+            return _PROBING * self._seconds_without[None] > _PLAIN_STEPS * plain
+        best = found[nodes]
+        one = self._costs.seconds(rows, pages_per_row, best.num_drafts, nodes) if best.num_drafts else None
+        if one is None:
+            return False
         needed = one + _CATCH_UP_DRAFTS * max(one - plain, 0.0) / best.num_drafts
         return _PROBING * self._seconds_without[nodes] > needed

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# What is known of a program counts less with each further launch. What was measured before launches counts as so many,
-# and what was only estimated as a bit of one, for what launches do not tell.
+# What is known of a program counts less with each further launch. What was measured before launches counts as so many
+# rounds, and what was only estimated as a bit of one, for what launches do not tell.
 _KEPT = 0.9
-_WEIGHT_OF_MEASURED, _TIMES_MEASURED = 4.0, 5
+_WEIGHT_OF_MEASURED, _TIMES_MEASURED = 16.0, 5
 _LEAST_WEIGHT = 0.1
 
 # Rows, pages per row, tokens of each row that are verified (1: a plain step), nodes of a tree (0: a chain).
@@ -39,13 +39,14 @@ class Estimate:
 class _Cost:
     """Seconds of a program's rounds by drafts: those of a verification, and of each draft before it.
 
-    A line through what launches took, which counts less as they age. Where all had as many drafts, it has the slope of
-    what was taken to be before.
+    A line through what launches took, which counts less as they age, and more the more rounds a launch had: what a
+    launch takes besides belongs to all of them. Where all had as many drafts, it has the slope of what was taken to be
+    before.
 
     Args:
         verification, draft: what is taken to be.
         most_drafts: of the program.
-        weight: how many launches that counts as; 0: only the ratio of the two is worth something.
+        weight: how many rounds that counts as; 0: only the ratio of the two is worth something.
     """
 
     def __init__(self, verification: float, draft: float, most_drafts: int, weight: float = 0.0) -> None:
@@ -57,7 +58,7 @@ class _Cost:
     def seconds(self, num_drafts: int) -> float:
         return self.verification + num_drafts * self.draft
 
-    def observe(self, num_drafts: int, seconds: float) -> None:
+    def observe(self, num_drafts: int, seconds: float, rounds: int) -> None:
         if self._weight or self.num_measured:
             # One launch in which the machine was busy with something else must not count for much.
             seconds = min(seconds, 2 * self.seconds(num_drafts))
@@ -65,7 +66,7 @@ class _Cost:
         self._weight *= _KEPT
         new = {"_count": 1.0, "_d": num_drafts, "_dd": num_drafts**2, "_t": seconds, "_dt": num_drafts * seconds}
         for name, value in new.items():
-            setattr(self, name, _KEPT * getattr(self, name) + value)
+            setattr(self, name, _KEPT * getattr(self, name) + rounds * value)
         self._fit()
 
     def _fit(self) -> None:
@@ -121,15 +122,17 @@ class LaunchCosts:
         known.num_measured = _TIMES_MEASURED
         self._learn_unit()
 
-    def observe(self, rows: int, pages_per_row: int, num_drafts: int, seconds: float, num_nodes: int = 0) -> None:
-        """One round, or step, of a launch took so long."""
+    def observe(
+        self, rows: int, pages_per_row: int, num_drafts: int, seconds: float, num_nodes: int = 0, *, rounds: int = 1
+    ) -> None:
+        """Each of the rounds, or steps, of a launch took so long."""
         key = self._bucket(rows, pages_per_row, num_drafts, num_nodes)
         if key is None:
             return
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._estimated(key)
-        known.observe(num_drafts, seconds)
+        known.observe(num_drafts, seconds, rounds)
         self._learn_unit()
 
     def _estimated(self, key: Key) -> _Cost:

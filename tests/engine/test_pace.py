@@ -1,5 +1,7 @@
 """What launches of so many rounds take, learned from a few, and how many rounds that makes of the next."""
 
+import time
+
 import pytest
 
 from jaxinfer.engine.launcher import Launcher
@@ -130,3 +132,25 @@ def test_launches_beside_which_something_is_compiled_are_not_timed(compiles, idl
     monkeypatch.setattr(Pace, "note", lambda self, kind, rounds, seconds: timed.append(seconds))
     run_requests(core, [make_request("1", [4, 5, 6], max_tokens=60)])
     assert bool(timed) != compiles
+
+
+@pytest.mark.unoptimized
+def test_a_launch_that_was_left_in_flight_is_not_timed(idle_engine, monkeypatch):
+    """It was launched ahead of the token that ended the last sequence, and is read with the next request's."""
+    core, timed, noted = idle_engine(), [], []
+    [tokens] = run_requests(core, [make_request("0", [1, 2, 3], max_tokens=60)])
+    core.add_request(make_request("1", [1, 2, 3], max_tokens=60, eos_token_ids=[tokens[4]]))
+    while core.has_unfinished_requests():
+        core.step()
+    assert core.launcher.num_in_flight == 1
+    landed = core.strategy.landed
+
+    def listen(output, built, result, steps, seconds, metrics) -> None:
+        timed.append(seconds)
+        landed(output, built, result, steps, seconds, metrics)
+
+    monkeypatch.setattr(core.strategy, "landed", listen)
+    monkeypatch.setattr(Pace, "note", lambda self, kind, rounds, seconds: noted.append(seconds))
+    time.sleep(3.0)
+    run_requests(core, [make_request("2", [4, 5, 6], max_tokens=60)])
+    assert timed[0] == 0.0 and 0.0 < max(timed) < 3.0 and 0.0 < max(noted) < 3.0

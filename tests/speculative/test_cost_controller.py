@@ -177,8 +177,37 @@ def test_running_launches_correct_what_was_measured():
 
 def test_one_slow_launch_does_not_count_for_much():
     costs = made_up(1.0, 1.2, 0.1)
-    costs.observe(2, 1, 4, seconds=100.0)
+    costs.observe(2, 1, 4, seconds=100.0, rounds=4)
     assert costs.seconds(2, 1, 4) == pytest.approx(1.6 * 1.2, rel=0.03)
+
+
+def test_what_a_launch_takes_besides_belongs_to_all_its_rounds():
+    """Sequences end in the middle of launches: short ones do not make every round look as dear as they are."""
+    costs = LaunchCosts(bucket, Estimate(target=10.0, drafter=1.0, knee=16.0))
+    for rounds in (16, 1, 16, 16, 1, 16) * 20:
+        costs.observe(1, 1, 0, seconds=(0.006 + 0.0015 * rounds) / rounds, rounds=rounds)
+    assert costs.seconds(1, 1, 0) == pytest.approx(0.0015 + 0.006 * 6 / 66, rel=0.1)
+
+
+def test_plain_decoding_is_tried_again_where_drafts_seem_better():
+    """A first impression that was wrong does not stay."""
+    control = controller(2.0, 2.0, 0.1)  # plain steps seem to take twice as long as they do
+    control.observe(report([2] * 200))
+    plain, seconds = 0, 0.0
+    for _ in range(4_000):
+        number = choice(control)
+        if number:
+            took = 4 * (2.0 + number * 0.1)
+            control.timed(TimedLaunch(number, 1, 1, 4, took))
+            control.observe(report([min(2, number)], wanted=number))
+        else:
+            took = 16 * 1.0
+            plain += 1
+            control.timed(TimedLaunch(0, 1, 1, 16, took))
+        seconds += took
+        if plain == 1 and number == 0:
+            assert took < 0.03 * seconds, "trying again takes little time"
+    assert control.costs is not None and control.costs.seconds(1, 1, 0) == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_drafter_in_doubt_drafts_less_by_entropy():
