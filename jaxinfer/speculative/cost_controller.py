@@ -174,8 +174,10 @@ class CostController:
         if nodes is None:
             return _PROBING * self._seconds_without[None] > _PLAIN_STEPS * plain
         best = found[nodes]
-        one = self._costs.seconds(rows, pages_per_row, best.num_drafts, nodes) if best.num_drafts else None
-        if one is None:
-            return False
+        program = self._costs.program(rows, pages_per_row, best.num_drafts, nodes) if best.num_drafts else None
+        if program is None or not self._costs.num_measured(program):
+            return False  # it would be compiled for that
+        one = self._costs.seconds(rows, pages_per_row, best.num_drafts, nodes)
+        assert one is not None
         needed = one + _CATCH_UP_DRAFTS * max(one - plain, 0.0) / best.num_drafts
         return _PROBING * self._seconds_without[nodes] > needed

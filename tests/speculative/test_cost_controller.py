@@ -123,6 +123,20 @@ def test_drafts_that_are_accepted_again_are_drafted_again():
     assert set(chosen[-100:]) == {MOST}
 
 
+def test_nothing_is_compiled_to_try_again():
+    """Of programs that were never launched, those are tried that may be better than what is known, and no others."""
+    costs = LaunchCosts(bucket, Estimate(1.0, 1.0, 16.0))
+    costs.set((1, 1, 1, 0), verification=1.0, draft=0.0)
+    costs.set((1, 1, 3, 0), verification=1.2, draft=0.1)
+    control = CostController(SEATS, {0: MOST}, costs, accepted={0: 0.0})
+    control.observe(report([0] * 200, wanted=2))
+    chosen = set()
+    for rows in (1, 2) * 5_000:
+        chosen.add((rows, choice(control, rows)))
+        control.timed(TimedLaunch(0, rows, 1, 1, 1.0))
+    assert {rows for rows, number in chosen if number} == {1}
+
+
 def silent(rounds: RoundsReport) -> RoundsReport:
     """The same, but that nothing was drafted."""
     return replace(rounds, drafted=0 * rounds.drafted, accepted=0 * rounds.accepted)
