@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer import moved
+
 if TYPE_CHECKING:
     from jaxinfer.branching.beam_search import BeamSearchParams
     from jaxinfer.config import SpeculativeConfig
@@ -29,6 +31,9 @@ _HOME = {
     "SamplingParams": "jaxinfer.sampling_params",
     "SpeculativeConfig": "jaxinfer.config",
 }
+
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -7,21 +7,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxinfer.branching.automaton import TokenAutomaton
 from jaxinfer.branching.beam_search import BeamSearch, BeamSearchParams
-from jaxinfer.branching.vocabulary import Vocabulary
-from jaxinfer.engine.beam_search import BeamRun
+from jaxinfer.constraints.automaton import TokenAutomaton
+from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.metrics import EngineMetrics
-from jaxinfer.engine.output_processor import OutputProcessor
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.request_group import RequestGroup
-from jaxinfer.input_processor import InputProcessor
+from jaxinfer.frontend.input_processor import InputProcessor
+from jaxinfer.frontend.output_processor import OutputProcessor
+from jaxinfer.frontend.progress import CompileNotice, CompileWatcher
+from jaxinfer.frontend.prompts import TokenizedPrompt, as_prompt_list
 from jaxinfer.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
-from jaxinfer.progress import CompileNotice, CompileWatcher
-from jaxinfer.prompts import TokenizedPrompt, as_prompt_list
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.skeleton_of_thought import SkeletonEvent, SkeletonOfThought, SkeletonOutput
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request_group import RequestGroup
+from jaxinfer.skeleton.answer import SkeletonEvent, SkeletonOfThought, SkeletonOutput
+from jaxinfer.strategies.beams import BeamRun
 from jaxinfer.tokenizer import Tokenizer
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxinfer.branch_methods import BranchMethods
-from jaxinfer.branching.vocabulary import Vocabulary
 from jaxinfer.checkpoint.directory import (
     embedded_checkpoint,
     find_checkpoint,
@@ -31,24 +30,25 @@ from jaxinfer.config import (
     page_size_for,
     resolve_dtype,
 )
+from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.diffusion.config import DiffusionConfig
-from jaxinfer.drafters import check_drafter, load_speculator, with_drafter
 from jaxinfer.engine.arrivals import members_of
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.denoisers import denoiser_of, diffusion_of, round_width
-from jaxinfer.engine.memory import plan_memory
-from jaxinfer.engine.memory_share import set_jax_share
 from jaxinfer.engine.metrics import EngineMetrics
-from jaxinfer.engine.output_processor import Inbox, OutputProcessor
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.request_group import RequestGroup
-from jaxinfer.input_processor import InputProcessor
+from jaxinfer.frontend.input_processor import InputProcessor
+from jaxinfer.frontend.output_processor import Inbox, OutputProcessor
+from jaxinfer.frontend.progress import CompileNotice, CompileWatcher, GenerationProgress
+from jaxinfer.frontend.prompts import as_prompt_list, is_conversation
+from jaxinfer.memory.budget import plan_memory
+from jaxinfer.memory.share import set_jax_share
 from jaxinfer.models.unknown_fields import ConfigOptions
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.progress import CompileNotice, CompileWatcher, GenerationProgress
-from jaxinfer.prompts import as_prompt_list, is_conversation
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.skeleton_of_thought import knows_plans
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request_group import RequestGroup
+from jaxinfer.skeleton.answer import knows_plans
+from jaxinfer.strategies.choose import denoiser_of, diffusion_of, round_width
+from jaxinfer.strategies.drafters import check_drafter, load_speculator, with_drafter
 from jaxinfer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

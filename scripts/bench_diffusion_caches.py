@@ -23,12 +23,12 @@ from cpu_bench.random_models import random_model
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion.config import DiffusionConfig
-from jaxinfer.engine.bidirectional import BidirectionalDenoiser
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.experts_config import ExpertsConfig
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.scheduling.request import Request
+from jaxinfer.strategies.bidirectional import BidirectionalDenoiser
 
 LOOKS = {"prefix_look": 16, "after_look": 16}
 CACHES: dict[str, dict[str, Any]] = {

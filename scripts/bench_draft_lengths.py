@@ -2,8 +2,8 @@
 
 One pass over the lengths finds the best of them, for a method, a batch and a temperature. Then the default, that
 length and plain decoding serve the same held-out prompts of the embedded checkpoint by turns; ratios are medians. The
-last two columns are the default's first rounds, in which it learns (and compiles), and plain decoding against itself.
-No engine is warmed up: the default knows what it has measured while it served, and nothing else.
+last two columns are the default's first pass, in which it learns (and compiles), and plain decoding against itself.
+No engine is warmed up: the default knows what it has measured in its first 200 rounds, and in passes that compiled.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rich.table import Table
 from cpu_bench.held_out_prompts import METHODS, held_out_prompts, in_process, serve
 from jaxinfer import LLM
 from jaxinfer.bench.environment import describe_environment
-from jaxinfer.engine.speculation import Speculation
 from jaxinfer.speculative.gamma import FixedGamma
+from jaxinfer.strategies.speculation import Speculation
 
 LENGTHS = {"ngram": (1, 2, 4, 6, 8), "draft_model": (1, 2, 4, 6, 8), "eagle3": (1, 2, 4, 5, 59)}  # 59: trees
 BATCHES = (1, 4, 16, 32)
 TEMPERATURES = (0.0, 0.8)
 NUM_NODES, DEPTH_OF_TREES = 59, 8
-ROUNDS_TO_LEARN = 200
+ROUNDS_TO_LEARN, MOST_PASSES_TO_LEARN = 200, 12
 
 
 class Bench:
@@ -48,18 +48,17 @@ class Bench:
         return self.told
 
     def learn(self, prompts: list[Any], batch: int, temperature: float) -> float:
-        """Serve until the default has had its first rounds; the speed of the first pass, in seconds."""
-        first, rounds = 0.0, self._rounds()
-        while self._rounds() < rounds + ROUNDS_TO_LEARN:
-            before = self._rounds()
+        """Serve until the default has had its first rounds and compiles no more; the first pass, in seconds."""
+        first, rounds = 0.0, self.default.get_metrics().num_steps_total
+        for _ in range(MOST_PASSES_TO_LEARN):
+            before = self.default.get_metrics()
             seconds, _ = serve(self.default, prompts, batch, temperature)
             first = first or seconds
-            if self._rounds() == before:
-                break  # it has learned that nothing is to be drafted
+            after = self.default.get_metrics()
+            is_done = after.num_steps_total >= rounds + ROUNDS_TO_LEARN
+            if is_done and after.num_compiles_total == before.num_compiles_total:
+                break
         return first
-
-    def _rounds(self) -> int:
-        return self.default.get_metrics().spec_decode_num_drafts
 
 
 def measure(bench: Bench, method: str, batch: int, temperature: float, turns: int) -> dict[str, Any]:

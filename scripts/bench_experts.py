@@ -27,11 +27,11 @@ from jaxinfer.bench.environment import describe_environment
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine import core
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.experts import SparseMLP
 from jaxinfer.models.experts_config import ExpertsConfig
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.scheduling.request import Request
 
 TOKENS = (1, 4, 16, 64, 256, 512)
 LAYERS, VOCAB, DECODED = 4, 4096, 96

@@ -31,13 +31,13 @@ from cpu_bench.random_models import qwen3_config, random_model
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.output_processor import OutputProcessor
-from jaxinfer.engine.request import Request
+from jaxinfer.frontend.output_processor import OutputProcessor
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.decode_loop import LoopOutput
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.step import Step, StepOutput
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.scheduling.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = {"num_layers": 1, "hidden_size": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16,

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from branching.growing_answer import answer_live, summary_line
 from jaxinfer import LLM, RequestOutput, SamplingParams
-from jaxinfer.skeleton_of_thought import SkeletonOfThought
+from jaxinfer.skeleton.answer import SkeletonOfThought
 from terminal.panes import REFRESHES_PER_SECOND, Pane, side_by_side
 
 PLAN_PROTOCOL = "Answer with [PLAN] and a list of points, or with [DIRECT] and one short answer."

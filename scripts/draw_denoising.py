@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxinfer import LLM, SamplingParams
+from jaxinfer.cli.show_denoising import BlockHistory, BlockRound
 from jaxinfer.diffusion.rounds import DenoiseOutput
-from jaxinfer.engine.diffusion_strategy import DiffusionStrategy
 from jaxinfer.engine.strategy import LandedRounds
-from jaxinfer.show_denoising import BlockHistory, BlockRound
+from jaxinfer.strategies.diffusion import DiffusionStrategy
 
 SYSTEM = "Answer with [PLAN] and a list of points, or with [DIRECT] and one short answer."
 CELL, LINE, GAP = 0.82, 0.3, 0.12  # inches: width of a token, height of a round, space between blocks

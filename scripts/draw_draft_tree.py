@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.engine.speculation import Speculation
 from jaxinfer.speculative.drawing import draw_tree
+from jaxinfer.strategies.speculation import Speculation
 
 
 def main() -> int:

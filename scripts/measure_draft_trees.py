@@ -19,7 +19,7 @@ from rich.table import Table
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.bench.environment import describe_environment
-from jaxinfer.engine import speculator
+from jaxinfer.strategies import speculator
 from training.corpus import stream
 
 LIMITS: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 512}

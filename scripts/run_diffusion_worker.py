@@ -20,12 +20,12 @@ from cpu_bench.random_models import random_model
 from jaxinfer.checkpoint.directory import embedded_checkpoint, find_checkpoint
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.config import resolve_dtype
-from jaxinfer.diffusion.batches import ModelWorkerBatch
 from jaxinfer.diffusion.config import CACHES, UNMASK_RULES
-from jaxinfer.diffusion.worker import DiffusionWorker
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.experts_config import ExpertsConfig
+from jaxinfer.textbook.diffusion.batches import ModelWorkerBatch
+from jaxinfer.textbook.diffusion.worker import DiffusionWorker
 from jaxinfer.tokenizer import Tokenizer
 
 RANDOM: dict[str, dict[str, Any]] = {

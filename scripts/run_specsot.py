@@ -20,9 +20,9 @@ from branching.kv_memory import measure_memory, memory_table, open_engine
 from branching.page_visits import visits_table
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.bench.environment import describe_environment
+from jaxinfer.cli.speculative_options import add_speculative_options, speculative_config
 from jaxinfer.limits import BRANCH_MODES
-from jaxinfer.skeleton_of_thought import SkeletonOfThought
-from jaxinfer.speculative_options import add_speculative_options, speculative_config
+from jaxinfer.skeleton.answer import SkeletonOfThought
 
 LIMITS: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 512}
 TASKS = {"planning": planning_questions}

@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxinfer.branching.automaton import TokenAutomaton
-from jaxinfer.branching.vocabulary import Vocabulary
 from jaxinfer.config import EngineConfig
+from jaxinfer.constraints.automaton import TokenAutomaton
+from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.experts_config import ExpertsConfig
 from jaxinfer.models.registry import build_model
 from jaxinfer.models.rope import RopeConfig
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.scheduling.request import Request
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 101,

@@ -130,7 +130,7 @@ def launches_by_no_clock(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     """How many launches there are does not depend on how long some took, but in tests marked measured: a stream has one
     round in each, and prompts go with everybody."""
     if request.node.get_closest_marker("measured") is None:
-        from jaxinfer.engine.pace import Pace
+        from jaxinfer.scheduling.pace import Pace
 
         monkeypatch.setattr(Pace, "within", lambda self, kind, seconds: 1)
         monkeypatch.setattr(Pace, "beside_chunks", lambda self, *launch, **known: 0)
@@ -162,7 +162,7 @@ def idle_engine():
 def launches_of_rounds(monkeypatch):
     """(RowKind, bool) of every launch of rounds: what its rows did, and whether it read lanes of several branches."""
     from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
-    from jaxinfer.engine.scheduler_output import SchedulerOutput
+    from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
     launches = []
     build = InputBatch.build

@@ -21,7 +21,7 @@ CPU_ONLY = {
     "tests/attention/test_paged_attention.py::test_auto_selects_a_backend_that_is_in_the_table": (
         "on a GPU the kernel is selected, and tests/gpu says so"
     ),
-    "tests/engine/test_memory_share.py::test_a_plugin_of_jax_finds_the_share_when_an_llm_starts_jax": (
+    "tests/memory/test_memory_share.py::test_a_plugin_of_jax_finds_the_share_when_an_llm_starts_jax": (
         "a second process would take most of the card from this one"
     ),
     "tests/models/test_residual.py::test_on_a_cpu_steps_of_few_tokens_have_their_features_first": (
@@ -46,8 +46,8 @@ NEEDS_HYPOTHESIS = {
     "tests/cache/test_page_allocator_machine.py",
     "tests/cache/test_prefix_cache_machine.py",
     "tests/engine/test_beside.py",
-    "tests/engine/test_detokenizer.py",
-    "tests/engine/test_scheduler_states.py",
+    "tests/frontend/test_detokenizer.py",
+    "tests/scheduling/test_scheduler_states.py",
     "tests/programs/test_buckets.py",
     "tests/programs/test_commit_tail.py",
 }

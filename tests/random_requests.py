@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxinfer.engine.request import Request
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.scheduling.request import Request
 
 VOCAB = 101
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
-from jaxinfer.input_processor import InputProcessor
+from jaxinfer.frontend.input_processor import InputProcessor
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.scheduling.request import Request
 from jaxinfer.tokenizer import Tokenizer
 from tests.builders import make_engine, model_config, random_model
 from tests.tiny_checkpoints import token_id, vocab_size, write_tokenizer

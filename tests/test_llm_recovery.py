@@ -6,9 +6,9 @@ import pytest
 
 from jaxinfer import SamplingParams
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.detokenizer import IncrementalDetokenizer
 from jaxinfer.engine.launcher import Launcher
-from jaxinfer.engine.pace import Pace
+from jaxinfer.frontend.detokenizer import IncrementalDetokenizer
+from jaxinfer.scheduling.pace import Pace
 from tests.tiny_checkpoints import assert_idle, story_ids, story_llm, story_text
 
 pytestmark = pytest.mark.unoptimized

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.request import Request
-from jaxinfer.input_processor import InputProcessor
+from jaxinfer.frontend.input_processor import InputProcessor
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.scheduling.request import Request
 from jaxinfer.tokenizer import Tokenizer
 from tests.builders import model_config
 from tests.tiny_checkpoints import ASSISTANT, USER, write_tokenizer

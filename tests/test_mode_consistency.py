@@ -8,7 +8,7 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.limits import BRANCH_MODES
-from jaxinfer.skeleton_of_thought import SkeletonOfThought
+from jaxinfer.skeleton.answer import SkeletonOfThought
 
 pytestmark = pytest.mark.measured
 

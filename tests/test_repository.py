@@ -36,18 +36,31 @@ FLOORS = {
     "jaxinfer.outputs": 0,
     "jaxinfer.messages": 0,
     "jaxinfer.tokenizer": 0,
+    "jaxinfer.moved": 0,
+    "jaxinfer.compile_cache": 0,
     "jaxinfer.attention": 1,
     "jaxinfer.cache": 2,
     "jaxinfer.sampling": 2,
     "jaxinfer.models": 2,
     "jaxinfer.checkpoint": 3,
     "jaxinfer.config": 3,
-    "jaxinfer.programs": 3,
-    "jaxinfer.speculative": 4,
-    "jaxinfer.branching": 4,
-    "jaxinfer.diffusion": 4,
-    "jaxinfer.engine": 5,
-    "jaxinfer": 6,
+    "jaxinfer.constraints": 3,
+    "jaxinfer.programs": 4,
+    "jaxinfer.branching": 5,
+    "jaxinfer.speculative": 5,
+    "jaxinfer.diffusion": 5,
+    "jaxinfer.scheduling": 6,
+    "jaxinfer.engine": 7,
+    "jaxinfer.strategies": 8,
+    "jaxinfer.memory": 9,
+    "jaxinfer.frontend": 9,
+    "jaxinfer.planning": 10,
+    "jaxinfer.skeleton": 10,
+    "jaxinfer": 11,
+    "jaxinfer.bench": 12,
+    "jaxinfer.cli": 13,
+    "jaxinfer.__main__": 13,
+    "jaxinfer.textbook": 13,
 }
 
 
@@ -149,6 +162,28 @@ def test_imports_point_down_the_floors_only():
     assert not rising
 
 
+def test_every_folder_of_the_package_has_a_floor():
+    folders = {f"jaxinfer.{path.parent.name}" for path in (ROOT / "jaxinfer").glob("*/__init__.py")}
+    assert folders and folders <= FLOORS.keys()
+
+
+def test_nothing_but_itself_imports_the_textbook():
+    importing = [
+        relative(path)
+        for path in PYTHON_FILES
+        if path.relative_to(ROOT).parts[0] in ("jaxinfer", "kernels_pallas")
+        and not module_name(path).startswith("jaxinfer.textbook")
+        and any(name.startswith("jaxinfer.textbook") for name in imported_modules(path))
+    ]
+    assert not importing
+
+
+def test_an_engine_loads_no_textbook():
+    code = "import jaxinfer.llm, sys; print(*[name for name in sys.modules if name.startswith('jaxinfer.textbook')])"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
+
+
 def test_no_modules_import_each_other_in_a_circle():
     packages = ("jaxinfer", "kernels_pallas")
     modules = [path for path in PYTHON_FILES if path.relative_to(ROOT).parts[0] in packages]
@@ -170,7 +205,7 @@ def test_a_file_at_the_top_of_scripts_is_run_and_never_imported_by_another():
 
 
 def test_importing_the_package_or_its_command_line_loads_no_heavy_module():
-    code = "import jaxinfer, jaxinfer.cli, sys; print(*{'jax', 'flax', 'transformers', 'rich'} & set(sys.modules))"
+    code = "import jaxinfer, jaxinfer.cli.main, sys; print(*{'jax', 'flax', 'transformers', 'rich'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""
 

@@ -6,7 +6,7 @@ from itertools import accumulate, zip_longest
 import pytest
 
 from jaxinfer import SamplingParams
-from jaxinfer.engine.pace import Pace
+from jaxinfer.scheduling.pace import Pace
 from tests.tiny_checkpoints import (
     ASSISTANT,
     STORIES,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from jaxinfer.bench.measurement import Measurement, recording
 from jaxinfer.bench.workload import WorkItem
+from jaxinfer.frontend.progress import GenerationProgress
 from jaxinfer.llm import LLM
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.progress import GenerationProgress
 from jaxinfer.sampling_params import SamplingParams
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.request_group import RequestGroup
-from jaxinfer.engine.scheduler import Scheduler
 from jaxinfer.models.rope import RopeConfig
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request_group import RequestGroup
+from jaxinfer.scheduling.scheduler import Scheduler
 
 
 def members_of(item: Request | RequestGroup) -> list[Request]:

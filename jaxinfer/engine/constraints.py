@@ -9,12 +9,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from jaxinfer.branching.automaton import TokenAutomaton
-from jaxinfer.branching.vocabulary import Vocabulary
-from jaxinfer.engine.request import Request
+from jaxinfer.constraints.automaton import TokenAutomaton
+from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.programs.program import CONSTRAINT, everywhere_on
 from jaxinfer.programs.runner import Runner
 from jaxinfer.sampling.constraint import Automaton, AutomatonLimits, Constraint, Words
+from jaxinfer.scheduling.request import Request
 
 logger = logging.getLogger(__name__)
 

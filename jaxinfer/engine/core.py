@@ -10,10 +10,10 @@ from functools import partial
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
-from jaxinfer.branching.vocabulary import Vocabulary
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.cache.prefix_cache import PrefixCache
 from jaxinfer.config import EngineConfig
+from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.engine.arrivals import Arrivals, members_of
 from jaxinfer.engine.compile_count import CompileCount
 from jaxinfer.engine.constraints import DeviceConstraints
@@ -24,9 +24,6 @@ from jaxinfer.engine.input_batch import InputBatch
 from jaxinfer.engine.launcher import Launcher
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
 from jaxinfer.engine.plain_decoding import PlainDecoding
-from jaxinfer.engine.request import Request, RequestStatus
-from jaxinfer.engine.request_group import RequestGroup
-from jaxinfer.engine.scheduler import Landing, Scheduler
 from jaxinfer.engine.search import Search
 from jaxinfer.engine.strategy import Strategy
 from jaxinfer.engine.suspects import Suspects
@@ -38,6 +35,9 @@ from jaxinfer.programs.compiles import hearing_of_compiles
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import BOUNDS, CONSTRAINT, KV, TARGET, bounds_place
 from jaxinfer.programs.runner import Runner, initial_state
+from jaxinfer.scheduling.request import Request, RequestStatus
+from jaxinfer.scheduling.request_group import RequestGroup
+from jaxinfer.scheduling.scheduler import Landing, Scheduler
 
 __all__ = ["CompileAfterWarmUpError", "EngineCore", "Landing", "StalledError"]
 

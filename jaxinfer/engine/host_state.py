@@ -8,18 +8,18 @@ from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.input_batch import InputBatch
-from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.launcher import Launcher
 from jaxinfer.engine.metrics import EngineMetrics
-from jaxinfer.engine.request import Request, RequestStatus
-from jaxinfer.engine.scheduler import Scheduler
-from jaxinfer.engine.scheduler_output import SchedulerLimits
 from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.engine.strategy import Strategy
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import TARGET
 from jaxinfer.programs.runner import Runner
+from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
+from jaxinfer.scheduling.request import Request, RequestStatus
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.scheduler_output import SchedulerLimits
 
 
 class HostState:

@@ -10,12 +10,12 @@ import numpy as np
 
 from jaxinfer.branching.branch_state import Lane
 from jaxinfer.engine.lanes import fill_lanes, lanes_of
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.rounds import Rounds, RowKind
-from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, idle_batch
 from jaxinfer.programs.buckets import Buckets
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.rounds import Rounds, RowKind
+from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 
 @dataclass(frozen=True)

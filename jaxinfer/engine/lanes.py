@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxinfer.branching.bim import TRUNK
 from jaxinfer.branching.branch_state import Lane
-from jaxinfer.engine.request import Request
 from jaxinfer.programs.batch_layout import PackedBatch
+from jaxinfer.scheduling.request import Request
 
 
 def lanes_of(

@@ -13,16 +13,16 @@ import numpy as np
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.logprobs import logprobs_of_launch, prompt_targets, take_prompt_logprobs, wants_logprobs
 from jaxinfer.engine.metrics import EngineMetrics
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.rounds import RowKind
-from jaxinfer.engine.scheduler import Scheduler
-from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.engine.strategy import RoundsResult, Strategy
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import StepOutput
 from jaxinfer.sampling.logprobs import TokenLogprobs
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.rounds import RowKind
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 # A result that was there already when the host asked for it does not tell how long the device took. Reading takes a
 # while too: the host has waited if that took so many seconds, and such a share of what the launch seems to have taken.

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from jaxinfer.engine.input_batch import BuiltBatch
-from jaxinfer.engine.landing import LogprobsOf
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.outputs import Logprob
 from jaxinfer.sampling.logprobs import TokenLogprobs
+from jaxinfer.scheduling.landing import LogprobsOf
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 
 def wants_logprobs(output: SchedulerOutput) -> bool:

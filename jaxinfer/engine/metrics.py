@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from jaxinfer.engine.scheduler_output import Landing
+from jaxinfer.scheduling.scheduler_output import Landing
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,7 @@ from typing import Any
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
-from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.rounds import Rounds, RowKind
-from jaxinfer.engine.scheduler import Scheduler
-from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
 from jaxinfer.engine.strategy import RoundsResult
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
@@ -20,6 +15,11 @@ from jaxinfer.programs.decode_loop import DecodeLoop, LoopOutput
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import Follower
+from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.rounds import Rounds, RowKind
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.scheduler_output import SchedulerLimits, SchedulerOutput
 
 
 class UsualStrategy:

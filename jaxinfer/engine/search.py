@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from jaxinfer.engine.request import Request
+from jaxinfer.scheduling.request import Request
 
 
 class Search(Protocol):

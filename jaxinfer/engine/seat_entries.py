@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.programs.entry import Enters, Entry, PackedEntry
 from jaxinfer.programs.runner import Runner
 from jaxinfer.sampling.bounds import packed_bits
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 
 class _Entering(NamedTuple):

@@ -14,12 +14,7 @@ from jax.sharding import Mesh
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
-from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.metrics import EngineMetrics
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.rounds import Rounds
-from jaxinfer.engine.scheduler import Scheduler
-from jaxinfer.engine.scheduler_output import SchedulerLimits, SchedulerOutput
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape
@@ -29,6 +24,11 @@ from jaxinfer.programs.program import Program
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import Follower
 from jaxinfer.sampling.logprobs import TokenLogprobs
+from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.rounds import Rounds
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.scheduler_output import SchedulerLimits, SchedulerOutput
 
 
 @dataclass(frozen=True)

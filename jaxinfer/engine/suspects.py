@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from jaxinfer.engine.request import Group, Request, RequestStatus
+from jaxinfer.scheduling.request import Group, Request, RequestStatus
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxinfer.engine.notes import Notes
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.scheduler_output import Landing
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.scheduler_output import Landing
 
 
 class Transactions:

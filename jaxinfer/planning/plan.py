@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxinfer.config import EngineConfig, SpeculativeConfig
-from jaxinfer.engine.memory import MemoryBudget
-from jaxinfer.engine.memory_share import check_utilization, engine_share, reserve_of
+from jaxinfer.memory.budget import MemoryBudget
+from jaxinfer.memory.share import check_utilization, engine_share, reserve_of
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning.arithmetic import decode_bytes, prefill_operations, token_bytes, weights_bytes

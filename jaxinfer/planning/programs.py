@@ -21,10 +21,8 @@ from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion.config import DiffusionConfig
-from jaxinfer.engine.denoisers import denoiser_of
-from jaxinfer.engine.memory import workspace_of
-from jaxinfer.engine.speculator import Speculator
 from jaxinfer.engine.strategy import StrategyMaker
+from jaxinfer.memory.budget import workspace_of
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.eagle3 import Eagle3Head
@@ -39,6 +37,8 @@ from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.sampling.bounds import BoundsPlace
 from jaxinfer.speculative.draft_model import DRAFT_KV
 from jaxinfer.speculative.eagle3 import EAGLE3_STATE
+from jaxinfer.strategies.choose import denoiser_of
+from jaxinfer.strategies.speculator import Speculator
 
 PREFILL, DECODE_LOOP, BRANCH_LOOP = "prefill", "decode_loop", "branch_loop"
 DENOISE_LOOP = "denoise_loop"  # of models that denoise blocks

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jaxinfer.engine.memory_share import RESERVED, SHARE_VARIABLE
+from jaxinfer.memory.share import RESERVED, SHARE_VARIABLE
 from jaxinfer.planning.plan import Compiled, Plan, Request
 
 HOW_TO_COMPILE = (

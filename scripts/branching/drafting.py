@@ -14,7 +14,7 @@ from rich.table import Table
 from branching.expansion import FEWEST_POINTS, at_once, steps_so_far
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.limits import BRANCH_MODES
-from jaxinfer.skeleton_of_thought import SkeletonOfThought
+from jaxinfer.skeleton.answer import SkeletonOfThought
 
 PLAIN = "plain"
 WAYS: dict[str, dict[str, Any] | None] = {

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.limits import BRANCH_MODES
-from jaxinfer.skeleton_of_thought import SkeletonOfThought
+from jaxinfer.skeleton.answer import SkeletonOfThought
 from training.corpus import held_out_cases
 
 FEWEST_POINTS = 4

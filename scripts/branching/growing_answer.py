@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.table import Table
 
 from jaxinfer import SamplingParams
-from jaxinfer.branching.skeleton import point_text
-from jaxinfer.skeleton_of_thought import SkeletonEvent, SkeletonOfThought, SkeletonOutput
+from jaxinfer.skeleton.answer import SkeletonEvent, SkeletonOfThought, SkeletonOutput
+from jaxinfer.skeleton.plan import point_text
 from terminal.panes import REFRESHES_PER_SECOND, Pane, side_by_side
 
 

@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from jaxinfer.skeleton_of_thought import SkeletonEvent, SkeletonOutput
+from jaxinfer.skeleton.answer import SkeletonEvent, SkeletonOutput
 
 _SKELETON, _POINT, _LINE = "#7a9e3f", "#2a6f97", "#b7b7b7"
 _LONGEST_LABEL = 36

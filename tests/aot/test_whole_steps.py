@@ -16,7 +16,7 @@ import pytest
 from jaxinfer.cache.kv_cache import kv_bytes_per_token
 from jaxinfer.checkpoint.directory import read_config
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
-from jaxinfer.cli import main
+from jaxinfer.cli.main import main
 from jaxinfer.config import EngineConfig, SpeculativeConfig
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3_config import Eagle3Config

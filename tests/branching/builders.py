@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.request_group import RequestGroup
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request_group import RequestGroup
 from tests.builders import drain, make_request
 
 

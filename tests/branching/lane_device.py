@@ -8,11 +8,11 @@ import numpy as np
 
 from jaxinfer.branching.bim import TRUNK
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
-from jaxinfer.engine.request_group import RequestGroup
-from jaxinfer.engine.rounds import Rounds, RowKind
-from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
 from jaxinfer.programs.buckets import Buckets, lane_pages_for
+from jaxinfer.scheduling.request_group import RequestGroup
+from jaxinfer.scheduling.rounds import Rounds, RowKind
+from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 from tests.engine.fake_device import VOCAB, FakeDevice, Simulation, next_token
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from jaxinfer.branching.alignment import AlignmentManager, AlignmentState
+from jaxinfer.textbook.alignment import AlignmentManager, AlignmentState
 
 PAD = 7
 MOST_BRANCHES = 6  # that there are ever

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxinfer.branching.beam_search import BeamSearch, BeamSearchParams
-from jaxinfer.engine.beam_search import BeamRun
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.strategies.beams import BeamRun
 from tests.builders import drain, make_request, model_config, random_model, random_prompts, run_requests
 from tests.oracle import next_token_logits
 

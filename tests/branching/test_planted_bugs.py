@@ -12,14 +12,14 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from jaxinfer.branching.branch_state import BranchStateManager
 from jaxinfer.engine import input_batch
-from jaxinfer.engine.kv_cache_manager import KVCacheManager
-from jaxinfer.engine.launch_plan import LaunchPlan
-from jaxinfer.engine.request import RequestStatus
-from jaxinfer.engine.scheduler import Scheduler
-from jaxinfer.engine.trunks import Trunks
+from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
+from jaxinfer.scheduling.launch_plan import LaunchPlan
+from jaxinfer.scheduling.request import RequestStatus
+from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.trunks import Trunks
 from tests.branching.builders import alone, make_group, run_groups
-from tests.branching.test_branch_states import BranchLife
 from tests.builders import random_prompts, run_requests
+from tests.scheduling.test_branch_states import BranchLife
 
 
 def given_up_while_members_run(give_up_idle):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.request_group import RequestGroup
 from jaxinfer.limits import BRANCH_MODES
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request_group import RequestGroup
 from tests.branching.builders import make_group
 from tests.builders import drain, make_request, run_requests
 

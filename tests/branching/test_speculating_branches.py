@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.rounds import RowKind
 from jaxinfer.limits import BRANCH_MODES
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.rounds import RowKind
 from jaxinfer.speculative.gamma import FixedGamma
 from tests.branching.builders import alone, make_group, run_groups
 from tests.builders import make_request, model_config, random_model, random_prompts, run_requests

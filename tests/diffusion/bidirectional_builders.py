@@ -8,11 +8,11 @@ import numpy as np
 
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.rounds import DenoiseOutput
-from jaxinfer.engine.bidirectional import BidirectionalDiffusion
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
 from jaxinfer.engine.strategy import LandedRounds
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.scheduling.request import Request
+from jaxinfer.strategies.bidirectional import BidirectionalDiffusion
 from tests.builders import drain, make_request, model_config, random_prompts
 from tests.diffusion import vicinity_numpy as loop
 from tests.diffusion.builders import MASK, diffusion_engine

@@ -10,11 +10,11 @@ import numpy as np
 from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.denoisers import denoiser_of
-from jaxinfer.engine.denoising import BlockDiffusion
-from jaxinfer.engine.request import Request
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.scheduling.request import Request
+from jaxinfer.strategies.block_diffusion import BlockDiffusion
+from jaxinfer.strategies.choose import denoiser_of
 from tests.builders import make_request, model_config, random_prompts
 from tests.diffusion import oracle
 from tests.sampling.reference import Filters

@@ -8,10 +8,10 @@ import pytest
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion.config import DiffusionConfig
-from jaxinfer.engine import bidirectional
-from jaxinfer.engine.bidirectional import BidirectionalDenoiser
-from jaxinfer.engine.request import RequestStatus
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.scheduling.request import RequestStatus
+from jaxinfer.strategies import bidirectional
+from jaxinfer.strategies.bidirectional import BidirectionalDenoiser
 from tests.builders import drain, make_request, one_by_one, random_model, run_requests
 from tests.diffusion.bidirectional_builders import (
     BLOCK,

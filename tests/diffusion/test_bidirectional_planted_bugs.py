@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.diffusion import canvas_rounds, vicinity
-from jaxinfer.engine.bidirectional import BidirectionalDiffusion
-from jaxinfer.engine.request import Request
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.scheduling.request import Request
+from jaxinfer.strategies.bidirectional import BidirectionalDiffusion
 from tests.builders import drain, random_model, run_requests
 from tests.diffusion import vicinity_numpy as loop
 from tests.diffusion.bidirectional_builders import (

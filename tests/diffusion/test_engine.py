@@ -6,15 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxinfer.cli.show_denoising import BlockHistory
 from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.rounds import DenoiseOutput
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.denoising import Denoiser
-from jaxinfer.engine.pace import Pace
-from jaxinfer.engine.request import RequestStatus
 from jaxinfer.engine.strategy import LandedRounds
-from jaxinfer.show_denoising import BlockHistory
+from jaxinfer.scheduling.pace import Pace
+from jaxinfer.scheduling.request import RequestStatus
+from jaxinfer.strategies.block_diffusion import Denoiser
 from tests.builders import drain, make_request, one_by_one, random_model, random_prompts, run_requests
 from tests.diffusion import oracle
 from tests.diffusion.builders import (

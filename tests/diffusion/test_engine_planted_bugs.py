@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxinfer.diffusion import denoise
-from jaxinfer.engine import denoising
-from jaxinfer.engine.request import Request
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.scheduling.request import Request
+from jaxinfer.strategies import block_diffusion as denoising
 from tests.builders import drain, make_request, one_by_one, random_model, random_prompts, run_requests
 from tests.diffusion.builders import (
     MASK,

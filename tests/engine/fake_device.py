@@ -11,11 +11,11 @@ import numpy as np
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
-from jaxinfer.engine.kv_cache_manager import KVCacheManager
-from jaxinfer.engine.pace import Pace
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.rounds import Rounds, RowKind
-from jaxinfer.engine.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
+from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
+from jaxinfer.scheduling.pace import Pace
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.rounds import Rounds, RowKind
+from jaxinfer.scheduling.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
 
 VOCAB = 60
 

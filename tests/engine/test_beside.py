@@ -7,15 +7,15 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.launch_plan import LaunchPlan
 from jaxinfer.engine.launcher import Launcher
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.rounds import RowKind
+from jaxinfer.scheduling.launch_plan import LaunchPlan
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.rounds import RowKind
 from tests.branching.builders import alone, make_group, run_groups
 from tests.builders import drain, make_engine, make_request, model_config, one_by_one, random_model, random_prompts
 from tests.engine.fake_device import Beside, Simulation, expected_output
 from tests.engine.test_bound_draws import BOUNDS
-from tests.engine.test_scheduler_states import SchedulerLife
+from tests.scheduling.test_scheduler_states import SchedulerLife
 from tests.speculative.builders import engine_of
 
 WAYS = ("loops", *(pytest.param(way, marks=pytest.mark.slow) for way in ("ngram", "chains")), "draft model", "trees")

@@ -13,11 +13,11 @@ import pytest
 
 from jaxinfer.engine import seat_entries
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
 from jaxinfer.programs import seats
 from jaxinfer.programs.entry import COUNTS_OF_ENTRY, EntryShape
 from jaxinfer.programs.program import BOUNDS as BOUNDS_BY_SEAT
 from jaxinfer.sampling.bounds import Bounded, counted
+from jaxinfer.scheduling.request import Request
 from jaxinfer.speculative import draft_model, eagle3, rounds
 from jaxinfer.speculative.gamma import FixedGamma
 from jaxinfer.speculative.ngram import NgramProposer

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.branching.automaton import RegularAutomaton
-from jaxinfer.branching.characters import Characters
-from jaxinfer.branching.regular import character, choice, literal, marker, repeat, sequence
-from jaxinfer.branching.vocabulary import Vocabulary
+from jaxinfer.constraints.automaton import RegularAutomaton
+from jaxinfer.constraints.characters import Characters
+from jaxinfer.constraints.regular import character, choice, literal, marker, repeat, sequence
+from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.engine import constraints as constraints_module
 from jaxinfer.engine.constraints import DeviceConstraints
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
 from jaxinfer.sampling.constraint import AutomatonLimits
+from jaxinfer.scheduling.request import Request
 from jaxinfer.speculative import constrained, rounds
 from jaxinfer.speculative.gamma import FixedGamma
 from tests.builders import make_engine, make_request, model_config, random_model, random_prompts, run_requests

@@ -11,7 +11,7 @@ import pytest
 
 from jaxinfer.cache.kv_cache import KVCache
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import RequestStatus
+from jaxinfer.scheduling.request import RequestStatus
 from tests.builders import drain, make_request, random_prompts, run_requests
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxinfer.engine.request import RequestStatus
+from jaxinfer.scheduling.request import RequestStatus
 from tests.builders import make_request, model_config, random_model, random_prompts, run_requests
 from tests.oracle import greedy_tokens, next_token_logits, sampled_tokens
 from tests.sampling.checker import check_draws

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
-from jaxinfer.engine.request import Request, RequestStatus
-from jaxinfer.engine.rounds import Rounds, RowKind
-from jaxinfer.engine.scheduler import SchedulerOutput
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.decode_loop import DecodeLoop
 from jaxinfer.programs.seats import ENDED, Seats, read_seats
+from jaxinfer.scheduling.request import Request, RequestStatus
+from jaxinfer.scheduling.rounds import Rounds, RowKind
+from jaxinfer.scheduling.scheduler import SchedulerOutput
 from tests.builders import make_request
 from tests.engine.fake_device import VOCAB, Simulation
 

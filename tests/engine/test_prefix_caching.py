@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxinfer.engine.request import RequestStatus
 from jaxinfer.models.rope import RopeConfig
+from jaxinfer.scheduling.request import RequestStatus
 from tests.builders import drain, make_engine, make_request, model_config, random_model, random_prompts, run_requests
 from tests.oracle import greedy_tokens
 

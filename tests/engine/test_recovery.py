@@ -10,10 +10,10 @@ import jax
 import pytest
 
 from jaxinfer.engine.core import CompileAfterWarmUpError, StalledError
-from jaxinfer.engine.kv_cache_manager import KVCacheManager
 from jaxinfer.engine.launcher import Launcher
-from jaxinfer.engine.request import RequestStatus
 from jaxinfer.programs.program import KV, SEATS
+from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
+from jaxinfer.scheduling.request import RequestStatus
 from tests.branching.builders import make_group
 from tests.builders import drain, make_engine, make_request, model_config, random_model, random_prompts, run_requests
 

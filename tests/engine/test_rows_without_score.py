@@ -17,12 +17,12 @@ from flax import nnx
 
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import unpack
 from jaxinfer.programs.program import TARGET
 from jaxinfer.programs.step import StepOutput
 from jaxinfer.sampling.greatest import NO_SCORE
+from jaxinfer.scheduling.request import Request
 from jaxinfer.speculative.draft_model import DRAFTER
 from jaxinfer.speculative.eagle3 import EAGLE3_HEAD
 from jaxinfer.speculative.gamma import FixedGamma

@@ -14,8 +14,6 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.input_batch import BuiltBatch
 from jaxinfer.engine.plain_decoding import PlainDecoding
-from jaxinfer.engine.rounds import Rounds, RowKind
-from jaxinfer.engine.scheduler_output import SchedulerOutput
 from jaxinfer.engine.strategy import RoundsResult
 from jaxinfer.programs.batch_layout import BatchShape, idle_batch, unpack
 from jaxinfer.programs.buckets import Buckets
@@ -23,6 +21,8 @@ from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import step
+from jaxinfer.scheduling.rounds import Rounds, RowKind
+from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 from tests.builders import drain, make_request, model_config, random_model, random_prompts, run_requests
 
 MOST_TOKENS = 3

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxinfer.engine.host_state import requeue
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.request_group import RequestGroup
-from jaxinfer.engine.rounds import Rounds
 from jaxinfer.engine.suspects import Suspects
 from jaxinfer.engine.transactions import Transactions
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request_group import RequestGroup
+from jaxinfer.scheduling.rounds import Rounds
 from tests.branching.builders import make_group
 from tests.branching.lane_device import GroupSimulation
 from tests.builders import make_request

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from jaxinfer.engine.rounds import Rounds, RowKind
+from jaxinfer.scheduling.rounds import Rounds, RowKind
 from tests.faults.fake_engine import FakeEngine, items, tokens_of
 from tests.faults.lines import Fault, InjectedError, Recording
 

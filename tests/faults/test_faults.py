@@ -20,7 +20,7 @@ LINES_OF_A_WAY, DOUBLE_FAULTS_OF_A_WAY = 24, 6
 ALWAYS = (
     "engine/transactions.py",
     "engine/host_state.py",
-    "engine/landing.py",
+    "scheduling/landing.py",
     "engine/launcher.py",
     "engine/notes.py",
 )

@@ -13,11 +13,11 @@ from typing import Any
 
 import jax
 
-from jaxinfer.engine.beam_search import BeamRun
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.output_processor import OutputProcessor
-from jaxinfer.engine.request_group import RequestGroup
+from jaxinfer.frontend.output_processor import OutputProcessor
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.scheduling.request_group import RequestGroup
+from jaxinfer.strategies.beams import BeamRun
 from tests.faults.lines import Fault, InjectedError, Line, Recording
 from tests.faults.ways import Item, Way, tokenizer
 

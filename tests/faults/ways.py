@@ -8,10 +8,10 @@ from typing import Any
 
 from jaxinfer.branching.beam_search import BeamSearch, BeamSearchParams
 from jaxinfer.checkpoint.directory import embedded_checkpoint
-from jaxinfer.engine.beam_search import BeamRun
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.request_group import RequestGroup
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request_group import RequestGroup
+from jaxinfer.strategies.beams import BeamRun
 from jaxinfer.tokenizer import Tokenizer
 from tests.branching.builders import make_group
 from tests.builders import make_engine, make_request, model_config, random_model, random_prompts

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxinfer.cli import main
-from jaxinfer.planning import command
-from jaxinfer.planning.options import EXIT_DOES_NOT_FIT
+from jaxinfer.cli import plan_command as command
+from jaxinfer.cli.main import main
+from jaxinfer.cli.plan import EXIT_DOES_NOT_FIT
 
 pytestmark = pytest.mark.unoptimized
 

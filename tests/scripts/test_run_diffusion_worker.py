@@ -7,7 +7,7 @@ import pytest
 
 import run_diffusion_worker as script
 from jaxinfer.checkpoint.directory import embedded_checkpoint
-from jaxinfer.diffusion.worker import DiffusionWorker
+from jaxinfer.textbook.diffusion.worker import DiffusionWorker
 from jaxinfer.tokenizer import Tokenizer
 from tests.builders import model_config, random_model
 

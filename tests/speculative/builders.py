@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxinfer.branching.vocabulary import Vocabulary
 from jaxinfer.config import EngineConfig, SpeculativeConfig
+from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.speculation import Speculation
-from jaxinfer.engine.speculator import Speculator
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.eagle3 import Eagle3Head
 from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.models.rope import RopeConfig
 from jaxinfer.speculative.gamma import Choice, FixedGamma, GammaController
+from jaxinfer.strategies.speculation import Speculation
+from jaxinfer.strategies.speculator import Speculator
 from tests.builders import make_engine
 
 NUM_DRAFTS = 3

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.drafter_lanes import DrafterLanes
-from jaxinfer.engine.request import Request
+from jaxinfer.scheduling.request import Request
 from jaxinfer.speculative import accept, draft_model, rounds
 from jaxinfer.speculative.gamma import NO_SEAT, Choice, EntropyController, FixedGamma
+from jaxinfer.strategies.drafter_lanes import DrafterLanes
 from tests.builders import make_request, model_config, random_model, random_prompts, run_requests
 from tests.speculative.builders import NUM_DRAFTS, AnyGamma, speculating_engine, speculation_of
 

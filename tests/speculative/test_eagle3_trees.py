@@ -14,10 +14,10 @@ from safetensors.numpy import save_file
 
 from jaxinfer.checkpoint import load_checkpoint, load_head
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
-from jaxinfer.engine.request_group import RequestGroup
-from jaxinfer.engine.rounds import RowKind
 from jaxinfer.sampling.noise import gumbel
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request_group import RequestGroup
+from jaxinfer.scheduling.rounds import RowKind
 from jaxinfer.speculative.gamma import Choice, FixedGamma
 from jaxinfer.speculative.tree import Tree
 from tests.branching.builders import alone, make_group

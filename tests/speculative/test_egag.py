@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxinfer.speculative.egag import EntropyGamma, entropy_of, round_half_up
-from jaxinfer.speculative.generate import speculative_generate
-from tests.speculative.classic.toys import TableModel, table_model
+from jaxinfer.textbook.speculative.generate import speculative_generate
+from tests.textbook.speculative.toys import TableModel, table_model
 
 
 def test_halves_are_rounded_up():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
+from jaxinfer.scheduling.request import Request
 from jaxinfer.speculative.gamma import FixedGamma
 from jaxinfer.speculative.ngram import HISTORY
 from tests.builders import drain, make_request, model_config, random_model, random_prompts, run_requests

@@ -11,8 +11,8 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams, SpeculativeConfig
 from jaxinfer.checkpoint.directory import EMBEDDED_DRAFT, embedded_checkpoint
+from jaxinfer.cli.show_drafts import drafts_line, print_drafts
 from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from jaxinfer.show_drafts import drafts_line, print_drafts
 
 pytestmark = pytest.mark.unoptimized
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.engine.core import EngineCore
-from jaxinfer.engine.request import Request
+from jaxinfer.scheduling.request import Request
 from tests.builders import model_config, random_model
 from tests.random_requests import random_request
 from tests.speculative.builders import NUM_DRAFTS, AnyGamma, disturbed, speculating_engine, speculation_of

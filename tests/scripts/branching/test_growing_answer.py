@@ -8,9 +8,9 @@ from rich.console import Console
 
 from branching.growing_answer import GrowingAnswer, answer_live, summary, summary_line
 from jaxinfer import SamplingParams
-from jaxinfer.branching.skeleton import parse_skeleton
-from jaxinfer.branching.skeleton_prompts import PlanPrompts
-from jaxinfer.skeleton_of_thought import PointOutput, SkeletonEvent, SkeletonMetrics, SkeletonOutput
+from jaxinfer.skeleton.answer import PointOutput, SkeletonEvent, SkeletonMetrics, SkeletonOutput
+from jaxinfer.skeleton.plan import parse_skeleton
+from jaxinfer.skeleton.prompts import PlanPrompts
 
 WRITTEN = "[PLAN]\n1.<20><None>[-]Mend\n2.<20><None>[-]Clean\n[END]"
 EVENTS = [

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxinfer.branching.skeleton import parse_skeleton
-from jaxinfer.skeleton_of_thought import PointOutput, SkeletonEvent, SkeletonMetrics, SkeletonOutput
+from jaxinfer.skeleton.answer import PointOutput, SkeletonEvent, SkeletonMetrics, SkeletonOutput
+from jaxinfer.skeleton.plan import parse_skeleton
 
 pytest.importorskip("matplotlib", reason="charts need the group `train`")
 

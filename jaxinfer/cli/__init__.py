@@ -1,0 +1,1 @@
+"""The command line: `main` dispatches, and each command is a module."""

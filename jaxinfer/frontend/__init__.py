@@ -1,0 +1,1 @@
+"""Prompts to requests, landed tokens to outputs."""

@@ -1,0 +1,267 @@
+"""From prompts and parameters as users write them to checked requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.config import EngineConfig, check_positive_integer
+from jaxinfer.constraints.automaton import TokenAutomaton
+from jaxinfer.frontend.prompts import TokenizedPrompt, check_prompt, is_conversation, joined_prompts, tokenize_prompt
+from jaxinfer.limits import BRANCH_MODES
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request_group import RequestGroup
+from jaxinfer.tokenizer import Tokenizer
+
+_WORD = 2**32
+
+
+class InputProcessor:
+    """Makes requests for one engine, and counts them."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        generation_config: Mapping[str, Any],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.config = config
+        self.model_config = model_config
+        self.generation_config = generation_config
+        mask = model_config.mask_token_id
+        # What the mask token is written as is text in a prompt.
+        self.tokenizer = tokenizer if tokenizer is None or mask is None else tokenizer.without(mask)
+        self._num_requests = 0
+
+    def render(self, conversation: Any, index: int, template_arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if not is_conversation(conversation):
+            raise ValueError(f"conversation {index} must be a list of {{'role', 'content'}} messages")
+        if self.tokenizer is None:
+            raise ValueError(f"conversation {index} is text, but this engine has no tokenizer")
+        return {"prompt_token_ids": self.tokenizer.apply_chat_template(conversation, **template_arguments)}
+
+    def requests(
+        self,
+        prompts: list[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        stream: bool,
+        constraint: TokenAutomaton[Any] | None = None,
+    ) -> list[Request | RequestGroup]:
+        """Checked requests for all prompts, a group where several samples are wanted; none is queued yet."""
+        checked = self._checked(prompts, sampling_params)
+        return [
+            self._request(tokens, params, stream, constraint)
+            if params.n == 1
+            else self._samples(tokens, params, stream, constraint)
+            for tokens, params in checked
+        ]
+
+    def tokenized(self, prompts: Sequence[Any]) -> list[tuple[str, TokenizedPrompt]]:
+        """Checked prompts, each with the id of a new request."""
+        checked = [tokens for tokens, _ in self._checked(list(prompts), SamplingParams())]
+        return [(str(self._take_number()), tokens) for tokens in checked]
+
+    def branches(
+        self,
+        prefix: Any,
+        suffixes: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        branch_mode: str | None,
+        max_parallel: int | None = None,
+        predicted: Sequence[int] | None = None,
+        stream: bool,
+    ) -> RequestGroup:
+        """A group whose members go on from `prefix` and one of `suffixes` each; nothing is queued yet.
+
+        Raises:
+            ValueError: prefix and suffixes do not go together, or one of the prompts or parameters cannot be served.
+        """
+        if branch_mode is not None and branch_mode not in BRANCH_MODES:
+            raise ValueError(f"branch_mode must be one of {', '.join(BRANCH_MODES)}, got {branch_mode!r}")
+        if max_parallel is not None:
+            check_positive_integer("max_parallel_branches", max_parallel)
+        prompts = joined_prompts(prefix, suffixes)
+        one_for_all = sampling_params is None or isinstance(sampling_params, SamplingParams)
+        checked = self._checked(prompts, sampling_params)
+        for index, (_, params) in enumerate(checked):
+            if params.n != 1:
+                raise ValueError(f"sampling_params of branch {index}: n={params.n}, a branch is one sequence")
+        number = self._take_number()
+        members = [
+            self._member(number, index, tokens, _with_seed(params, index if one_for_all else 0), stream)
+            for index, (tokens, params) in enumerate(checked)
+        ]
+        start = tokenize_prompt(prefix, 0, self.tokenizer)
+        return RequestGroup(
+            str(number), start.text, start.token_ids, members, page_size=self.config.page_size,
+            branch_mode=branch_mode or self.config.branch_mode, predicted=predicted,
+            max_parallel=self.config.max_parallel_branches if max_parallel is None else max_parallel,
+        )  # fmt: skip
+
+    def _samples(
+        self,
+        tokens: TokenizedPrompt,
+        params: SamplingParams,
+        stream: bool,
+        constraint: TokenAutomaton[Any] | None,
+    ) -> RequestGroup:
+        """Sample i has the seed `params.seed` + i."""
+        number = self._take_number()
+        silent = replace(params, n=1, prompt_logprobs=None)
+        members = [
+            self._member(number, index, tokens, _with_seed(own, index), stream, constraint)
+            for index, own in enumerate([replace(params, n=1), *[silent] * (params.n - 1)])
+        ]
+        return RequestGroup(
+            str(number), tokens.text, tokens.token_ids, members, page_size=self.config.page_size,
+            branch_mode=self.config.branch_mode,
+        )  # fmt: skip
+
+    def _member(
+        self,
+        number: int,
+        index: int,
+        tokens: TokenizedPrompt,
+        params: SamplingParams,
+        stream: bool,
+        constraint: TokenAutomaton[Any] | None = None,
+    ) -> Request:
+        request = self._request(tokens, params, stream, constraint)
+        request.request_id = f"{number}-{index}"
+        return request
+
+    def _checked(
+        self, prompts: list[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[tuple[TokenizedPrompt, SamplingParams]]:
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or self.default_sampling_params()] * len(prompts)
+        else:
+            if not isinstance(sampling_params, Sequence) or isinstance(sampling_params, str):
+                raise ValueError(f"sampling_params must be SamplingParams or a list of them, got {sampling_params!r}")
+            params = list(sampling_params)
+            if len(params) != len(prompts):
+                raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts")
+        tokenized = []
+        for index, prompt in enumerate(prompts):
+            tokens = tokenize_prompt(prompt, index, self.tokenizer)
+            check_prompt(
+                tokens, index, vocab_size=self.model_config.vocab_size, max_model_len=self.config.max_model_len
+            )
+            mask = self.model_config.mask_token_id
+            if mask is not None and mask in tokens.token_ids:
+                raise ValueError(f"prompt {index} has the mask token ({mask}), which stands for what is not there yet")
+            self._check_params(params[index], index)
+            if params[index].top_k >= self.model_config.vocab_size:
+                params[index] = replace(params[index], top_k=0)
+            tokenized.append(tokens)
+        return list(zip(tokenized, params, strict=True))
+
+    def _check_params(self, params: SamplingParams, index: int) -> None:
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params of prompt {index} must be SamplingParams, got {params!r}")
+        if params.bad_words and self.tokenizer is None:
+            raise ValueError(f"sampling_params of prompt {index}: bad_words={params.bad_words!r} needs a tokenizer")
+        if params.stop_strings and self.tokenizer is None:
+            raise ValueError(f"sampling_params of prompt {index}: stop={params.stop!r} needs a tokenizer")
+        if self.model_config.mask_token_id is not None:
+            _check_of_blocks(params, index)
+        vocab = self.model_config.vocab_size
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token in getattr(params, name) or ():
+                if token >= vocab:
+                    raise ValueError(
+                        f"sampling_params of prompt {index}: {name} has {token}, outside the vocabulary of {vocab}"
+                    )
+        self._check_something_is_left(params, index)
+
+    def _check_something_is_left(self, params: SamplingParams, index: int) -> None:
+        """Raise ValueError, naming the fields, if they bar every token from being the first one."""
+        vocab, allowed = self.model_config.vocab_size, params.allowed_token_ids
+        bad = {sequence[0] for sequence in self._bad_token_ids(params) if len(sequence) == 1}
+        ending = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self.eos_token_ids)
+        ending = ending if params.min_tokens else set()
+        if allowed is None and len(bad) + len(ending) < vocab:
+            return
+        left = set(range(vocab) if allowed is None else allowed)
+        if left - bad - ending:
+            return
+        barring = {"allowed_token_ids": allowed is not None, "min_tokens": left & ending, "bad_words": left & bad}
+        fields = [f"{name}={getattr(params, name)!r}" for name, bars in barring.items() if bars]
+        raise ValueError(
+            f"sampling_params of prompt {index}: {' and '.join(fields)} leave no token to sample (before min_tokens "
+            "no token may end the sequence)"
+        )
+
+    def _request(
+        self,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        stream: bool,
+        constraint: TokenAutomaton[Any] | None,
+    ) -> Request:
+        number = self._take_number()
+        limit = self.config.max_model_len
+        if params.max_tokens is not None:
+            limit = min(limit, len(prompt.token_ids) + params.max_tokens)
+        if params.seed is not None:
+            key = divmod(params.seed % 2**64, _WORD)
+        else:
+            words = np.random.SeedSequence([self.config.seed % 2**64, number]).generate_state(2)
+            key = (int(words[0]), int(words[1]))
+        return Request(
+            request_id=str(number), prompt_token_ids=prompt.token_ids, sampling_params=params,
+            max_total_tokens=limit, eos_token_ids=self.eos_token_ids, prompt=prompt.text, request_key=key,
+            stream=stream, bad_token_ids=self._bad_token_ids(params), cache_key=prompt.cache_salt,
+            constraint=constraint,
+        )  # fmt: skip
+
+    def _take_number(self) -> int:
+        number = self._num_requests
+        self._num_requests += 1
+        return number
+
+    def _bad_token_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of the bad words: as a text begins with them, and as they follow a space."""
+        if not params.bad_words or self.tokenizer is None:
+            return ()
+        texts = [text for word in params.bad_words for text in (word.lstrip(), " " + word.lstrip())]
+        sequences = (tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence: the generation config's, or else the model config's."""
+        found = self.generation_config.get("eos_token_id")
+        if found is None:
+            return frozenset(self.model_config.eos_token_ids)
+        return frozenset(found if isinstance(found, list) else [found])
+
+    def default_sampling_params(self, **given: Any) -> SamplingParams:
+        """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
+        return SamplingParams.from_generation_config(self.generation_config, **given)
+
+
+def _check_of_blocks(params: SamplingParams, index: int) -> None:
+    """Raises ValueError, by name, for what goes from one token to the next: blocks are not made so."""
+    nothing = SamplingParams()
+    for name in (
+        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
+        "min_tokens", "prompt_logprobs",
+    ):  # fmt: skip
+        if getattr(params, name) != getattr(nothing, name):
+            raise ValueError(
+                f"sampling_params of prompt {index}: {name}={getattr(params, name)!r} is not for diffusion models, "
+                "which make blocks of tokens at once"
+            )
+
+
+def _with_seed(params: SamplingParams, index: int) -> SamplingParams:
+    return params if params.seed is None else replace(params, seed=(params.seed + index) % _WORD**2)

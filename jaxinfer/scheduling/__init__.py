@@ -1,0 +1,1 @@
+"""Which requests the next launch holds: requests, groups, queue, scheduler, pages."""

@@ -1,0 +1,174 @@
+"""Whose pages are whose: lanes of requests over the pool, their cached beginnings included."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.cache.prefix_cache import PrefixCache, PrefixMatchResult
+from jaxinfer.cache.radix_node import TOKEN_BYTES, page_key
+from jaxinfer.scheduling.request import Request
+
+
+class KVCacheManager:
+    """Gives pages to requests, and shares full ones through the prefix cache if there is one.
+
+    A request's lane begins with pages that it found in the cache; what it computes after them it publishes there as
+    pages fill, and it keeps a lock on all of that while it runs. Launches run in order on the device, and within one
+    all KV of a layer is written before any is read: so a page may be published as soon as the launch that fills it is
+    planned, and whoever finds it may join that same launch.
+    """
+
+    def __init__(
+        self, allocator: PageAllocator, page_size: int, cache: PrefixCache | None = None, block_size: int = 1
+    ) -> None:
+        self.allocator = allocator
+        self.block_size = block_size
+        self.page_size = page_size
+        self.cache = cache
+
+    @property
+    def num_slots(self) -> int:
+        return self.allocator.num_pages * self.page_size
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free, or could be because nobody uses what is cached in them."""
+        return self.allocator.num_free + (self.cache.num_evictable if self.cache is not None else 0)
+
+    def num_in_chunks(self, num_tokens: int) -> int:
+        """How many of so many known tokens are computed as chunks of a prompt: whole blocks."""
+        return num_tokens // self.block_size * self.block_size
+
+    def num_settled(self, num_tokens: int) -> int:
+        """How many of so many landed tokens have been computed for good: all but the last, or whole blocks."""
+        return num_tokens - 1 if self.block_size == 1 else self.num_in_chunks(num_tokens)
+
+    def missing_pages(self, request: Request, num_tokens: int) -> int:
+        """How many pages the request lacks for so many tokens."""
+        return max(0, -(-num_tokens // self.page_size) - len(request.pages))
+
+    def find_prefix(self, request: Request) -> None:
+        """Let a request without pages begin with the longest prefix of its tokens that is cached, all but its last (of
+        blocks, all whole ones); or with its trunk, where less than that is cached."""
+        trunk = request.trunk
+        if self.cache is not None and request.publishes:
+            wanted = [] if request.skips_cached_prefix else request.token_ids
+            most = len(wanted) if request.is_trunk else max(0, self.num_settled(len(wanted)))
+            found = self.cache.match_and_lock(wanted, (request.cache_key, request.rope_length), max_tokens=most)
+            request.prefix, request.pages = found, list(found.pages)
+            request.num_computed_tokens = request.num_published_tokens = found.num_cached_tokens
+        if trunk is not None and request.num_computed_tokens < trunk.num_tokens:
+            self.forgo_prefix(request)
+            request.pages, request.num_borrowed_pages = list(trunk.pages), len(trunk.pages)
+            request.num_computed_tokens = trunk.num_tokens
+
+    def forgo_prefix(self, request: Request) -> None:
+        """Undo `find_prefix` for a request that could not be admitted."""
+        if self.cache is not None and request.prefix is not None:
+            self.cache.cancel(request.prefix)
+        request.prefix, request.pages, request.num_borrowed_pages = None, [], 0
+        request.num_computed_tokens = request.num_published_tokens = 0
+
+    def grow(self, request: Request, num_tokens: int) -> list[int] | None:
+        """The pages, added to the request's, with which it holds `num_tokens`; None, and no change, with too few."""
+        missing = self.missing_pages(request, num_tokens)
+        if missing > self.num_available:
+            return None
+        if self.cache is not None and missing > self.allocator.num_free:
+            self.cache.evict(missing - self.allocator.num_free)
+        pages = self.allocator.allocate(missing)
+        request.pages += pages
+        return pages
+
+    def fork(self, parent: Request, child: Request) -> list[tuple[int, int]] | None:
+        """Let a request without pages begin with what another one has computed: full pages are shared, the part of a
+        page behind them is to be copied.
+
+        Returns:
+            Source and destination slots of the copy; None, and no change, where there is no page for it.
+        """
+        size, computed = self.page_size, parent.num_computed_tokens
+        shared = parent.pages[: computed // size]
+        assert not parent.publishes and not child.publishes, "cached pages have no holders to count"
+        child.pages, child.num_borrowed_pages = list(shared), min(parent.num_borrowed_pages, len(shared))
+        self.allocator.share(self._held(child))
+        if self.grow(child, computed) is None:
+            self.release(child)
+            return None
+        child.num_computed_tokens = computed
+        source, destination = parent.pages[len(shared) :], child.pages[len(shared) :]
+        return [
+            (source[0] * size + offset, destination[0] * size + offset)
+            for offset in range(computed - len(shared) * size)
+        ]
+
+    def publish(self, request: Request, num_tokens: int) -> None:
+        """Hand the cache the full ones of the pages that hold the request's first `num_tokens`, all of them computed or
+        about to be.
+
+        Where the cache has an equal page already, the request keeps its own, and the rest to itself until it is
+        released: a lock on both would cost a small pool a page for each.
+        """
+        if self.cache is None or request.prefix is None or request.has_twin:
+            return
+        key = self._unpublished(request, num_tokens)
+        if key:
+            request.has_twin = self.cache.has_next_page(request.prefix.handle, key)
+            if not request.has_twin:
+                self._extend(self.cache, request.prefix, request, key)
+
+    def release(self, request: Request) -> None:
+        """Take all pages of a request; what it computed stays cached until the room is needed."""
+        own: list[int] = []
+        if self.cache is not None and request.prefix is not None:
+            # The latest token may have been sampled in the last step that ran: nobody has computed it then.
+            settled = request.num_tokens if request.is_trunk else self.num_settled(request.num_tokens)
+            key = self._unpublished(request, min(request.num_computed_tokens, settled))
+            own = self._extend(self.cache, request.prefix, request, key)
+            self.cache.release(request.prefix.handle)
+        own += self._held(request)
+        self.allocator.free(own)
+        request.pages, request.num_borrowed_pages = [], 0
+        request.prefix, request.num_published_tokens, request.has_twin = None, 0, False
+
+    def discard(self, request: Request) -> None:
+        """Take all pages of a request whose keys and values may be broken, and forget what is cached for it alone."""
+        published = request.token_ids[: request.num_published_tokens]
+        request.num_computed_tokens = 0
+        self.release(request)
+        if self.cache is not None and published:
+            self.cache.remove(published, (request.cache_key, request.rope_length))
+
+    def _held(self, request: Request) -> list[int]:
+        """Pages that are the request's own, neither cached nor its trunk's."""
+        return request.pages[max(request.num_published_tokens // self.page_size, request.num_borrowed_pages) :]
+
+    def _unpublished(self, request: Request, num_tokens: int) -> bytes:
+        """The key of the whole pages of its first `num_tokens` that the request has not published."""
+        last = num_tokens // self.page_size * self.page_size
+        return page_key(request.token_ids[request.num_published_tokens : last])
+
+    def _extend(self, cache: PrefixCache, prefix: PrefixMatchResult, request: Request, key: bytes) -> list[int]:
+        """Publish the request's next pages, whose tokens are `key`; which of them stay its own."""
+        first = request.num_published_tokens // self.page_size
+        num_tokens = len(key) // TOKEN_BYTES
+        pages = request.pages[first : first + num_tokens // self.page_size]
+        request.num_published_tokens += num_tokens
+        return cache.extend(prefix.handle, key, pages, priority=-request.priority).duplicates
+
+    def check_integrity(self, running: Sequence[Request]) -> None:
+        """Raises AssertionError unless every page is free, cached, or held by as many of these requests as it says."""
+        self.allocator.check_integrity()
+        held: list[int] = []
+        for request in running:
+            assert not self.missing_pages(request, request.num_computed_tokens), "computed tokens without pages"
+            held += self._held(request)
+        for page, count in Counter(held).items():
+            holders = self.allocator.num_holders(page)
+            assert holders == count, f"page {page} has {holders} holders, {count} requests hold it"
+        known = len(set(held))
+        assert known == self.allocator.num_held, f"{self.allocator.num_held} pages held, requests know {known}"
+        if self.cache is not None:
+            self.cache.check_integrity()

@@ -1,0 +1,126 @@
+"""Which launches a plan becomes, and how many rounds each row takes part in: as many as pay, and as there are pages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
+from jaxinfer.scheduling.launch_plan import LaunchPlan
+from jaxinfer.scheduling.pace import Pace
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.rounds import Rounds, RowKind
+
+# A token of a stream comes so much later at most than if each launch had one round.
+_STREAM_SECONDS = 0.05
+
+
+def plan_launches(
+    plan: LaunchPlan,
+    rounds: Rounds,
+    kv: KVCacheManager,
+    running: Sequence[Request],
+    pace: Pace,
+    *,
+    waits: bool,
+    shares_lanes: bool,
+    goes_on: bool,
+) -> list[tuple[LaunchPlan, Rounds, list[int]]]:
+    """The launches that do what a plan says, in their order, what each is of, and how many rounds each of its rows
+    takes part in; none: it is a step.
+
+    With chunks of prompts there is one step for all, or one of the chunks alone and a launch of rounds behind it, in
+    which rows whose last chunk is in the step take part too. No launch reads what a later one writes. Without
+    chunks there are rounds, plain ones where there is no program or no page for the others; one alone while running
+    requests are not in their seats yet.
+
+    Takes the pages for all rounds; with too few free pages there are fewer, and nobody is preempted for them.
+
+    Args:
+        pace: of launches.
+        waits: whether requests do, that could not be admitted. They forbid no rounds, but the first place that gets
+            free for certain is theirs at once.
+        shares_lanes: whether rounds read trunks for several rows at once; plain steps do not.
+        goes_on: whether chunks of prompts were in the launches before too.
+    """
+    if not plan.requests:
+        return [(plan, rounds, [])]
+    if not plan.prefill_rows or rounds.takes_prompts:
+        are_seated = rounds.takes_prompts or all([request.in_seat or request.is_held for request in running])
+        for way in (rounds, rounds.plain or rounds):
+            most = way.most if are_seated else 1
+            rounds_of = _rounds_of_rows(plan, way, kv, pace, most, waits=waits, shares_lanes=shares_lanes)
+            if rounds_of:
+                return [(plan, way, rounds_of)]
+        raise AssertionError("every row has a page for its next token, and plain rounds have programs for all")
+    if not plan.decode_rows:
+        return [(plan, rounds, [])]
+    chunks, seated = plan.split(kv.num_in_chunks)
+    most = pace.beside_chunks(
+        rounds.kind, rounds.most, rounds.tokens, mixed=plan.step_kind, alone=chunks.step_kind, waits=waits,
+        goes_on=goes_on or chunks.leaves_chunks(kv.num_in_chunks),
+    )  # fmt: skip
+    # A step for all decodes one token of each row too.
+    if most > int(rounds.kind is RowKind.DECODE):
+        rounds_of = _rounds_of_rows(seated, rounds, kv, pace, most, waits=waits, shares_lanes=shares_lanes)
+        if max(rounds_of, default=0) > int(rounds.kind is RowKind.DECODE):
+            return [(chunks, rounds, []), (seated, rounds, rounds_of)]
+    return [(plan, rounds, [])]
+
+
+def _rounds_of_rows(
+    plan: LaunchPlan, rounds: Rounds, kv: KVCacheManager, pace: Pace, most: int, *, waits: bool, shares_lanes: bool
+) -> list[int]:
+    """How many rounds, up to `most`, each row of a launch takes part in; none: it cannot be one of these rounds, or
+    no row would draft in them.
+
+    Rows that the host has to look at, or to prepare, after each token take part in one; the others in as many as pay.
+    """
+    if not rounds.holds(len(plan.requests), max([len(request.pages) for request in plan.requests]), shares_lanes):
+        return []
+    longest, shortest, num_of_one, num_alone, streams = 0, sys.maxsize, 0, 0, False
+    for request, kind in zip(plan.requests, plan.kinds, strict=True):
+        if kind is RowKind.PROMPT_CHUNK:
+            most = 1
+            continue
+        if request.takes_one_round:
+            num_of_one += 1
+            num_alone += request.draws_alone
+            continue
+        left = request.num_tokens_left
+        longest, shortest = max(longest, left), min(shortest, left)
+        streams |= request.stream
+    num_rows = len(plan.requests) - num_of_one
+    if num_alone == len(plan.requests) and rounds.plain is not None:
+        return []  # they draft nothing
+    if streams:
+        most = min(most, pace.within(rounds.kind, _STREAM_SECONDS))
+    if num_of_one:
+        most = pace.beside_one_round(rounds.kind, most, num_rows=num_rows, num_of_one_round=num_of_one)
+    needed = shortest if waits else longest
+    limit = max(1, min(most, -(-needed // max(rounds.least_tokens, 1))))
+    while limit:
+        of_rows = [limit] * len(plan.requests)
+        if num_of_one:
+            of_rows = [1 if request.takes_one_round else limit for request in plan.requests]
+        if _take_pages(plan, kv, rounds, of_rows):
+            return of_rows
+        limit //= 2
+    return []
+
+
+def _take_pages(plan: LaunchPlan, kv: KVCacheManager, rounds: Rounds, of_rows: Sequence[int]) -> bool:
+    """Pages for so many rounds of each row; False, and no change, where there are too few."""
+    wanted = [
+        0 if kind is RowKind.PROMPT_CHUNK else rounds.reach(known, number, request.max_total_tokens)
+        for request, kind, known, number in zip(plan.requests, plan.kinds, plan.known, of_rows, strict=True)
+    ]
+    missing = list(map(kv.missing_pages, plan.requests, wanted))
+    if sum(missing) > kv.num_available:
+        return False
+    for index, count in enumerate(missing):
+        if count:
+            pages = kv.grow(plan.requests[index], wanted[index])
+            assert pages is not None, "pages were counted as available"
+            plan.new_pages[index] = plan.new_pages[index] + pages
+    return True

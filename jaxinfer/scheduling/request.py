@@ -1,0 +1,350 @@
+"""One request on the host: known tokens, computed tokens, pages, and how it ended."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from jaxinfer.cache.prefix_cache import PrefixMatchResult
+from jaxinfer.outputs import Logprob, RequestMetrics
+from jaxinfer.sampling.bounds import packed_bits
+from jaxinfer.sampling.constraint import FREE
+from jaxinfer.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxinfer.branching.branch_state import BranchStateManager
+    from jaxinfer.constraints.automaton import TokenAutomaton
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands; its value is the finish reason once it is finished."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "stop"
+    FINISHED_LENGTH = "length"
+    FINISHED_ABORTED = "abort"
+    FINISHED_ERROR = "error"
+
+    def __init__(self, reason: str) -> None:
+        # An attribute, because it is asked for several times for every token.
+        self.is_finished = reason in ("stop", "length", "abort", "error")
+
+
+class Landed(NamedTuple):
+    """What a request has come to. Assigned whole, so an interruption leaves the record before or the record after."""
+
+    num_tokens: int  # of prompt and output; `token_ids` is longer while a landing is prepared
+    num_logprobs: int = 0
+    status: RequestStatus | None = None  # a finished status, or None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+class Group(Protocol):
+    """What scheduling asks of the group that a request is a member of; see `RequestGroup`."""
+
+    request_id: str
+    trunk: Request | None
+    branches: BranchStateManager
+    pending: deque[Request]  # members that wait for others of the group to end
+    max_parallel: int
+    num_unfinished: int
+    num_running: int
+
+
+@dataclass(eq=False, slots=True)  # with slots, because hundreds of requests are looked at in every step
+class Request:
+    """A prompt on its way to a completion. The scheduler lets `num_computed_tokens` catch up with `num_tokens`."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    max_total_tokens: int  # prompt and output, from max_tokens and max_model_len
+    eos_token_ids: frozenset[int] = frozenset()
+    prompt: str | None = None
+    request_key: tuple[int, int] = (0, 0)  # two 32-bit words of randomness
+    priority: int = 0
+    arrival: int = 0  # order of arrival, unique in its engine
+
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_in_flight: int = 0  # the most tokens that launches which have not landed yet may bring
+    num_sure_in_flight: int = 0  # the fewest that they bring, unless the sequence ends
+    in_seat: bool = False  # its latest token is in its seat on the device, landed or not: no prompt chunk is left
+    epoch: int = 0  # counts preemptions: results launched in an earlier epoch are dropped
+    pages: list[int] = field(default_factory=list)
+    num_borrowed_pages: int = 0  # the first of them, which are its trunk's to give back
+    cache_key: Hashable = None  # namespace of the prefix cache: equal tokens are shared within one only
+    rope_length: int = 0  # of the prompt, where its rotation depends on that; it separates cached prefixes too
+    prefix: PrefixMatchResult | None = None  # what it began with, and its lock on what it shares, while it runs
+    num_published_tokens: int = 0  # whose pages are in the cache
+    has_twin: bool = False  # another one was first to publish what this one computed: it publishes no more for now
+    seat: int = -1  # row of the engine's host arrays while running
+    stream: bool = False  # its tokens are wanted at every step
+    group: Group | None = None  # whose output it is a part of; None: it is asked for alone
+    branch: int = 0  # its number in the group
+    trunk: Request | None = None  # computes the beginning that it shares with others of its group
+    shares_lane: bool = False  # launches of rounds read its trunk once for all of its group
+    publishes: bool = True  # what it computes may be shared with others through the prefix cache, and the other way
+    is_steered: bool = False  # a search chooses after each token how it continues
+    is_held: bool = False  # its latest token has landed, and the search has not chosen yet
+    is_trunk: bool = False  # nothing is sampled after its last token
+    is_computed: bool = False  # of a trunk: all of it, in the launch that is being planned at the latest
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about
+    constraint: TokenAutomaton[Any] | None = None  # what its output may be
+    is_constrained_on_device: bool = False  # to that: rounds need no host for it
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+    canvas: list[int] | None = None  # of a bidirectional model: all that it may come to be, masks included
+    num_to_skip: int = 0  # output tokens that landed before a recovery, and that the device will land again
+    num_handed_out: int = 0  # tokens of prompt and output that landings have told of
+    error: str | None = None
+    stop_reason: int | str | None = None
+    metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(time.perf_counter()))
+
+    landed: Landed = field(init=False)
+    token_ids: list[int] = field(init=False)  # prompt and output
+    num_prompt_tokens: int = field(init=False)
+    ending_token_ids: frozenset[int] = field(init=False)  # what ends it: stop tokens and, unless ignored, EOS
+    is_penalized: bool = field(init=False)  # its draws are, by what stands in prompt and output
+    is_bound_for_good: bool = field(init=False)  # its draws are, to what lies with its seat as long as it runs
+    has_changing_set: bool = field(init=False)  # which tokens may follow depends on those before
+    depends_on_output: bool = field(init=False)  # what is drawn next does, by way of the host
+    draws_alone: bool = field(init=False)  # without drafts: the host has to know each token before the next is drawn
+    takes_one_round: bool = field(init=False)  # of a launch: it draws alone, or what it draws from is looked at
+    _prompt_bits: np.ndarray | None = field(init=False, default=None)
+    _constraint_state: Hashable = field(init=False, default=None)  # after all of its output
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        self.num_prompt_tokens = self.num_handed_out = len(self.token_ids)
+        self.landed = Landed(self.num_prompt_tokens)
+        params = self.sampling_params
+        stop_ids = frozenset(params.stop_token_ids or ())
+        self.ending_token_ids = stop_ids if params.ignore_eos else stop_ids | self.eos_token_ids
+        if self.constraint is not None:
+            self._constraint_state = self.constraint.start
+        self.is_penalized = (
+            params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
+        )
+        has_bad_sequences = any([len(sequence) > 1 for sequence in self.bad_token_ids])
+        self.has_changing_set = self.constraint is not None or has_bad_sequences
+        self.is_bound_for_good = (
+            self.is_penalized or bool(self.bad_token_ids) or bool(params.logit_bias)
+            or params.allowed_token_ids is not None or params.min_tokens > 0
+        )  # fmt: skip
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]  # nothing stands before the first token
+        self.depends_on_output = self.has_changing_set or self.is_steered
+
+        self._set_ways()
+
+    def _set_ways(self) -> None:
+        self.draws_alone = self.is_steered or not self.is_held_on_device
+        self.takes_one_round = self.draws_alone or self.sampling_params.logprobs is not None
+
+    def constrain_on_device(self) -> None:
+        """From now on rounds hold its output to its constraint: the host need not prepare their samplings."""
+        self.is_constrained_on_device = True
+        self._set_ways()
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether its draws are bound to anything that lies with its seat, now and then at least."""
+        return self.is_bound_for_good or self.has_changing_set
+
+    @property
+    def is_held_on_device(self) -> bool:
+        """Whether rounds need no host for the tokens that may follow."""
+        if not self.has_changing_set:
+            return True
+        return self.is_constrained_on_device and all([len(sequence) == 1 for sequence in self.bad_token_ids])
+
+    @property
+    def state_on_device(self) -> int:
+        """Of its constraint, after all of its output."""
+        return FREE if self.constraint is None else self.constraint.index_on_device(self._constraint_state)
+
+    @property
+    def skips_cached_prefix(self) -> bool:
+        """Whether all of its prompt is computed, because it asks for that or for what only computing gives."""
+        params = self.sampling_params
+        return params.skip_reading_prefix_cache or params.prompt_logprobs is not None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output, and the most that may be in flight: what the device may know."""
+        return min(len(self.token_ids) + self.num_in_flight, self.max_total_tokens)
+
+    @property
+    def num_tokens_left(self) -> int:
+        """The most tokens that a further launch may still have to sample."""
+        return self.max_total_tokens - len(self.token_ids) - self.num_sure_in_flight
+
+    def leave_seat(self) -> None:
+        """What is in flight is dropped when it lands; the device knows nothing of the request any more."""
+        self.num_in_flight = self.num_sure_in_flight = 0
+        self.in_seat = False
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status.is_finished
+
+    def extend(
+        self, tokens: Sequence[int], logprobs: Sequence[dict[int, Logprob]] = (), *, error: str | None = None
+    ) -> RequestStatus | None:
+        """Land sampled tokens, up to the first that ends the request by the rules on tokens and length.
+
+        The landing is prepared in the lists and committed by one assignment, to `landed`; all else follows from that.
+
+        Args:
+            logprobs: an entry for each token, where the request wants them.
+            error: what failed after these tokens: the request ends with it, unless a token has ended it.
+
+        Returns:
+            The finished status that this brings about, if any.
+        """
+        known = self.token_ids
+        first, status, stop_reason = len(known), None, None
+        if len(known) + len(tokens) < self.max_total_tokens and self.ending_token_ids.isdisjoint(tokens):
+            known += tokens  # nearly all tokens come this way
+        else:
+            for token in tokens:
+                known.append(token)
+                if token in self.ending_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
+                    if token not in self.eos_token_ids or self.sampling_params.ignore_eos:
+                        stop_reason = token
+                    status = RequestStatus.FINISHED_STOPPED
+                    break
+                if len(known) >= self.max_total_tokens:
+                    status = RequestStatus.FINISHED_LENGTH
+                    break
+        if logprobs:
+            self.logprobs += logprobs[: len(known) - first]
+        if status is None and error is not None:
+            status = RequestStatus.FINISHED_ERROR
+        else:
+            error = None
+        self.landed = Landed(len(known), len(self.logprobs), status, stop_reason, error)
+        if status is not None:
+            self.status, self.stop_reason, self.error = status, stop_reason, error
+        self._follow(known[first:])
+        if self.is_steered:
+            self.is_held, self.in_seat = True, False
+        return status
+
+    def finish(
+        self,
+        status: RequestStatus,
+        *,
+        stop_reason: int | str | None = None,
+        error: str | None = None,
+        num_output_tokens: int | None = None,
+    ) -> None:
+        """End the request with a finished status, at once.
+
+        Args:
+            num_output_tokens: how many output tokens it keeps; None: all.
+        """
+        num_tokens = self.landed.num_tokens
+        num_logprobs = self.landed.num_logprobs
+        if num_output_tokens is not None:
+            num_tokens = self.num_prompt_tokens + num_output_tokens
+            num_logprobs = num_logprobs if self.is_steered else min(num_logprobs, num_output_tokens)
+        self.landed = Landed(num_tokens, num_logprobs, status, stop_reason, error)
+        self.settle()
+
+    def settle(self) -> None:
+        """Let lists and status follow from what is committed; for a request that no step is changing."""
+        landed = self.landed
+        del self.token_ids[landed.num_tokens :]
+        del self.logprobs[landed.num_logprobs :]
+        if landed.status is not None:
+            self.status, self.stop_reason, self.error = landed.status, landed.stop_reason, landed.error
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Bring the constraint's state up to date with tokens that have landed."""
+        if self.constraint is not None:
+            for token in tokens:
+                self._constraint_state = self.constraint.advance(self._constraint_state, token)
+
+    def start_over(self) -> None:
+        """Keep what has landed, and forget all that was made of it: pages, seat, what is computed or in flight."""
+        self.settle()
+        if self.constraint is not None:
+            self._constraint_state = self.constraint.start
+        self._follow(self.output_token_ids)
+        self.is_constrained_on_device = False
+        self._set_ways()
+        self.epoch += 1
+        self.num_computed_tokens = self.num_published_tokens = self.num_borrowed_pages = self.num_to_skip = 0
+        self.pages, self.prefix, self.canvas = [], None, None
+        self.has_twin = self.is_computed = False
+        self.seat = -1
+        self.leave_seat()
+        if not self.is_finished:
+            has_run = self.metrics.first_scheduled_time is not None
+            self.status = RequestStatus.PREEMPTED if has_run else RequestStatus.WAITING
+
+    def begin_with(self, tokens: Sequence[int]) -> None:
+        """Have output tokens that were chosen for it, none of which is sampled or told of."""
+        self.token_ids[self.num_prompt_tokens :] = tokens
+        self.landed = Landed(len(self.token_ids), len(self.logprobs))
+        self.num_handed_out = max(self.num_handed_out, len(self.token_ids))
+        self.is_held = False
+
+    def steer(self, token: int) -> None:
+        """Continue with a token in the place of the one that was sampled last, which no step has computed yet."""
+        self.token_ids[-1] = token
+        self.is_held = False
+
+    def base_set(self, vocab: int) -> np.ndarray:
+        """bool [vocab]: the tokens that may ever be drawn."""
+        allowed = self.sampling_params.allowed_token_ids
+        mask = np.full(vocab, allowed is None)
+        if allowed is not None:
+            mask[list(allowed)] = True
+        mask[[sequence[0] for sequence in self.bad_token_ids if len(sequence) == 1]] = False
+        return mask
+
+    def set_now(self, vocab: int) -> np.ndarray:
+        """bool [vocab]: those that may follow on the tokens that have landed."""
+        mask = self.base_set(vocab)
+        if self.constraint is not None:
+            now = self.constraint.allowed(self._constraint_state).mask()
+            mask[: now.size] &= now
+            mask[now.size :] = False
+        for *prefix, last in self.bad_token_ids:
+            start = self.num_tokens - len(prefix)
+            if prefix and start >= self.num_prompt_tokens and self.token_ids[start:] == prefix:
+                mask[last] = False
+        return mask
+
+    def prompt_bits(self, vocab: int) -> np.ndarray:
+        """Bits of the set of the prompt's tokens, as `packed_bits` makes them; made once."""
+        if self._prompt_bits is None:
+            mask = np.zeros(vocab, bool)
+            mask[self.prompt_token_ids] = True
+            self._prompt_bits = packed_bits(mask)
+        return self._prompt_bits

@@ -1,0 +1,371 @@
+"""The scheduler lets every request's computed tokens catch up with its known tokens, within limits.
+
+There are no phases: a prefill, a chunk of one, a decode and a recomputation after preemption are all "some tokens of
+this request". Running requests go first, so that decodes are never starved by prompts; waiting ones enter when tokens,
+rows and pages are left; when pages run out the last comer is preempted and recomputed later.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
+from jaxinfer.scheduling.landing import LogprobsOf, land
+from jaxinfer.scheduling.launch_plan import LaunchPlan
+from jaxinfer.scheduling.pace import Pace
+from jaxinfer.scheduling.plan_rounds import plan_launches
+from jaxinfer.scheduling.request import Group, Request, RequestStatus
+from jaxinfer.scheduling.request_group import RequestGroup
+from jaxinfer.scheduling.rounds import ONE_STEP, Rounds, RowKind
+from jaxinfer.scheduling.scheduler_output import (
+    CachedRequestData,
+    Landing,
+    NewRequestData,
+    SchedulerLimits,
+    SchedulerOutput,
+)
+from jaxinfer.scheduling.trunks import Trunks
+from jaxinfer.scheduling.waiting_room import WaitingRoom
+
+__all__ = ["CachedRequestData", "Landing", "NewRequestData", "Scheduler", "SchedulerLimits", "SchedulerOutput"]
+
+_NO_PAGES: list[int] = []  # shared: most rows of most launches get none
+
+
+class Scheduler:
+    """Decides what the next step computes; owns the waiting queue and the running list."""
+
+    lands_again = False  # whether a request that starts over lands again what had landed
+
+    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, rounds: Rounds = ONE_STEP) -> None:
+        self.limits = limits
+        self.kv = kv
+        self.rounds = rounds  # what a launch of seated rows may be; whoever drives the scheduler may change it
+        self.waiting = WaitingRoom(limits.scheduling_policy)
+        self.running: list[Request] = []
+        self.trunks = Trunks(kv)
+        self.requests: dict[str, Request] = {}
+        self.finished_req_ids: set[str] = set()
+        self.num_preemptions = 0
+        self._forks: set[Request] = set()  # that run and have not taken their seats yet
+        self.num_sharing_lanes = 0  # running requests whose launches of rounds read a trunk together
+        self._had_chunks = False  # of prompts, the latest launches
+        self.pace = Pace()  # of launches, as far as whoever drives the scheduler measures them
+
+    def check(self, request: Request) -> None:
+        """Refuse, as a ValueError, a request that could never run. Changes nothing."""
+        if request.max_total_tokens > self.kv.num_slots:
+            raise ValueError(
+                f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, the KV pool holds "
+                f"{self.kv.num_slots}: raise kv_cache_tokens or lower max_tokens"
+            )
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request; raises ValueError if its id is in use, or the whole pool could not hold it."""
+        self._register([request])
+        self.waiting.add(request)
+
+    def add_group(self, group: RequestGroup) -> None:
+        """Queue a group's members, as many of them as may run at once; raises as `add_request`, for any of them."""
+        self._register(group.order)
+        for member in group.order[: group.max_parallel]:
+            self.waiting.add(member)
+        group.pending.extend(group.order[group.max_parallel :])
+
+    def _register(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.request_id in self.requests:
+                raise ValueError(f"request_id {request.request_id!r} is in use")
+            self.check(request)
+        self.requests.update((request.request_id, request) for request in requests)
+
+    def steer(self, request: Request, token: int) -> None:
+        """Let a held request continue, with this token in the place of its latest."""
+        request.steer(token)
+        self.waiting.steered(request)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose tokens for the next launch, or two, see `SchedulerOutput.then`, and take the pages they need."""
+        plan = LaunchPlan(self.limits, self.rounds.sits_out)
+        self._schedule_running(plan)
+        # Only now, because until here a request could still lose its place in the launch that fills its pages.
+        if plan.prefill_rows:
+            for request, kind, count in zip(plan.requests, plan.kinds, plan.counts, strict=True):
+                if kind is RowKind.PROMPT_CHUNK:
+                    self.kv.publish(request, request.num_computed_tokens + count)
+        if not plan.preempted:
+            self._schedule_waiting(plan)
+        waits, shares_lanes = len(self.waiting) > 0, self.num_sharing_lanes > 1
+        plans = plan_launches(
+            plan, self.rounds, self.kv, self.running, self.pace, waits=waits, shares_lanes=shares_lanes,
+            goes_on=self._had_chunks,
+        )  # fmt: skip
+        self._had_chunks = plan.prefill_rows > 0
+        finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks need their seats in this launch still
+        outputs = [
+            part.commit(way, rounds_of, self.kv.num_in_chunks, shares_lanes=shares_lanes)
+            for part, way, rounds_of in plans
+        ]
+        for trunk in plan.trunks_computed:
+            self._leave_seat(trunk)
+        first, *others = outputs
+        return replace(
+            first, finished_req_ids=finished, preempted_req_ids={request.request_id for request in plan.preempted},
+            then=others[0] if others else None,
+        )  # fmt: skip
+
+    def _schedule_running(self, plan: LaunchPlan) -> None:
+        page_size, running = self.kv.page_size, RequestStatus.RUNNING
+        for request in list(self.running):  # preemption changes the list
+            if plan.budget == 0:
+                break
+            if request.status is not running:
+                continue  # it was preempted to make room
+            known = len(request.token_ids) + request.num_in_flight
+            if request.in_seat or plan.has_only_its_last(request):
+                if not plan.takes_seated(request):
+                    continue
+                plan.enter(request)
+                known = min(known, request.max_total_tokens)
+                needed, count = self._slots_of_seated(request, known), 1
+            else:
+                count = plan.tokens_of_chunk(request, known)
+                if count == 0:
+                    continue
+                needed = request.num_computed_tokens + count
+            new_pages = _NO_PAGES
+            if needed > len(request.pages) * page_size:
+                new_pages = self._take_pages(request, needed, plan)
+                if new_pages is None:
+                    continue
+            if self._forks and request in self._forks:
+                self._forks.remove(request)
+                new_pages = list(request.pages)
+                plan.first_scheduled.add(request.request_id)
+            plan.add(request, count, known, new_pages)
+
+    def _slots_of_seated(self, request: Request, known: int) -> int:
+        """Tokens of a request in its seat that a step or a round may compute."""
+        return self.rounds.reach(known, 1, request.max_total_tokens) if self.rounds.takes_prompts else known
+
+    def _take_pages(self, request: Request, num_tokens: int, plan: LaunchPlan) -> list[int] | None:
+        """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""
+        while (pages := self.kv.grow(request, num_tokens)) is None:
+            if self.trunks.give_up_idle(request):
+                continue
+            victim = self._victim()
+            self._preempt(victim, plan)
+            if victim is request:
+                return None
+        return pages
+
+    def _victim(self) -> Request:
+        held = [request for request in self.running if request.is_held]
+        if held:
+            return held[-1]  # nothing that has landed is lost, and the others of its search need not wait for its pages
+        if self.limits.scheduling_policy == "priority":
+            return max(self.running, key=lambda request: (request.priority, request.arrival))
+        return self.running[-1]
+
+    def _preempt(self, victim: Request, plan: LaunchPlan) -> None:
+        self.running.remove(victim)
+        self._forks.discard(victim)
+        plan.remove(victim)
+        self.kv.release(victim)
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_computed_tokens = 0
+        victim.leave_seat()  # what is in flight is sampled again
+        victim.epoch += 1
+        self.num_preemptions += 1
+        if victim.is_trunk:
+            victim.is_computed = False  # whoever begins with it comes for it again
+            return
+        self._count_running(victim, -1)
+        victim.metrics.num_preemptions += 1
+        self.waiting.add(victim, first=True)
+
+    def _park_held(self, plan: LaunchPlan) -> bool:
+        """Take the pages of the latest held request where all that run are held; False: there is none.
+
+        It keeps the token that has landed for it. At the head of the queue it would block the request for which the
+        room is made, so it waits beside the queue for its search.
+        """
+        if not self.running or not all([request.is_held for request in self.running]):
+            return False
+        self._preempt(self.running[-1], plan)
+        return True
+
+    def _count_running(self, request: Request, change: int) -> None:
+        self.num_sharing_lanes += change * request.shares_lane
+        if request.group is not None:
+            request.group.num_running += change
+
+    def _schedule_waiting(self, plan: LaunchPlan) -> None:
+        while len(self.waiting) and plan.budget > 0:
+            if len(self.running) >= self.limits.max_num_seqs:
+                if not self._park_held(plan):
+                    break
+                continue
+            request = self.waiting.peek_request()
+            # Whatever is cached of it, a request that computes something needs a page to itself.
+            if self.kv.num_available == 0 and not self.trunks.give_up_idle(request):
+                if not self._park_held(plan):
+                    break
+                continue
+            trunk = request.trunk
+            if trunk is not None and not trunk.is_computed:
+                if trunk in self.running:
+                    break
+                admitted = self._admit(trunk, plan)
+            else:
+                admitted = self._admit(request, plan)
+                if admitted:
+                    self.waiting.pop_request()
+            if not admitted and not self._park_held(plan):
+                break
+
+    def _admit(self, request: Request, plan: LaunchPlan) -> bool:
+        """Let a request run, with as many of its tokens as fit into this launch; False: it has to wait."""
+        known = request.num_known_tokens
+        self.kv.find_prefix(request)
+        computed = request.num_computed_tokens
+        is_cached = request.is_trunk and computed == known
+        # Of a prompt that is cached as far as it has whole blocks, there is nothing to compute.
+        decodes = plan.has_only_its_last(request)
+        is_seated = decodes or (not request.is_trunk and computed == self.kv.num_in_chunks(known))
+        count = int(plan.takes_seated(request)) if is_seated else plan.tokens_of_chunk(request, known)
+        needed = self._slots_of_seated(request, known) if is_seated else computed + count
+        while not is_cached and (not count or self.kv.grow(request, needed) is None):
+            if not count or not self.trunks.give_up_idle(request):
+                self.kv.forgo_prefix(request)
+                return False
+        resumed = request.status is RequestStatus.PREEMPTED
+        request.status = RequestStatus.RUNNING
+        if not resumed:
+            request.metrics.first_scheduled_time = time.perf_counter()
+            request.num_cached_tokens = request.num_computed_tokens
+        if is_cached:
+            request.is_computed = True
+            self.trunks.keep(request)
+            return True
+        if not request.is_trunk:
+            self._count_running(request, 1)
+        self.running.append(request)
+        request.in_seat = is_seated and not decodes
+        if decodes:
+            plan.enter(request)
+        plan.add(request, count, known, list(request.pages))
+        self.kv.publish(request, computed if is_seated else computed + count)
+        (plan.resumed if resumed else plan.first_scheduled).add(request.request_id)
+        return True
+
+    def fork(self, parent: Request, child: Request) -> list[tuple[int, int]]:
+        """Let a sequence, whose tokens are known, continue beside another one of its group from what that has computed.
+        Where there is no seat or no page for it, it waits and computes its own.
+
+        Returns:
+            Source and destination slots of what has to be copied before the next launch.
+        """
+        group = child.group
+        assert group is not None
+        group.num_unfinished += 1
+        self._register([child])
+        moves = None
+        if parent.pages and len(self.running) < self.limits.max_num_seqs:
+            moves = self.kv.fork(parent, child)
+        if moves is None:
+            self.waiting.add(child, first=True)
+            return []
+        child.status = RequestStatus.RUNNING
+        self._count_running(child, 1)
+        self.running.append(child)
+        self._forks.add(child)
+        return moves
+
+    def update_from_output(
+        self,
+        output: SchedulerOutput,
+        sampled: Sequence[Sequence[int]],
+        logprobs_of: LogprobsOf | None = None,
+        before: Callable[[Request], None] | None = None,
+    ) -> list[Landing]:
+        """Take a launch's results: land sampled tokens, see `land`; release what finished."""
+        landings: list[Landing] = []
+        ended: list[Request] = []
+        page_size = self.kv.page_size if self.kv.cache is not None else sys.maxsize
+        for landing in land(output, sampled, logprobs_of, before):
+            request = landing.request
+            if request.is_finished:
+                ended.append(request)
+            computed = request.num_computed_tokens = self.kv.num_settled(landing.last)
+            landings.append(landing)
+            if computed - request.num_published_tokens >= page_size:
+                self.kv.publish(request, computed)
+        self._forget(ended)
+        return landings
+
+    def finish_requests(self, requests: Sequence[Request], status: RequestStatus) -> None:
+        """End requests from outside, wherever they stand."""
+        for request in requests:
+            if request.is_finished:
+                raise ValueError(f"request {request.request_id!r} is finished already ({request.status.value})")
+        for request in requests:
+            was_running = request.status is RequestStatus.RUNNING
+            request.finish(status)
+            self.release(request, was_running=was_running)
+
+    def release(self, request: Request, *, was_running: bool) -> None:
+        """Let go of a request that has ended from outside: its place in a queue, its pages and its seat."""
+        if not was_running:
+            group = request.group
+            if group is not None and request in group.pending:
+                group.pending.remove(request)
+            else:
+                self.waiting.remove(request)
+        self._forget([request])
+
+    def _forget(self, ended: Sequence[Request]) -> None:
+        if not ended:
+            return
+        for request in ended:
+            if request.pages:
+                self._count_running(request, -1)
+            self._forks.discard(request)
+            request.leave_seat()
+            request.metrics.finished_time = time.perf_counter()
+            (self.kv.discard if request.status is RequestStatus.FINISHED_ERROR else self.kv.release)(request)
+            self.finished_req_ids.add(request.request_id)
+            del self.requests[request.request_id]
+            if request.group is not None:
+                self._member_ended(request.group)
+        self.running = [request for request in self.running if not request.is_finished]
+
+    def _member_ended(self, group: Group) -> None:
+        """Its place, if it had one, goes to the next of its group; of the last one, the trunk ends with it."""
+        group.num_unfinished -= 1
+        if group.pending and group.num_unfinished - len(group.pending) < group.max_parallel:
+            self.waiting.add(group.pending.popleft(), first=True)
+        trunk = group.trunk
+        if group.num_unfinished or trunk is None:
+            return
+        if trunk in self.running:
+            self._leave_seat(trunk)
+        if trunk in self.trunks.held:
+            self.trunks.release(trunk)
+
+    def _leave_seat(self, trunk: Request) -> None:
+        """Its computing is planned to the end, or nobody wants it any more."""
+        self.running.remove(trunk)
+        self.finished_req_ids.add(trunk.request_id)
+        self.trunks.keep(trunk)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every page is free, cached or held by exactly one running request or trunk."""
+        self.kv.check_integrity([*self.running, *self.trunks.held])
+        self.waiting.check_integrity()

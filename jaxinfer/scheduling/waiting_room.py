@@ -1,0 +1,83 @@
+"""Where unfinished requests wait: in the queue, beside it for their search, or aside while only some may run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request_queue import make_request_queue
+
+
+class WaitingRoom:
+    """The queue of requests that may be admitted, and those that may not join it yet. Length and order are the queue's.
+
+    Args:
+        policy: of the queue.
+
+    Attributes:
+        parked: held requests without pages. At the head of the queue they would block the request for which their
+            pages were taken, so they join it when they are steered.
+        only: ids of the requests that may run; None: all.
+        aside: requests that `only` leaves out.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self._queue = make_request_queue(policy)
+        self.parked: list[Request] = []
+        self.only: frozenset[str] | None = None
+        self.aside: list[Request] = []
+
+    def add(self, request: Request, *, first: bool = False) -> None:
+        """Let a request wait where it belongs.
+
+        Args:
+            first: before those that have never run, if it goes to the queue.
+        """
+        if self.only is not None and request.request_id not in self.only:
+            self.aside.append(request)
+        elif request.is_held:
+            self.parked.append(request)
+        elif first:
+            self._queue.prepend_request(request)
+        else:
+            self._queue.add_request(request)
+
+    def remove(self, request: Request) -> None:
+        """Take out a request that waits somewhere in here."""
+        for beside in (self.parked, self.aside):
+            if request in beside:
+                beside.remove(request)
+                return
+        self._queue.remove_request(request)
+
+    def steered(self, request: Request) -> None:
+        """Let a request that is held no longer join the queue, if it is parked."""
+        if request in self.parked:
+            self.parked.remove(request)
+            self.add(request, first=True)
+
+    def let_all_run(self) -> None:
+        """Let every request join the queue."""
+        self.only, left = None, self.aside
+        self.aside = []
+        for request in left:
+            self.add(request)
+
+    def peek_request(self) -> Request:
+        return self._queue.peek_request()
+
+    def pop_request(self) -> Request:
+        return self._queue.pop_request()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._queue)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if a request waits with pages, or where it does not belong."""
+        for request in (*self, *self.parked, *self.aside):
+            assert not request.pages, "a waiting request holds pages"
+        assert all([request.is_held for request in self.parked]), "a request is parked that no search holds"
+        assert self.only is not None or not self.aside, "requests are aside while all may run"

@@ -1,0 +1,1 @@
+"""Skeleton-of-Thought: the plan, its grammar, its prompts and the answer."""

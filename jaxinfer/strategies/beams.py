@@ -1,0 +1,148 @@
+"""Beam search in the engine: beams are sequences of their own, which share pages and are forked and given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from jaxinfer.branching.beam_search import BeamSearch, Extension
+from jaxinfer.engine.core import EngineCore
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.scheduling.request import Request, RequestStatus
+from jaxinfer.scheduling.request_group import RequestGroup
+
+
+class _State(NamedTuple):
+    """What was chosen last. It is the truth about a search: requests follow from it."""
+
+    search: BeamSearch
+    beams: tuple[Request, ...]  # in the order of `search.beams`, with their tokens and maybe one more; none: it is over
+    error: str | None = None
+
+
+class BeamRun:
+    """The search for one prompt. Every step it waits until all beams have landed, chooses, and says how each continues:
+    one continuation of a beam takes its place, others begin with its pages, and beams without any are given up.
+
+    The next state is computed beside the present one and takes its place in one assignment.
+
+    Args:
+        core: the engine.
+        request_id: of the search; those of beams begin with it.
+        prompt: token ids, at least one.
+        search: what chooses.
+
+    Raises:
+        ValueError: there are more beams than requests may run at once, or the prompt cannot be served.
+    """
+
+    def __init__(self, core: EngineCore, request_id: str, prompt: Sequence[int], search: BeamSearch) -> None:
+        width, most = search.params.beam_width, core.config.max_num_seqs
+        if width > most:
+            raise ValueError(f"beam_width={width} needs as many requests at once, max_num_seqs is {most}")
+        self._core, self._request_id = core, request_id
+        self._max_total_tokens = len(prompt) + search.params.max_tokens
+        self._params = SamplingParams(temperature=0.0, max_tokens=None, logprobs=search.num_candidates, ignore_eos=True)
+        self._num_beams = 0
+        first = self._beam(list(prompt))
+        page_size = core.config.page_size
+        self._group = RequestGroup(
+            request_id, None, list(prompt), [first], page_size=page_size, branch_mode="batching", max_parallel=width,
+            trunk_pages=(len(prompt) - 1) // page_size,
+        )  # fmt: skip
+        self._state = _State(search, (first,))
+        core.add([self._group], search=self)
+
+    @property
+    def search(self) -> BeamSearch:
+        return self._state.search
+
+    @property
+    def beams(self) -> tuple[Request, ...]:
+        return self._state.beams
+
+    @property
+    def is_done(self) -> bool:
+        return not self._state.beams
+
+    @property
+    def error(self) -> str | None:
+        """Why the search has failed."""
+        return self._state.error
+
+    def abort(self) -> None:
+        """Give up what is left of the search."""
+        left, self._state = self._state.beams, _State(self._state.search, ())
+        self._core.drop_search(self)
+        self._core.abort(*[beam.request_id for beam in left])
+
+    def advance(self) -> bool:
+        beams = self._state.beams
+        failed = [
+            beam for beam in beams if beam.status in (RequestStatus.FINISHED_ERROR, RequestStatus.FINISHED_ABORTED)
+        ]
+        if failed:
+            self._end(self._state.search, RequestStatus.FINISHED_ABORTED, failed[0].error or "a beam was aborted")
+            return True
+        if not all([beam.is_held for beam in beams]):
+            return False
+        search = replace(self._state.search, hypotheses=list(self._state.search.hypotheses))
+        extensions = search.step([self._candidates(beam) for beam in beams])
+        if extensions:
+            self._continue(search, extensions)
+        else:
+            self._end(search, RequestStatus.FINISHED_STOPPED)
+        return True
+
+    def restore(self) -> None:
+        # A beam has the tokens that were chosen for it, or these and the next one, which no choice has seen yet.
+        for beam, (tokens, _) in zip(self._state.beams, self._state.search.beams, strict=True):
+            beam.is_held = beam.landed.num_tokens > beam.num_prompt_tokens + len(tokens)
+            if not beam.is_held:
+                beam.begin_with(tokens)
+
+    def _continue(self, search: BeamSearch, extensions: Sequence[Extension]) -> None:
+        before = self._state.beams
+        parents = [before[extension.parent] for extension in extensions]
+        beams: list[Request] = []
+        for extension, parent, (tokens, _) in zip(extensions, parents, search.beams, strict=True):
+            assert tokens[-1] == extension.token
+            beams.append(parent if parent not in beams else self._child(parent, tokens))
+        self._state = _State(search, tuple(beams))
+        # Beams that are given up make room for those that begin; forks are made before their parents continue.
+        for beam in before:
+            if beam not in parents and not beam.is_finished:
+                self._core.finish(beam, RequestStatus.FINISHED_ABORTED)
+        for beam, parent in zip(beams, parents, strict=True):
+            if beam is not parent:
+                self._core.fork(parent, beam)
+        for beam, extension in zip(beams, extensions, strict=True):
+            if beam in before:
+                self._core.scheduler.steer(beam, extension.token)
+
+    def _end(self, search: BeamSearch, status: RequestStatus, error: str | None = None) -> None:
+        before, self._state = self._state.beams, _State(search, (), error)
+        self._core.drop_search(self)
+        for beam in before:
+            if not beam.is_finished:
+                self._core.finish(beam, status)
+
+    def _beam(self, prompt: list[int]) -> Request:
+        number = self._num_beams
+        self._num_beams += 1
+        return Request(
+            f"{self._request_id}-{number}", prompt, self._params, self._max_total_tokens, publishes=False,
+            is_steered=True,
+        )  # fmt: skip
+
+    def _child(self, parent: Request, tokens: Sequence[int]) -> Request:
+        child = self._beam(self._group.prompt_token_ids)
+        child.group, child.trunk = parent.group, parent.trunk
+        child.begin_with(tokens)
+        return child
+
+    def _candidates(self, beam: Request) -> list[tuple[int, float]]:
+        """The most likely tokens after a beam; the one that was sampled is the most likely one itself."""
+        found = [(token, entry.logprob) for token, entry in beam.logprobs[-1].items()]
+        return found[: self.search.num_candidates]

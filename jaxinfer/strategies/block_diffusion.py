@@ -1,0 +1,151 @@
+"""Block diffusion as a strategy: prompts by whole blocks, then rounds of denoising, whoever stands where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.config import EngineConfig
+from jaxinfer.diffusion.blocks import BLOCKS, Blocks
+from jaxinfer.diffusion.config import DiffusionConfig
+from jaxinfer.diffusion.denoise import Denoise, Denoising
+from jaxinfer.diffusion.drawing import keeps_credits
+from jaxinfer.diffusion.unmask import rule_of
+from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.strategy import RoundsResult
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.runner import Runner
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.rounds import BlockRounds, Rounds, RowKind
+from jaxinfer.scheduling.scheduler_output import SchedulerOutput
+from jaxinfer.strategies.diffusion import DiffusionStrategy, DiffusionStrategyMaker
+
+
+def denoising_of(config: DiffusionConfig, model: ModelConfig) -> Denoising:
+    """How a diffusion model's blocks are denoised.
+
+    Raises:
+        ValueError: it has blocks of another size, or the configuration is for bidirectional models.
+    """
+    assert model.block_size is not None and model.mask_token_id is not None
+    if config.cache not in ("auto", "prefix"):
+        raise ValueError(
+            f"cache={config.cache!r}: tokens of {model.architecture} see no later block, so that keys and values of "
+            "earlier ones are exact; allowed are 'auto', 'prefix'"
+        )
+    for name in ("prefix_look", "after_look", "cont_weight"):
+        if getattr(config, name):
+            raise ValueError(f"{name}={getattr(config, name)} is for bidirectional models, not {model.architecture}")
+    if config.block_size not in (None, model.block_size):
+        raise ValueError(f"block_size={config.block_size}: the model was trained with blocks of {model.block_size}")
+    return Denoising(
+        model.block_size, model.mask_token_id, rule_of(config), config.edit_threshold, config.max_post_edit_steps,
+        config.early_stop,
+    )  # fmt: skip
+
+
+class BlockDiffusion(DiffusionStrategy):
+    """Every launch is of rounds: one beside chunks of prompts, else as many as the configuration says.
+
+    Args:
+        denoising: of blocks.
+        config: bounds the rounds of a launch.
+        buckets: shapes of launches, with one token for each row.
+        make_state: makes the device's, see `Blocks`.
+    """
+
+    def __init__(
+        self,
+        denoising: Denoising,
+        config: DiffusionConfig,
+        buckets: Buckets,
+        make_state: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self.block_size, self._config = denoising.block_size, config
+        shapes = [replace(shape, block_size=self.block_size) for shape in (*buckets.all_loops(), *buckets.all_steps())]
+        program = Denoise(denoising, config.maximum_unroll, tuple(shapes))
+        super().__init__(program, denoising.block_size, denoising.mask_token_id, buckets, make_state)
+        self._entered: set[str] = set()  # requests whose block is in their seat
+
+    def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
+        config = self._config
+        left = max([request.num_tokens_left for request in requests], default=1)
+        most = max(1, min(left // config.expected_tpf, config.maximum_unroll))
+        return BlockRounds(most=most, most_tokens=self.block_size)
+
+    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
+        return replace(shape, block_size=self.block_size)
+
+    def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
+        packed, size = built.packed, self.block_size
+        # What chunks of prompts see: all of their blocks, of which there are whole ones only.
+        limit = packed["limit"][packed.shape.decode_rows :]
+        limit[:] = np.where(limit >= 0, limit // size * size + size - 1, -1)
+        for index, request in enumerate(output.requests):
+            if output.kinds[index] is RowKind.PROMPT_CHUNK or request.request_id in self._entered:
+                continue
+            self._entered.add(request.request_id)
+            row, start = int(built.rows[index]), request.num_tokens // size * size
+            known = request.token_ids[start:]
+            packed["block_tokens"][row] = self.mask_token_id
+            packed["block_tokens"][row, : len(known)] = known
+            packed["block_start"][row] = start
+
+    def landed(
+        self,
+        output: SchedulerOutput,
+        built: BuiltBatch,
+        result: RoundsResult | None,
+        steps: int,
+        seconds: float,
+        metrics: EngineMetrics,
+    ) -> None:
+        assert result is not None
+        # No rounds ran for chunks of prompts.
+        seated = [index for index, kind in enumerate(output.kinds) if kind is not RowKind.PROMPT_CHUNK]
+        self._tell([output.requests[index] for index in seated], built.rows[seated], result.details, metrics)
+
+    def left(self, request_ids: Iterable[str]) -> None:
+        self._entered.difference_update(request_ids)
+
+    def start_over(self) -> None:
+        self._entered = set()
+
+
+@dataclass(frozen=True)
+class Denoiser(DiffusionStrategyMaker):
+    """What makes the strategy of a model of blocks that see what is before them."""
+
+    def check(self, engine: EngineConfig, model: ModelConfig) -> None:
+        size = denoising_of(self.config, model).block_size
+        if engine.page_size % size:
+            raise ValueError(f"page_size ({engine.page_size}) must be a multiple of blocks of {size}")
+
+    def _state(
+        self,
+        engine: EngineConfig,
+        model: ModelConfig,
+        dtype: jnp.dtype,
+        sharding: jax.sharding.Sharding | None = None,
+        *,
+        abstract: bool,
+    ) -> dict[str, Any]:
+        denoising = denoising_of(self.config, model)
+        blocks = Blocks.allocate(
+            engine.max_num_seqs, denoising.block_size, model.vocab_size, sharding,
+            with_credits=keeps_credits(denoising.rule), abstract=abstract,
+        )  # fmt: skip
+        return {BLOCKS: blocks}
+
+    def _strategy(
+        self, model: ModelConfig, buckets: Buckets, make_state: Callable[[], Mapping[str, Any]]
+    ) -> BlockDiffusion:
+        return BlockDiffusion(denoising_of(self.config, model), self.config, buckets, make_state)

@@ -1,0 +1,49 @@
+"""Which way a diffusion model denoises: by blocks that see what is before them, or as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxinfer.diffusion.config import DiffusionConfig
+from jaxinfer.diffusion.vicinity import vicinity_of
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.strategies.bidirectional import BidirectionalDenoiser
+from jaxinfer.strategies.block_diffusion import Denoiser, denoising_of
+from jaxinfer.strategies.diffusion import DiffusionStrategyMaker
+
+
+def diffusion_of(
+    model: ModelConfig, given: DiffusionConfig | Mapping[str, Any] | None, speculative: Any
+) -> DiffusionConfig | None:
+    """How a model generates, if it is one that denoises, as far as the user says.
+
+    Args:
+        speculative: a speculative configuration, or None.
+
+    Raises:
+        ValueError: a configuration is given that the model cannot have, or says what is not possible.
+    """
+    if model.mask_token_id is None:
+        if given is not None:
+            raise ValueError(f"diffusion_config is given, but {model.architecture} is no diffusion model")
+        return None
+    if speculative is not None:
+        raise ValueError(f"speculative_config is given, but {model.architecture} denoises blocks: nothing is drafted")
+    config = DiffusionConfig() if given is None else DiffusionConfig.of(given)
+    round_width(config, model)
+    return config
+
+
+def round_width(config: DiffusionConfig, model: ModelConfig) -> int:
+    """Tokens that a round computes of a sequence at least.
+
+    Raises:
+        ValueError: the configuration is not for this model.
+    """
+    return vicinity_of(config, model).window if model.is_bidirectional else denoising_of(config, model).block_size
+
+
+def denoiser_of(config: DiffusionConfig, model: ModelConfig) -> DiffusionStrategyMaker:
+    """What makes the strategy of a diffusion model."""
+    return BidirectionalDenoiser(config) if model.is_bidirectional else Denoiser(config)

@@ -1,0 +1,379 @@
+"""Speculative decoding as a strategy: rounds where they pay, else plain decoding, and a drafter kept up to date."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
+from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.plain_decoding import PlainDecoding, UsualStrategy
+from jaxinfer.engine.strategy import LandedRounds, RoundsResult
+from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
+from jaxinfer.programs.program import Program
+from jaxinfer.programs.runner import Runner
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.rounds import Rounds, RowKind
+from jaxinfer.scheduling.scheduler_output import SchedulerOutput
+from jaxinfer.speculative import rounds as device_rounds
+from jaxinfer.speculative.catch_up import CatchUp
+from jaxinfer.speculative.costs import Key
+from jaxinfer.speculative.gamma import NO_SEAT, GammaController, RoundsReport, TimedLaunch
+from jaxinfer.speculative.proposer import Proposer, RoundsShape
+from jaxinfer.speculative.rounds import RoundsOutput
+from jaxinfer.speculative.shapes import SpeculationShapes
+from jaxinfer.speculative.tails import TailPages
+from jaxinfer.strategies.drafter_lanes import DrafterLanes
+from jaxinfer.strategies.launch_timing import LaunchTiming
+
+# How much of what is known of rounds a further launch takes the place of.
+_NEW = 0.2
+
+
+class Speculation(UsualStrategy):
+    """Decides for every launch how many tokens are drafted, and sees to it that the drafter knows the sequences.
+
+    Args:
+        proposer: drafts.
+        controller: decides.
+        plain: what runs where nothing is drafted.
+        shapes: of rounds and of catching up.
+        max_rounds: most rounds in one launch.
+        hidden_sizes: numbers of hidden states that log probabilities are made of.
+        make_state: makes the proposer's state on the device.
+        num_pages, page_size, num_seats: of the pool and the engine.
+        max_catch_up: tokens that a drafter may catch up on before one launch.
+        window: as of `DrafterLanes`.
+        tails: where trees stand, if any are drafted.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        controller: GammaController,
+        plain: PlainDecoding,
+        shapes: SpeculationShapes,
+        *,
+        max_rounds: int,
+        hidden_sizes: Sequence[int],
+        make_state: Callable[[], Mapping[str, Any]],
+        num_pages: int,
+        page_size: int,
+        num_seats: int,
+        max_catch_up: int,
+        window: int | None = None,
+        tails: TailPages | None = None,
+    ) -> None:
+        self.follower, self._proposer = proposer, proposer
+        self.models, self._make_state = proposer.models, make_state
+        self.controller = controller
+        self._make_lanes = functools.partial(
+            DrafterLanes, num_pages=num_pages, page_size=page_size, num_seats=num_seats,
+            knows_pages=proposer.knows_pages, window=window,
+        )  # fmt: skip
+        self.lanes = self._make_lanes()
+        self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
+        self._rounds = device_rounds.Rounds(proposer, max_rounds, (*shapes.rounds, *shapes.lanes), hidden_sizes, tails)
+        self._tails = tails
+        self._catch_up = CatchUp(proposer, shapes.catch_up)
+        self._max_catch_up = max_catch_up
+        self._page_table = np.zeros((0, 0), np.int32)  # the engine's, of the latest launch
+        self._num_seats = num_seats
+        self.latest: LandedRounds[RoundsOutput] | None = None
+        self._tokens_per_round = 2.0  # that land for a sequence, of late
+        self._tokens_per_launch = plain.rounds.most
+        self._shape_for, self._shape_of = functools.cache(shapes.rounds_for), functools.cache(shapes.rounds_of)
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        return [self._rounds, self._catch_up]
+
+    def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
+        num_drafts, num_nodes, is_trial = 0, 0, False
+        of_seats = np.zeros(self._num_seats + 1, int)
+        pages = max([len(request.pages) for request in requests], default=1)
+        seats = np.asarray([request.seat for request in requests], np.int32)
+        if not requests:  # those that wait may decode at once
+            seats = np.full(min(num_waiting, self._num_seats), NO_SEAT, np.int32)
+        if len(seats):
+            chosen, num_nodes, is_trial = self.controller.choose(seats, pages)
+            num_drafts = int(chosen.max())
+            launch = (len(seats), pages, any([request.shares_lane for request in requests]))
+            if num_drafts and not self._has_room(num_drafts, num_nodes, *launch):
+                # Too many for trees, or for so many drafts: chains, as long as there are programs for.
+                longest = min(num_drafts, self._shapes.longest_chain)
+                fitting = (number for number in range(longest, 0, -1) if self._has_room(number, 0, *launch))
+                num_drafts, num_nodes = next(fitting, 0), 0
+            of_seats[:] = num_drafts
+            of_seats[seats] = np.minimum(chosen, num_drafts)
+        running = min(len(requests) + num_waiting, self._num_seats)
+        feeds = num_drafts > 0 or (running > len(requests) and self.controller.would_draft(running, pages))
+        choice = _Choice(num_drafts, num_nodes, of_seats, feeds)
+        plain = self._plain.choose(requests, num_waiting)
+        if not num_drafts:
+            return replace(plain, choice=choice)
+        # A drafter catches up on what the host knows, and goes on from there.
+        sits_out = [
+            request
+            for request in self.lanes.behind(requests)
+            if request.num_in_flight and self.lanes.missing(request, request.num_tokens - 1, self._max_catch_up)
+        ]
+        # As many tokens as a plain launch: sequences that end make room for others, or for a smaller shape, as soon.
+        rounds = 1 if is_trial else round(self._tokens_per_launch / self._tokens_per_round)
+        return Rounds(
+            RowKind.VERIFICATION,
+            most=min(max(rounds, 1), self._rounds.max_rounds),
+            most_tokens=num_drafts + 1,
+            tokens=self._tokens_per_round,
+            sits_out=frozenset(sits_out),
+            holds=functools.partial(self._has_room, num_drafts, num_nodes),
+            most_in_lane=self._tails.per_lane if self._tails is not None and num_nodes else None,
+            plain=replace(plain, choice=replace(choice, num_drafts=0, num_nodes=0)),
+            choice=choice,
+        )
+
+    def _has_room(self, num_drafts: int, num_nodes: int, rows: int, pages_per_row: int, shares_lanes: bool) -> bool:
+        """Whether there is a program of rounds for so many, in rows and in lanes."""
+        if self._bucket(rows, pages_per_row, num_drafts, num_nodes) is None:
+            return False
+        return not shares_lanes or any(
+            shape.batch.num_tokens >= rows
+            for shape in self._shapes.lanes
+            if shape.num_nodes == num_nodes and shape.width > num_drafts
+        )
+
+    @property
+    def num_tail_pages(self) -> int:
+        return 0 if self._tails is None else self._tails.each * self._shapes.most_in_trees
+
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+        choice: _Choice = rounds.choice
+        if not choice.num_drafts:
+            return self._plain.shape_for(rounds, rows=rows, pages_per_row=pages_per_row, lanes=lanes)
+        shape = self._shape_for(
+            rows=rows, pages_per_row=pages_per_row, num_drafts=choice.num_drafts, num_nodes=choice.num_nodes,
+            lanes=lanes,
+        )  # fmt: skip
+        if shape is None:
+            raise ValueError(f"{rows} rows with {choice.num_drafts} drafts each exceed the limits")
+        return shape.batch
+
+    def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
+        self._page_table = batch.page_table
+        choice: _Choice = output.rounds.choice
+        feeds = choice.num_drafts > 0 if output.num_rounds else choice.feeds
+        if output.first_scheduled or output.resumed or any(output.new_pages):
+            for request_id in output.first_scheduled | output.resumed:
+                self.controller.enter(batch.seat_of[request_id])
+            self.lanes.take_pages(output, with_drafter=feeds)
+        if feeds:
+            self._let_catch_up(output, batch, runner)
+        if output.num_rounds and feeds:
+            draws_alone = np.asarray([request.draws_alone for request in output.requests], bool)
+            drafts = np.where(self.lanes.follows[built.seats] & ~draws_alone, choice.of_seats[built.seats], 0)
+            built.packed["max_drafts"][built.rows] = drafts
+        built.packed["drafter_follows"][...] = feeds
+        self._say_starts(built)
+        self.lanes.launched(output, with_drafter=feeds)
+
+    def _say_starts(self, built: BuiltBatch) -> None:
+        """From where on each row is seen by the drafter: in a lane, the same for all who share it."""
+        packed, starts = built.packed, self.lanes.start[built.seats]
+        rows = packed["row"][built.rows] if packed.shape.lane_pages else built.rows
+        # A sequence that is not followed drafts nothing, and says nothing.
+        known = self.lanes.follows[built.seats] if packed.shape.lane_pages else slice(None)
+        np.maximum.at(packed["drafter_start"], rows[known], starts[known].astype(np.int32))
+
+    def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
+        choice: _Choice = output.rounds.choice
+        if not choice.num_drafts:
+            return self._plain.launch(output, built, runner)
+        shape = self._shape_of(built.packed.shape, choice.num_drafts, choice.num_nodes)
+        result: RoundsOutput = runner.launch(self._rounds, shape, built.packed.buffer)
+        details = _Rounds(choice.num_drafts, shape, result)
+        return RoundsResult(result.tokens, shape.width, (result.hidden, result.sampled), details)
+
+    def landed(
+        self,
+        output: SchedulerOutput,
+        built: BuiltBatch,
+        result: RoundsResult | None,
+        steps: int,
+        seconds: float,
+        metrics: EngineMetrics,
+    ) -> None:
+        if result is None or result.details is None:
+            if seconds and output.num_rounds:
+                pages = built.packed.shape.pages_per_row
+                self.controller.timed(TimedLaunch(0, len(output.requests), pages, steps, seconds))
+            return
+        details: _Rounds = result.details
+        arrays, num_nodes = details.output, details.shape.num_nodes
+        rows = built.rows
+        report = RoundsReport(
+            seats=built.seats,
+            ran=np.asarray(arrays.tokens)[:: result.width, rows] >= 0,
+            wanted=built.packed["max_drafts"][rows],
+            drafted=np.asarray(arrays.num_drafts)[:, rows],
+            accepted=np.asarray(arrays.num_accepted)[:, rows],
+            entropy=np.asarray(arrays.entropy)[:, rows],
+            num_nodes=num_nodes,
+        )
+        self.controller.observe(report)
+        if seconds:
+            silent = int((report.ran.any(axis=1) & ~report.drafted.any(axis=1)).sum())
+            pages = built.packed.shape.pages_per_row
+            self.controller.timed(
+                TimedLaunch(details.num_drafts, len(output.requests), pages, steps, seconds, silent, num_nodes)
+            )
+        proposed = details.shape.proposed(report.drafted)
+        metrics.count_drafts(report.drafted, report.accepted, proposed)
+        self.latest = LandedRounds(output.requests, rows, arrays)
+        if report.ran.any():
+            found = 1 + report.accepted[report.ran].mean()
+            self._tokens_per_round += _NEW * (float(found) - self._tokens_per_round)
+        for request, drafts, tokens, kept in zip(
+            output.requests, (report.drafted > 0).sum(axis=0).tolist(), proposed.sum(axis=0).tolist(),
+            report.accepted.sum(axis=0).tolist(), strict=True,
+        ):  # fmt: skip
+            own = request.metrics
+            own.num_drafts += drafts
+            own.num_draft_tokens += tokens
+            own.num_accepted_tokens += kept
+
+    def measure(self, runner: Runner, allocator: PageAllocator) -> None:
+        costs = self.controller.costs
+        timing = LaunchTiming(
+            runner, allocator, page_size=self.lanes.page_size,
+            most_tokens=self._rounds.max_rounds * max(shape.width for shape in self._shapes.rounds),
+        )  # fmt: skip
+        if costs is None or not timing.has_room:
+            return
+        plain = self._plain.program
+        # After a round, nothing may be found that stands behind made-up tokens.
+        max_rounds = 1 if self._proposer.may_find_nothing else self._rounds.max_rounds
+        for batch in self._plain.shapes:
+            step = timing.seconds(
+                batch, lambda packed, batch=batch: runner.launch(plain, batch, packed.buffer), max_rounds=4
+            )
+            costs.set((batch.num_rows, batch.pages_per_row, 1, 0), verification=step, draft=0.0)
+        for shape in self._shapes.rounds:
+
+            def launch(packed: PackedBatch, shape: RoundsShape = shape) -> Any:
+                return runner.launch(self._rounds, shape, packed.buffer)
+
+            few, many = (
+                timing.seconds(shape.batch, launch, max_rounds=max_rounds, num_drafts=number)
+                for number in (1, shape.width - 1)
+            )
+            draft = max(0.0, (many - few) / (shape.width - 2)) if shape.width > 2 else 0.0
+            costs.set(_key_of(shape), verification=few - draft, draft=draft)
+
+    def left(self, request_ids: Iterable[str]) -> None:
+        self.lanes.left(request_ids, self._page_table)
+
+    def make_state(self) -> Mapping[str, Any]:
+        return self._make_state()
+
+    def start_over(self) -> None:
+        self.lanes = self._make_lanes()
+
+    def _let_catch_up(self, output: SchedulerOutput, batch: InputBatch, runner: Runner) -> None:
+        """Launch what the drafter lacks of rows that it does not follow, as far as the host knows their tokens."""
+        lanes, budget = self.lanes, self._max_catch_up
+        found: list[tuple[Request, int, int]] = []
+        for index, request in enumerate(output.requests):
+            if lanes.follows[request.seat] or not budget:
+                continue
+            known = request.num_tokens
+            is_chunk = output.kinds[index] is RowKind.PROMPT_CHUNK
+            end = output.num_computed[index] if is_chunk else known - 1
+            missing = lanes.missing(request, end, budget)
+            if missing is not None and not self._is_computed_now(output, index, *missing):
+                first, count = missing
+                found.append((request, first, count))
+                budget -= count
+                lanes.computed(request, first + count, first)
+            if not is_chunk and output.num_known[index] == known:
+                lanes.follows[request.seat] = lanes.has(request.seat, known - 1)
+        while found:
+            found = self._launch_catch_up(found, batch, runner)
+
+    def _is_computed_now(self, output: SchedulerOutput, index: int, first: int, count: int) -> bool:
+        """Whether what a row wants to have computed again is first computed in this very launch, by other rows: then it
+        catches up later."""
+        if self.lanes.window is None:
+            return False
+        size, own = self.lanes.page_size, output.requests[index].pages
+        wanted = set(own[first // size : (first + count - 1) // size + 1])
+        for other, request in enumerate(output.requests):
+            if other != index and output.kinds[other] is RowKind.PROMPT_CHUNK:
+                start, end = output.num_computed[other], output.num_computed[other] + output.num_tokens[other]
+                if wanted.intersection(request.pages[start // size : (end - 1) // size + 1]):
+                    return True
+        return False
+
+    def _launch_catch_up(
+        self, found: list[tuple[Request, int, int]], batch: InputBatch, runner: Runner
+    ) -> list[tuple[Request, int, int]]:
+        """One launch of (request, first token, count); what did not fit into it."""
+        lanes = self.lanes
+        pages = int(max(batch.num_pages[request.seat] for request, _, _ in found))
+        shape = self._shapes.catch_up_for(
+            rows=len(found), tokens=sum(count for *_, count in found), pages_per_row=pages
+        )
+        taken, room = [], shape.num_tokens
+        while found and room and len(taken) < shape.num_rows:
+            request, first, count = found[0]
+            now = min(count, room)
+            taken.append((request, first, now))
+            room -= now
+            again = int(lanes.window is not None)  # what belongs to the last token is not kept between launches
+            found = [(request, first + now - again, count - now + again), *found[1:]] if now < count else found[1:]
+        requests, starts, counts = zip(*taken, strict=True)
+        packed = batch.build_chunks(shape, requests, starts, counts)
+        packed["drafter_start"][: len(taken)] = lanes.start[[request.seat for request in requests]]
+        runner.launch(self._catch_up, shape, packed.buffer)
+        return found
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What the next launch is to draft."""
+
+    num_drafts: int  # of a launch of rounds, at most
+    num_nodes: int
+    of_seats: np.ndarray  # int [num_seats + 1], drafts of the sequence in each seat, and of those that get one
+    feeds: bool  # whether the drafter takes in what a plain step computes
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """What became of a launch of rounds, on the device."""
+
+    num_drafts: int
+    shape: RoundsShape
+    output: RoundsOutput
+
+
+def launch_bucket(plain: PlainDecoding, shapes: SpeculationShapes) -> Callable[[int, int, int, int], Key | None]:
+    """(rows, pages per row, drafts, nodes of trees) -> what says which shape such a launch has; None: there is none."""
+
+    @functools.cache  # asked for many times a launch
+    def bucket(rows: int, pages_per_row: int, num_drafts: int, num_nodes: int) -> Key | None:
+        if not num_drafts:
+            shape = plain.shape_for(plain.rounds, rows=rows, pages_per_row=pages_per_row, lanes=False)
+            return shape.num_rows, shape.pages_per_row, 1, 0
+        found = shapes.rounds_for(rows=rows, pages_per_row=pages_per_row, num_drafts=num_drafts, num_nodes=num_nodes)
+        return None if found is None else _key_of(found)
+
+    return bucket
+
+
+def _key_of(shape: RoundsShape) -> Key:
+    return shape.batch.num_rows, shape.batch.pages_per_row, shape.verified, shape.num_nodes

@@ -1,0 +1,231 @@
+"""From a speculative configuration to the strategy of an engine, and what it takes of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from jaxinfer.attention.tensor_parallel import sharding_of_pages
+from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
+from jaxinfer.config import EngineConfig, SpeculativeConfig
+from jaxinfer.engine.plain_decoding import PlainDecoding
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.eagle3 import Eagle3Head
+from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.engine_programs import EnginePrograms
+from jaxinfer.programs.program import everywhere_on
+from jaxinfer.speculative.cost_controller import CostController
+from jaxinfer.speculative.costs import Estimate, LaunchCosts
+from jaxinfer.speculative.draft_model import DRAFT_KV, DraftModel
+from jaxinfer.speculative.eagle3 import EAGLE3_STATE, Eagle3, eagle3_state
+from jaxinfer.speculative.gamma import EntropyController, FixedGamma, GammaController
+from jaxinfer.speculative.ngram import HISTORY, NgramProposer, history_of
+from jaxinfer.speculative.proposer import Proposer
+from jaxinfer.speculative.shapes import SpeculationShapes
+from jaxinfer.speculative.tails import TailPages
+from jaxinfer.strategies.speculation import Speculation, launch_bucket
+from kernels_pallas.visibility import MAX_TAIL_TOKENS
+
+# The share of rounds with drafts and that of drafts that are accepted, until some were seen.
+_BELIEFS = {"draft_model": (1.0, 0.6), "ngram": (0.5, 0.5), "eagle3": (1.0, 0.6)}
+_BELIEF_OF_TREES = 0.8
+_CHAIN_BESIDE_TREES = 5
+# Less than a verification of so many drafts is not worth a program of its own.
+_FEWEST_DRAFTS = 2
+# The last tokens of a sequence are enough for a head to go on from.
+_WINDOW = 128
+# Tokens whose computing takes as long as reading the weights.
+_KNEES = {"cpu": 16.0}
+_KNEE_OF_A_GPU = 256.0
+
+
+@dataclass(frozen=True)
+class Speculator:
+    """What speculates beside a target.
+
+    Attributes:
+        drafter: the draft model, or the head, if the method has one; of shapes alone, to plan with.
+    """
+
+    config: SpeculativeConfig
+    drafter: DecoderLM | Eagle3Head | None = None
+
+    def __post_init__(self) -> None:
+        kind = {"draft_model": DecoderLM, "eagle3": Eagle3Head}.get(self.config.method, type(None))
+        assert isinstance(self.drafter, kind), f"{self.config.method} does not draft with a {type(self.drafter)}"
+
+    def proposer(self, tails: TailPages | None) -> Proposer:
+        """What drafts; `tails`: where its trees stand."""
+        config, with_entropy = self.config, self.config.adaptive == "entropy"
+        if isinstance(self.drafter, Eagle3Head):
+            assert config.tree_depth is not None and config.tree_top_k is not None
+            return Eagle3(
+                self.drafter, tails, depth=config.tree_depth, top_k=config.tree_top_k, with_entropy=with_entropy
+            )
+        if self.drafter is not None:
+            return DraftModel(self.drafter, with_entropy=with_entropy)
+        return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+
+    @property
+    def longest_chain(self) -> int:
+        """Drafts. Beside trees there are shorter chains: what is drafted late is seldom accepted."""
+        return min(self.config.most_drafts, _CHAIN_BESIDE_TREES) if self.config.num_nodes else self.config.most_drafts
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of verifications of chains: of all drafts, and of fewer, for more rows and where costs choose so."""
+        drafts = [self.longest_chain]
+        while drafts[0] // 2 >= _FEWEST_DRAFTS and not self.config.num_nodes:
+            drafts.insert(0, drafts[0] // 2)
+        return tuple(number + 1 for number in drafts)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of the drafter's parameters, over all devices."""
+        return 0 if self.drafter is None else sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(self.drafter)))
+
+    @property
+    def layers(self) -> ModelConfig | None:
+        """Of what the drafter keeps keys and values."""
+        return (
+            self.drafter.config.layer if isinstance(self.drafter, Eagle3Head) else self.drafter and self.drafter.config
+        )
+
+    def state_bytes(self, engine: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
+        """What seats take on each device: nothing worth counting."""
+        return 0
+
+    def kv_bytes_per_token(self, dtype: jnp.dtype) -> int:
+        """Bytes that one slot takes in all of the drafter's layers, over all devices."""
+        return 0 if self.layers is None else kv_bytes_per_token(self.layers, dtype)
+
+    def shapes(self, engine: EngineConfig, buckets: Buckets) -> SpeculationShapes:
+        """Of its programs."""
+        config = self.config
+        return SpeculationShapes.of(
+            buckets, widths=self.widths, of_each=2 if config.adaptive == "cost" else 1,
+            max_rounds=self.max_rounds(engine), page_size=engine.page_size, num_nodes=config.num_nodes,
+            tree_width=config.most_drafts + 1 if config.num_nodes else 0,
+        )  # fmt: skip
+
+    def max_rounds(self, engine: EngineConfig) -> int:
+        """Of a launch."""
+        # Launches are to land about as much as plain ones. Rounds that do not run cost a little.
+        return max(1, engine.max_decode_steps // (2 if self.drafter is not None else 1))
+
+    def tails(self, engine: EngineConfig) -> TailPages | None:
+        """Where trees stand; None: chains alone are drafted."""
+        config, size = self.config, engine.page_size
+        if not config.num_nodes:
+            return None
+        assert config.tree_depth is not None and config.tree_top_k is not None
+        each = -(-max(config.num_nodes, config.tree_depth * config.tree_top_k) // size)
+        # Beside the tails of a lane, a head has a page of its own there.
+        per_lane = max(1, (MAX_TAIL_TOKENS - size) // (each * size))
+        return TailPages(engine.num_pages, each, size, per_lane)
+
+    def tail_tokens(self, engine: EngineConfig) -> int:
+        """Slots of the pools besides those that requests share."""
+        tails = self.tails(engine)
+        return 0 if tails is None else self.shapes(engine, Buckets.from_config(engine)).most_in_trees * tails.tokens
+
+    def strategy(
+        self,
+        engine: EngineConfig,
+        target: DecoderLM,
+        *,
+        dtype: jnp.dtype,
+        mesh: Mesh | None,
+        whole: jax.sharding.Sharding | None = None,
+        abstract: bool = False,
+    ) -> Callable[[EnginePrograms, Buckets], Speculation]:
+        """What an `EngineCore` makes its strategy with.
+
+        Args:
+            whole: where seats lie, if not as the mesh says.
+            abstract: with a state of shapes alone, to compile for.
+        """
+
+        def make(programs: EnginePrograms, buckets: Buckets) -> Speculation:
+            plain = PlainDecoding(programs.decode_loop, buckets)
+            shapes, tails = self.shapes(engine, buckets), self.tails(engine)
+            return Speculation(
+                self.proposer(tails),
+                self._controller(engine, target, plain, shapes),
+                plain,
+                shapes,
+                max_rounds=self.max_rounds(engine),
+                hidden_sizes=programs.prompt_logprobs.shapes,
+                make_state=lambda: self._state(engine, dtype, mesh, whole or everywhere_on(mesh), abstract),
+                num_pages=engine.num_pages,
+                page_size=engine.page_size,
+                num_seats=engine.max_num_seqs,
+                max_catch_up=engine.max_num_batched_tokens,
+                window=_WINDOW if isinstance(self.drafter, Eagle3Head) else None,
+                tails=tails,
+            )
+
+        return make
+
+    def _state(
+        self,
+        engine: EngineConfig,
+        dtype: jnp.dtype,
+        mesh: Mesh | None,
+        whole: jax.sharding.Sharding | None,
+        abstract: bool,
+    ) -> dict[str, Any]:
+        if self.layers is None:
+            return {HISTORY: history_of(engine.max_num_seqs, engine.max_model_len, whole, abstract=abstract)}
+        make = KVCache.shapes if abstract else KVCache.allocate
+        num_pages = engine.num_pages + self.tail_tokens(engine) // engine.page_size
+        kv = make(
+            self.layers, num_pages=num_pages, page_size=engine.page_size, dtype=dtype, sharding=sharding_of_pages(mesh)
+        )
+        if isinstance(self.drafter, Eagle3Head):
+            return {EAGLE3_STATE: eagle3_state(kv, self.drafter.config, engine.max_num_seqs, whole)}
+        return {DRAFT_KV: kv}
+
+    def _controller(
+        self, engine: EngineConfig, target: DecoderLM, plain: PlainDecoding, shapes: SpeculationShapes
+    ) -> GammaController:
+        config = self.config
+        if config.adaptive is None:
+            return FixedGamma(config.most_drafts, config.num_nodes)
+        if config.adaptive == "entropy":
+            return EntropyController(
+                engine.max_num_seqs, target.config.vocab_size, gamma_min=config.gamma_min,
+                gamma_max=config.most_drafts, ema_beta=config.egag_ema_beta, num_nodes=config.num_nodes,
+            )  # fmt: skip
+        estimate = Estimate(
+            target=_num_parameters(target),
+            drafter=0.0 if self.drafter is None else _num_parameters(self.drafter),
+            knee=_KNEES.get(jax.default_backend(), _KNEE_OF_A_GPU),
+        )
+        costs = LaunchCosts(launch_bucket(plain, shapes), estimate)
+        drafts, accepted = _BELIEFS[config.method]
+        most, accepted = {0: self.longest_chain}, {0: accepted}
+        if config.num_nodes:
+            most[config.num_nodes], accepted[config.num_nodes] = config.most_drafts, _BELIEF_OF_TREES
+        return CostController(engine.max_num_seqs, most, costs, drafts=drafts, accepted=accepted)
+
+
+def check_vocabularies(target: ModelConfig, drafter: ModelConfig) -> None:
+    """Raises ValueError, which says what differs, unless a drafter's token ids mean what the target's do, as far as
+    configurations tell."""
+    if target.vocab_size != drafter.vocab_size:
+        raise ValueError(
+            f"the draft model has a vocabulary of {drafter.vocab_size} tokens and the target one of "
+            f"{target.vocab_size}: a draft model needs the target's"
+        )
+
+
+def _num_parameters(model: nnx.Module) -> float:
+    return float(sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))))

@@ -1,0 +1,1 @@
+"""Published algorithms and objects under the names of their sources; the engine imports none of it."""

@@ -1,0 +1,1 @@
+"""`DiffusionWorker` and `DiffusionIteration` over plain arrays."""

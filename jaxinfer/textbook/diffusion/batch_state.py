@@ -1,0 +1,135 @@
+"""What a batch of sequences has come to between the calls of a diffusion iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.diffusion.canvas import CANVAS, Canvas
+from jaxinfer.diffusion.drawing import keeps_credits
+from jaxinfer.diffusion.vicinity import Vicinity
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.program import KV
+from jaxinfer.textbook.diffusion.batches import ForwardBatch
+from jaxinfer.textbook.diffusion.sequence_rows import Pool, rounded_up
+
+
+@dataclass
+class DiffusionBlockMeta:
+    """Block `block_id` of a request: positions [start, end) of its sequence, prompt included."""
+
+    req_index: int
+    block_id: int
+    start: int
+    end: int
+    is_finished: bool = False  # its tokens are final, or its sequence has ended before it
+
+
+@dataclass
+class DiffusionBlockContext:
+    """A block as its next iteration finds it."""
+
+    block_id: int
+    mask: np.ndarray  # bool [end - start], places that have no token yet
+    threshold: float  # that the next iteration asks for, where the rule has one
+    iteration: int  # its number in the sequence
+    weight: float  # of what masks' embeddings carry behind it
+    has_cache: bool = False  # keys and values are those that the sequence had in this block, or later
+
+
+@dataclass
+class DiffusionBatchState:
+    """R requests, whose blocks have up to B tokens, in S >= R seats."""
+
+    prompt_embeddings: jax.Array  # [R, longest prompt, hidden], 0 behind the end of a prompt
+    block_windows: list[DiffusionBlockMeta]  # of all requests, each one's in order
+    kv_handles: list[list[int]]  # of each request, its pages in the pool
+    iteration_counters: list[int]  # of each request, iterations that its sequence has had
+    cached_logits: jax.Array | None = None  # float32 [S, B, vocab], of each block's latest iteration; no mask in them
+    canvas: list[list[int]] = field(default_factory=list)  # of each request, all tokens, masks included
+    output_ids: list[list[int]] = field(default_factory=list)  # of each request, tokens of its finished blocks
+    contexts: dict[int, DiffusionBlockContext] = field(default_factory=dict)  # of requests that are in a block
+    arrays: dict[str, Any] = field(default_factory=dict)  # on the device: the KV pool and what embeddings carry
+
+    @property
+    def is_finished(self) -> bool:
+        return all(block.is_finished for block in self.block_windows)
+
+    def blocks_of(self, req_index: int) -> list[DiffusionBlockMeta]:
+        return [block for block in self.block_windows if block.req_index == req_index]
+
+    def current_blocks(self) -> list[DiffusionBlockMeta]:
+        """The first unfinished block of each request that has one."""
+        found: dict[int, DiffusionBlockMeta] = {}
+        for block in self.block_windows:
+            if not block.is_finished:
+                found.setdefault(block.req_index, block)
+        return list(found.values())
+
+    def tokens_of(self, block: DiffusionBlockMeta) -> list[int]:
+        """Masks included."""
+        return self.canvas[block.req_index][block.start : block.end]
+
+    def put(self, block: DiffusionBlockMeta, tokens: Sequence[int]) -> None:
+        """Take over the tokens [B] of a block; places that its sequence does not have are left out."""
+        self.canvas[block.req_index][block.start : block.end] = tokens[: block.end - block.start]
+
+
+def begin_batch(batch: ForwardBatch, model: DecoderLM, vicinity: Vicinity, page_size: int) -> DiffusionBatchState:
+    """The state of a batch of which nothing is computed.
+
+    Raises:
+        ValueError: a prompt is empty, has masks or what is no token, or its sequence is longer than the model's
+            positions.
+    """
+    prompts, size, config = batch.input_ids, vicinity.block_size, model.config
+    totals = [len(prompt) + more for prompt, more in zip(prompts, batch.max_new_tokens, strict=True)]
+    for index, (prompt, total) in enumerate(zip(prompts, totals, strict=True)):
+        _check(index, prompt, total, config)
+    # Sizes of arrays are sizes of programs: few of them.
+    pool = Pool(rounded_up(len(prompts), 1), rounded_up(-(-max(totals) // page_size), 1), page_size)
+    length = 0 if vicinity.smoothing is None else pool.pages_per_seat * page_size
+    kv = KVCache.allocate(config, num_pages=pool.num_pages, page_size=page_size, dtype=model.dtype)
+    canvas = Canvas.allocate(
+        pool.num_seats, length, size, config.hidden_size, config.vocab_size, model.dtype,
+        with_credits=keeps_credits(vicinity.rule),
+    )  # fmt: skip
+    ids = np.zeros((len(prompts), max(map(len, prompts))), np.int32)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    there = np.arange(ids.shape[1]) < np.array([[len(prompt)] for prompt in prompts])
+    return DiffusionBatchState(
+        prompt_embeddings=jnp.where(there[..., None], model.embed(jnp.asarray(ids)), 0),
+        block_windows=[
+            DiffusionBlockMeta(index, number, start, min(start + size, total))
+            for index, (prompt, total) in enumerate(zip(prompts, totals, strict=True))
+            for number, start in enumerate(range(len(prompt), total, size))
+        ],
+        kv_handles=[pool.pages_of(seat, total) for seat, total in enumerate(totals)],
+        iteration_counters=[0] * len(prompts),
+        canvas=[
+            [*prompt, *[vicinity.mask_token_id] * (total - len(prompt))]
+            for prompt, total in zip(prompts, totals, strict=True)
+        ],
+        output_ids=[[] for _ in prompts],
+        arrays={KV: kv, CANVAS: canvas},
+    )
+
+
+def _check(index: int, prompt: Sequence[int], total: int, config: ModelConfig) -> None:
+    if not prompt:
+        raise ValueError(f"prompt {index} is empty")
+    if not all(0 <= token < config.vocab_size for token in prompt):
+        raise ValueError(f"prompt {index} has tokens outside the vocabulary of {config.vocab_size}")
+    if config.mask_token_id in prompt:
+        raise ValueError(f"prompt {index} has the mask token, {config.mask_token_id}")
+    if total > config.max_position_embeddings:
+        most = config.max_position_embeddings
+        raise ValueError(f"request {index} may grow to {total} tokens, and the model has {most} positions")

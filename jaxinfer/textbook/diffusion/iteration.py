@@ -1,0 +1,292 @@
+"""Iterations of denoising, driven by hand: the source's `DiffusionIteration` for bidirectional models (dInfer's
+`IterSmoothWithVicinityCache`), over the rounds that the engine's programs are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxinfer.attention.backend import select_backend
+from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.config import check_positive_integer
+from jaxinfer.diffusion.canvas import CANVAS
+from jaxinfer.diffusion.config import DiffusionConfig
+from jaxinfer.diffusion.vicinity import vicinity_of
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.program import KV
+from jaxinfer.textbook.diffusion.batch_state import (
+    DiffusionBatchState,
+    DiffusionBlockContext,
+    DiffusionBlockMeta,
+    begin_batch,
+)
+from jaxinfer.textbook.diffusion.batches import ForwardBatch
+from jaxinfer.textbook.diffusion.sequence_rows import Pool, SequenceRow, SequenceRows
+from jaxinfer.textbook.diffusion.watched_rounds import watched_rounds
+
+
+@dataclass
+class DiffusionIterationResult:
+    """What an iteration has made of a block.
+
+    Attributes:
+        logits: float32 [end - start, vocab], that its tokens were drawn from; no mask is in them.
+        block_finished: no mask is left; `finalize_block` comes next.
+        iterations_used: forwards that the call took; 0 where no mask was left before it.
+    """
+
+    logits: jax.Array
+    block_finished: bool
+    iterations_used: int
+
+
+class DiffusionIteration:
+    """Denoises blocks of sequences of a bidirectional model.
+
+    An iteration is one forward and what it commits. It computes the whole sequence where keys and values are not those
+    of this block yet (or in the warm-up), else a window around the block. `batch_state` has all that there is of a
+    batch: any number of them may be under way.
+
+    Args:
+        model: a bidirectional diffusion model.
+        hidden_size: the model's.
+        block_size: tokens that are denoised together.
+        maximum_unroll, expected_tpf: `run_iterations` runs as many iterations in a launch as the masks left take with
+            `expected_tpf` tokens each, and `maximum_unroll` at most. They change no token.
+        warmup_steps, cont_weight, cont_weight_init, cont_weight_growth, threshold_decay, threshold, prefix_look,
+            after_look, cache, unmask, low_threshold, factor, credit_alpha, boost_gamma, decay_beta: see
+            `DiffusionConfig`; a `cont_weight` of 0 is no smoothing.
+        graph_runner, device: None, see below.
+        page_size: of the KV pool.
+
+    Raises:
+        ValueError: the model is of another kind; a setting is out of range or, as `hidden_size`, not the model's; or
+            there is a graph runner or a device, which are XLA's business.
+    """
+
+    def __init__(
+        self,
+        model: DecoderLM,
+        hidden_size: int,
+        block_size: int,
+        maximum_unroll: int = 4,
+        expected_tpf: int = 8,
+        warmup_steps: int = 0,
+        cont_weight: float = 0.3,
+        cont_weight_init: float = 0.15,
+        cont_weight_growth: float = 0.02,
+        threshold_decay: float = 0.02,
+        graph_runner: Any = None,
+        device: Any = None,
+        *,
+        threshold: float = 0.9,
+        prefix_look: int = 0,
+        after_look: int = 0,
+        cache: str = "dual",
+        unmask: str = "threshold",
+        low_threshold: float = 0.4,
+        factor: float = 1.0,
+        credit_alpha: float = 0.7,
+        boost_gamma: float = 0.2,
+        decay_beta: float = 0.8,
+        page_size: int = 16,
+    ) -> None:
+        if graph_runner is not None:
+            raise ValueError("graph_runner must be None: XLA makes one program of a launch, there is nothing to record")
+        if device is not None:
+            raise ValueError("device must be None: XLA computes where the model's parameters are")
+        if not model.config.is_bidirectional:
+            raise ValueError(f"model is a {model.config.architecture}, which is no bidirectional diffusion model")
+        if hidden_size != model.config.hidden_size:
+            raise ValueError(f"hidden_size must be the model's, {model.config.hidden_size}, got {hidden_size!r}")
+        check_positive_integer("page_size", page_size)
+        self.config = DiffusionConfig(
+            block_size=block_size, threshold=threshold, unmask=unmask, low_threshold=low_threshold, factor=factor,
+            credit_alpha=credit_alpha, boost_gamma=boost_gamma, decay_beta=decay_beta, cache=cache,
+            prefix_look=prefix_look, after_look=after_look, cont_weight=cont_weight, cont_weight_init=cont_weight_init,
+            cont_weight_growth=cont_weight_growth, threshold_decay=threshold_decay, warmup_steps=warmup_steps,
+            maximum_unroll=maximum_unroll, expected_tpf=expected_tpf,
+        )  # fmt: skip
+        self.model, self.page_size = model, page_size
+        self.vicinity = vicinity_of(self.config, model.config)
+        self._launch = watched_rounds(model, self.vicinity, select_backend(), maximum_unroll)
+
+    def allocate_prefill_state(self, forward_batch: ForwardBatch) -> DiffusionBatchState:
+        """A batch of which nothing is computed: canvases of prompts and masks, their blocks, and room for keys and
+        values.
+
+        Raises:
+            ValueError: a prompt is empty, has masks or what is no token, or its sequence is longer than the model's
+                positions.
+        """
+        return begin_batch(forward_batch, self.model, self.vicinity, self.page_size)
+
+    def run_prefill_forward(self, forward_batch: ForwardBatch, batch_state: DiffusionBatchState) -> jax.Array:
+        """The first iteration of all sequences, which computes them whole; as any other one it commits tokens.
+
+        Returns:
+            float32 [R, B, vocab], the logits of their first blocks.
+
+        Raises:
+            ValueError: the batch has had iterations, or has another number of requests.
+        """
+        if any(batch_state.iteration_counters):
+            raise ValueError("the batch has been prefilled: its sequences have had iterations")
+        self.run_iterations(forward_batch, batch_state, batch_state.current_blocks())
+        assert batch_state.cached_logits is not None
+        return batch_state.cached_logits[: forward_batch.batch_size]
+
+    def prepare_block(
+        self, forward_batch: ForwardBatch, batch_state: DiffusionBatchState, block_meta: DiffusionBlockMeta
+    ) -> DiffusionBlockContext:
+        """Look at a block as its next iteration will find it; also noted in `batch_state.contexts`. Twice is as once.
+
+        Raises:
+            ValueError: the block is finished, or one before it is not.
+        """
+        index, number = block_meta.req_index, block_meta.block_id
+        first = next((block for block in batch_state.blocks_of(index) if not block.is_finished), None)
+        if first is None or first.block_id != number:
+            turn = "it has ended" if first is None else f"it is at block {first.block_id}"
+            raise ValueError(f"block {number} of request {index} cannot be denoised: {turn}")
+        known, smoothing = batch_state.contexts.get(index), self.vicinity.smoothing
+        iteration = batch_state.iteration_counters[index]
+        threshold, weight = self.config.threshold, 0.0
+        if smoothing is not None:
+            threshold = max(threshold, float(smoothing.least_threshold(iteration)))
+            weight = float(smoothing.weight(iteration))
+        context = DiffusionBlockContext(
+            number,
+            np.asarray(batch_state.tokens_of(first)) == self.vicinity.mask_token_id,
+            threshold,
+            iteration,
+            weight,
+            known is not None and known.block_id == number and known.has_cache,
+        )
+        batch_state.contexts[index] = context
+        return context
+
+    def run_iteration_step(
+        self,
+        forward_batch: ForwardBatch,
+        batch_state: DiffusionBatchState,
+        block_meta: DiffusionBlockMeta,
+        iter_no: int,
+    ) -> DiffusionIterationResult:
+        """One iteration of one block, if it has a mask.
+
+        Args:
+            iter_no: its number in the sequence, which the threshold, the weight of smoothing, the warm-up and the noise
+                of sampling depend on; the sequence's counter goes on from here. What the counter says is the source's.
+
+        Raises:
+            ValueError: as for `prepare_block`, or `iter_no` is negative.
+        """
+        if iter_no < 0:
+            raise ValueError(f"iter_no must be 0 or more, got {iter_no}")
+        index = block_meta.req_index
+        if self.prepare_block(forward_batch, batch_state, block_meta).mask.any():
+            batch_state.iteration_counters[index] = iter_no
+        (used,) = self.run_iterations(forward_batch, batch_state, [block_meta], most=1)
+        assert batch_state.cached_logits is not None
+        logits = batch_state.cached_logits[index, : block_meta.end - block_meta.start]
+        return DiffusionIterationResult(logits, not batch_state.contexts[index].mask.any(), used)
+
+    def run_iterations(
+        self,
+        forward_batch: ForwardBatch,
+        batch_state: DiffusionBatchState,
+        block_metas: Sequence[DiffusionBlockMeta],
+        *,
+        most: int | None = None,
+    ) -> list[int]:
+        """Iterations of blocks of different requests, side by side: one of those that have to be computed with their
+        whole sequences, and a launch of windows. How many each has had.
+
+        Args:
+            most: iterations of a window; None: as `maximum_unroll` and `expected_tpf` say.
+
+        Raises:
+            ValueError: as for `prepare_block`; or the batch has another number of requests than the state.
+        """
+        if forward_batch.batch_size != len(batch_state.canvas):
+            raise ValueError(f"a batch of {forward_batch.batch_size} for a state of {len(batch_state.canvas)} requests")
+        before = list(batch_state.iteration_counters)
+        wholes, windows = [], []
+        for block in block_metas:
+            context = self.prepare_block(forward_batch, batch_state, block)
+            if context.mask.any():
+                is_window = context.has_cache and self.vicinity.cache == "dual"
+                (windows if is_window else wholes).append(block)
+        if wholes:
+            self._run(forward_batch, batch_state, wholes, 0)
+        if windows:
+            masks = max(int(batch_state.contexts[block.req_index].mask.sum()) for block in windows)
+            unroll = max(1, min(masks // self.config.expected_tpf, self.config.maximum_unroll))
+            self._run(forward_batch, batch_state, windows, unroll if most is None else most)
+        return [batch_state.iteration_counters[block.req_index] - before[block.req_index] for block in block_metas]
+
+    def finalize_block(
+        self, forward_batch: ForwardBatch, batch_state: DiffusionBatchState, block_meta: DiffusionBlockMeta
+    ) -> None:
+        """Write a block without masks to its sequence's output. With an ending token in it, nothing follows that.
+
+        Raises:
+            ValueError: as for `prepare_block`, or the block has masks.
+        """
+        index = block_meta.req_index
+        masks = int(self.prepare_block(forward_batch, batch_state, block_meta).mask.sum())
+        if masks:
+            raise ValueError(f"block {block_meta.block_id} of request {index} has {masks} masks left")
+        tokens, ending = batch_state.tokens_of(block_meta), forward_batch.eos_token_ids
+        end = next((place + 1 for place, token in enumerate(tokens) if token in ending), None)
+        batch_state.output_ids[index] += tokens[:end]
+        for block in batch_state.blocks_of(index):
+            block.is_finished |= end is not None or block.block_id == block_meta.block_id
+        block_meta.is_finished = True
+        del batch_state.contexts[index]
+
+    def _run(
+        self, batch: ForwardBatch, state: DiffusionBatchState, blocks: list[DiffusionBlockMeta], most: int
+    ) -> None:
+        """One launch: `most` rounds of windows, or, if that is 0, a round of whole sequences."""
+        kv: KVCache = state.arrays[KV]
+        seats = len(state.arrays[CANVAS].credits)
+        packer = SequenceRows(Pool(seats, kv.num_pages // seats, kv.page_size), self.vicinity)
+        rows = [
+            SequenceRow(
+                block.req_index, state.kv_handles[block.req_index], state.canvas[block.req_index],
+                state.blocks_of(block.req_index)[0].start, block.start, state.iteration_counters[block.req_index],
+                batch.temperature[block.req_index], batch.request_keys[block.req_index],
+            )
+            for block in blocks
+        ]  # fmt: skip
+        if most:
+            packed, begins = packer.windows(rows, most)
+        else:
+            packed, begins = packer.rests(rows, [self._num_stored(state, block) for block in blocks])
+        logits = state.cached_logits
+        if logits is None:
+            logits = jnp.zeros((seats, self.vicinity.block_size, self.model.config.vocab_size), jnp.float32)
+        state.arrays, found, state.cached_logits = self._launch(
+            state.arrays, logits, packed.buffer, begins, shape=packed.shape
+        )
+        ran, tokens = np.asarray(found.ran), np.asarray(found.blocks)
+        for row, block in enumerate(blocks):
+            index, rounds = block.req_index, np.flatnonzero(ran[:, row])
+            state.put(block, tokens[rounds[-1], row].tolist())
+            refreshes = not most and self.vicinity.refreshes(state.iteration_counters[index])
+            state.contexts[index].has_cache |= refreshes
+            state.iteration_counters[index] += len(rounds)
+            self.prepare_block(batch, state, block)
+
+    def _num_stored(self, state: DiffusionBatchState, block: DiffusionBlockMeta) -> int:
+        """How many of a sequence's first tokens a round leaves as they are, that otherwise computes all of them."""
+        if self.vicinity.cache == "prefix" and state.contexts[block.req_index].has_cache:
+            return max(0, block.start - self.vicinity.prefix_look)
+        return 0

@@ -1,0 +1,1 @@
+"""Speculative decoding as published, over any language model."""

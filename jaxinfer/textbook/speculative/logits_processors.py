@@ -1,0 +1,178 @@
+"""From logits to the distribution that a token is drawn from: greedy, multinomial, top-k, nucleus."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxinfer.textbook.speculative.random_streams import RandomChoices
+
+
+@dataclass(frozen=True)
+class LogitsProcessor(ABC):
+    """Logits in, probabilities out; the temperature comes first, then the filter of the subclass.
+
+    Drafter and target go through the same one. Logits are left as they are.
+
+    Args:
+        temperature: logits are divided by it; above 0, see `GreedyProcessor` for its limit.
+    """
+
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if not (_is_real(self.temperature) and 0 < self.temperature < math.inf):
+            raise ValueError(
+                f"temperature must be a finite number above 0 (GreedyProcessor for 0), got {self.temperature!r}"
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether nothing is left to chance."""
+        return False
+
+    def __call__(self, logits: np.ndarray) -> np.ndarray:
+        """float64 [..., V] that sum to 1, of logits [..., V]."""
+        logits = np.asarray(logits, np.float64)
+        # Subtract before dividing: the most likely token weighs 1 however small the temperature is.
+        return self._process((logits - logits.max(axis=-1, keepdims=True)) / self.temperature)
+
+    @abstractmethod
+    def _process(self, logits: np.ndarray) -> np.ndarray:
+        """Probabilities [..., V] of logits [..., V] that have been divided by the temperature."""
+
+    def sample(self, probabilities: np.ndarray, choices: RandomChoices) -> int:
+        """A token id of the processed probabilities [V]."""
+        return choices.token(probabilities)
+
+
+@dataclass(frozen=True)
+class GreedyProcessor(LogitsProcessor):
+    """The most likely token with probability 1, of several the lowest id: speculation then tests equality.
+
+    The temperature changes nothing here.
+    """
+
+    temperature: float = 1.0
+
+    @property
+    def is_greedy(self) -> bool:
+        return True
+
+    def _process(self, logits: np.ndarray) -> np.ndarray:
+        best = logits.argmax(axis=-1)
+        return (np.arange(logits.shape[-1]) == best[..., None]).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class MultinomialProcessor(LogitsProcessor):
+    """softmax(logits / temperature)."""
+
+    def _process(self, logits: np.ndarray) -> np.ndarray:
+        return softmax(logits)
+
+
+@dataclass(frozen=True)
+class TopKProcessor(MultinomialProcessor):
+    """The `top_k` most likely tokens; ties go to the lower ids.
+
+    Args:
+        top_k: at least 1; more than there are tokens is all of them.
+    """
+
+    top_k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_top_k(self.top_k)
+
+    def _process(self, logits: np.ndarray) -> np.ndarray:
+        return _top_k(softmax(logits), self.top_k)
+
+
+@dataclass(frozen=True)
+class NucleusProcessor(MultinomialProcessor):
+    """The most likely tokens until their probabilities reach `top_p`: the token that crosses it is kept.
+
+    Nucleus sampling is from Holtzman et al. 2019, "The curious case of neural text degeneration".
+
+    Args:
+        top_p: in (0, 1].
+    """
+
+    top_p: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_top_p(self.top_p)
+
+    def _process(self, logits: np.ndarray) -> np.ndarray:
+        return _nucleus(softmax(logits), self.top_p)
+
+
+@dataclass(frozen=True)
+class TopKNucleusProcessor(MultinomialProcessor):
+    """`TopKProcessor`, and of what it keeps (renormalised) the nucleus, as `NucleusProcessor`."""
+
+    top_k: int
+    top_p: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_top_k(self.top_k)
+        _check_top_p(self.top_p)
+
+    def _process(self, logits: np.ndarray) -> np.ndarray:
+        return _nucleus(_top_k(softmax(logits), self.top_k), self.top_p)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """float64 [..., V] of logits [..., V]."""
+    logits = np.asarray(logits, np.float64)
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def most_likely_first(scores: np.ndarray) -> np.ndarray:
+    """Token ids [..., V] in descending order of their scores; ties in the order of the ids."""
+    return np.argsort(-scores, axis=-1, kind="stable")
+
+
+def _top_k(probabilities: np.ndarray, top_k: int) -> np.ndarray:
+    kept = np.zeros(probabilities.shape, bool)
+    np.put_along_axis(kept, most_likely_first(probabilities)[..., :top_k], True, axis=-1)
+    return _renormalised(probabilities, kept)
+
+
+def _nucleus(probabilities: np.ndarray, top_p: float) -> np.ndarray:
+    if top_p >= 1:
+        return probabilities
+    order = most_likely_first(probabilities)
+    descending = np.take_along_axis(probabilities, order, axis=-1)
+    before = np.cumsum(descending, axis=-1) - descending
+    kept = np.zeros(probabilities.shape, bool)
+    np.put_along_axis(kept, order, before < top_p, axis=-1)
+    return _renormalised(probabilities, kept)
+
+
+def _renormalised(probabilities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    held = np.where(kept, probabilities, 0.0)
+    return held / held.sum(axis=-1, keepdims=True)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _check_top_k(top_k: object) -> None:
+    if not (isinstance(top_k, int | np.integer) and not isinstance(top_k, bool) and top_k >= 1):
+        raise ValueError(f"top_k must be an integer of at least 1, got {top_k!r}")
+
+
+def _check_top_p(top_p: Any) -> None:
+    if not (_is_real(top_p) and 0 < top_p <= 1):
+        raise ValueError(f"top_p must be a number in (0, 1], got {top_p!r}")
