@@ -2,61 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-import numpy as np
-from jax.sharding import Mesh
-
-from jaxinfer.branch_methods import BranchMethods
-from jaxinfer.checkpoint.directory import (
-    embedded_checkpoint,
-    find_checkpoint,
-    read_config,
-    read_generation_config,
-)
-from jaxinfer.checkpoint.load import load_checkpoint
-from jaxinfer.compile_cache import enable_compile_cache
-from jaxinfer.config import (
-    EngineConfig,
-    SpeculativeConfig,
-    check_model_len,
-    check_positive_integer,
-    page_size_for,
-    resolve_dtype,
-)
+from jaxinfer.branching.beam_search import BeamSearchParams
+from jaxinfer.build import build_client
+from jaxinfer.config import SpeculativeConfig
 from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.diffusion.config import DiffusionConfig
-from jaxinfer.engine.arrivals import members_of
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.metrics import EngineMetrics
-from jaxinfer.frontend.input_processor import InputProcessor
-from jaxinfer.frontend.output_processor import Inbox, OutputProcessor
-from jaxinfer.frontend.progress import CompileNotice, CompileWatcher, GenerationProgress
+from jaxinfer.frontend.beam_search import BeamSearchJob
+from jaxinfer.frontend.progress import CompileNotice
 from jaxinfer.frontend.prompts import as_prompt_list, is_conversation
-from jaxinfer.memory.budget import plan_memory
-from jaxinfer.memory.share import set_jax_share
-from jaxinfer.models.unknown_fields import ConfigOptions
-from jaxinfer.outputs import RequestOutput
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.outputs import BeamSearchOutput, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.request_group import RequestGroup
-from jaxinfer.skeleton.answer import knows_plans
-from jaxinfer.strategies.choose import denoiser_of, diffusion_of, round_width
-from jaxinfer.strategies.drafters import check_drafter, load_speculator, with_drafter
+from jaxinfer.skeleton.answer import SkeletonEvent, SkeletonOfThought, SkeletonOutput
 from jaxinfer.tokenizer import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 _DRAWN = 72  # characters of a node of the cache that are drawn
 
 
-class LLM(BranchMethods):
+class LLM:
     """Text from a language model: many prompts at once, batched continuously over one KV pool.
 
     Args:
@@ -92,6 +62,10 @@ class LLM(BranchMethods):
         warm_up: "background": compile all programs that requests can need while they run, the likely ones first; False:
             when they are needed. The method of that name compiles them all before it returns.
 
+    Attributes:
+        client: the engine's client; `llm.core` is the engine itself.
+        memory_budget: where the device's memory goes.
+
     Raises:
         FileNotFoundError, CheckpointError, UnsupportedConfigError: the checkpoint cannot be used, and why.
         ValueError: a setting is out of range.
@@ -121,79 +95,58 @@ class LLM(BranchMethods):
         ignore_config_fields: Sequence[str] = (),
         warm_up: str | bool = False,
     ) -> None:
-        if warm_up not in ("background", False):
-            raise ValueError(f'warm_up must be "background" or False, got {warm_up!r}')
-        fields: ConfigOptions = {"strict_config": strict_config, "ignore_config_fields": ignore_config_fields}
-        speculative = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
-        enable_compile_cache()
-        set_jax_share(gpu_memory_utilization)  # before anything below starts JAX
-        resolved = resolve_dtype(dtype)
-        mesh = _make_mesh(tensor_parallel_size)
-        for name, value in (
-            ("max_model_len", max_model_len), ("page_size", page_size), ("kv_cache_tokens", kv_cache_tokens),
-        ):  # fmt: skip
-            if value is not None:
-                check_positive_integer(name, value)
-        directory = find_checkpoint(embedded_checkpoint() if model is None else model)
-        _, config = read_config(directory, **fields)
-        diffusion = diffusion_of(config, diffusion_config, speculative)
-        if diffusion is not None:
-            max_num_seqs = min(max_num_seqs, max(1, max_num_batched_tokens // round_width(diffusion, config)))
-            enable_prefix_caching &= not config.is_bidirectional  # what a token is depends on those behind it
-            page_size = page_size_for(config, None if page_size == EngineConfig.page_size else page_size)
-            branch_mode = "batching"  # blocks of several branches do not share a row
-        if max_model_len is None:
-            max_model_len = config.max_position_embeddings
-            if kv_cache_tokens is not None and kv_cache_tokens >= page_size:
-                # Asking for a pool without a length means: the longest requests that the pool holds.
-                max_model_len = min(max_model_len, kv_cache_tokens // page_size * page_size)
-        else:
-            check_model_len(config, max_model_len)
-        engine_config = EngineConfig(
+        self.client, self.memory_budget = build_client(
+            model=model, tokenizer=tokenizer, skip_tokenizer_init=skip_tokenizer_init, dtype=dtype,
             max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-            page_size=page_size, enable_prefix_caching=enable_prefix_caching, scheduling_policy=scheduling_policy,
-            attention_backend=attention_backend, branch_mode=branch_mode, seed=seed,
-            # Until memory is planned, room for one request.
-            kv_cache_tokens=max_model_len + page_size if kv_cache_tokens is None else kv_cache_tokens,
+            page_size=page_size, kv_cache_tokens=kv_cache_tokens, gpu_memory_utilization=gpu_memory_utilization,
+            enable_prefix_caching=enable_prefix_caching, speculative_config=speculative_config,
+            diffusion_config=diffusion_config, branch_mode=branch_mode, scheduling_policy=scheduling_policy,
+            tensor_parallel_size=tensor_parallel_size, attention_backend=attention_backend, seed=seed,
+            strict_config=strict_config, ignore_config_fields=ignore_config_fields, warm_up=warm_up,
         )  # fmt: skip
-        # Small files first: what is wrong with them is said before the weights are loaded.
-        self.generation_config = read_generation_config(directory)
-        tokenizer_directory = Path(tokenizer) if tokenizer is not None else directory
-        tokenizer_of_model = None
-        if not skip_tokenizer_init and (tokenizer is not None or Tokenizer.exists(tokenizer_directory)):
-            tokenizer_of_model = Tokenizer(tokenizer_directory)
-        drafter = None
-        if speculative is not None:
-            speculative = with_drafter(speculative, directory)
-            drafter = check_drafter(speculative, directory, config, max_model_len, **fields)
-        config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh, config=config)
-        maker = None if diffusion is None else denoiser_of(diffusion, config)
-        if speculative is not None:
-            maker = load_speculator(speculative, config, drafter, dtype=resolved, mesh=mesh, **fields)
-        self.memory_budget = plan_memory(
-            module, engine_config, dtype=resolved, kv_cache_tokens=kv_cache_tokens,
-            gpu_memory_utilization=gpu_memory_utilization, mesh=mesh, maker=maker,
-        )  # fmt: skip
-        logger.info("memory of each device:\n%s", self.memory_budget.table())
-        engine_config = dataclasses.replace(engine_config, kv_cache_tokens=self.memory_budget.kv_tokens)
-        self.model_config = config
-        make = None if maker is None else maker.strategy(engine_config, module, dtype=resolved, mesh=mesh)
-        strategy = {} if make is None else {"make_strategy": make}
-        vocabulary = None
-        if tokenizer_of_model is not None and knows_plans(tokenizer_of_model):
-            vocabulary = Vocabulary.from_tokenizer(tokenizer_of_model, config.vocab_size)
-        core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, vocabulary=vocabulary, **strategy)
-        inputs = InputProcessor(engine_config, config, self.generation_config, tokenizer_of_model)
-        super().__init__(core, inputs, OutputProcessor(core, tokenizer_of_model), tokenizer_of_model)
-        self._outbox = self._processor.inbox()  # for callers of `step`
-        if warm_up:
-            core.warm_up_in_background()
+        self._outbox = self.client.inbox()  # for callers of `step`
+        self._skeletons: dict[str, SkeletonOfThought] = {}
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine."""
+        return self.client.core
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, if the engine has one."""
+        return self.client.tokenizer
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's architecture."""
+        return self.client.core.model_config
+
+    @property
+    def generation_config(self) -> Mapping[str, Any]:
+        """The checkpoint's `generation_config.json`."""
+        return self.client.inputs.generation_config
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end a sequence: the generation config's, or else the model config's."""
+        return self.client.eos_token_ids
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What each token adds to a text.
+
+        Raises:
+            ValueError: the engine has no tokenizer, or one whose tokens' bytes are not known here.
+        """
+        return self.client.vocabulary
 
     def generate(
         self,
         prompts: Any,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; outputs stand in the order of the prompts.
 
@@ -201,11 +154,14 @@ class LLM(BranchMethods):
             prompts: str, list[int] or {"prompt_token_ids": [...]}, or a list of these.
             sampling_params: for all prompts, or one for each; None: `default_sampling_params()`.
             use_tqdm: show a progress bar.
+            priority: with `scheduling_policy="priority"`, of all prompts or of each; the lowest runs first.
 
         Raises:
-            ValueError: a prompt or its parameters cannot be served; nothing has run then.
+            ValueError: a prompt, its parameters or its priority cannot be served; nothing has run then.
         """
-        return self._run(self._inputs.requests(as_prompt_list(prompts), sampling_params, stream=False), use_tqdm)
+        client, items = self.client, as_prompt_list(prompts)
+        requests = client.inputs.requests(items, sampling_params, stream=False, priority=priority)
+        return client.run(requests, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -226,8 +182,9 @@ class LLM(BranchMethods):
         if not isinstance(messages, Sequence):
             raise ValueError(f"messages must be a conversation or a list of conversations, got {messages!r}")
         conversations = [messages] if is_conversation(messages) else list(messages)
-        prompts = [self._inputs.render(c, i, template_arguments) for i, c in enumerate(conversations)]
-        return self._run(self._inputs.requests(prompts, sampling_params, stream=False), use_tqdm)
+        inputs = self.client.inputs
+        prompts = [inputs.render(c, i, template_arguments) for i, c in enumerate(conversations)]
+        return self.client.run(inputs.requests(prompts, sampling_params, stream=False), use_tqdm=use_tqdm)
 
     def stream(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -243,10 +200,112 @@ class LLM(BranchMethods):
         if is_conversation(prompts):
             prompts = [prompts]
         items = as_prompt_list(prompts)
-        items = [self._inputs.render(p, i, {}) if is_conversation(p) else p for i, p in enumerate(items)]
-        requests = self._inputs.requests(items, sampling_params, stream=True)
+        inputs = self.client.inputs
+        items = [inputs.render(p, i, {}) if is_conversation(p) else p for i, p in enumerate(items)]
+        requests = inputs.requests(items, sampling_params, stream=True)
         self.core.check(requests)
-        return self._steps(requests, CompileNotice(), stream=True)
+        return self.client.outputs(requests, CompileNotice(), stream=True)
+
+    def generate_branches(
+        self,
+        prefix: Any,
+        suffixes: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        branch_mode: str | None = None,
+        *,
+        max_parallel_branches: int | None = None,
+        predicted_lengths: Sequence[int] | None = None,
+        use_tqdm: bool = True,
+    ) -> RequestOutput:
+        """Complete `prefix + suffix` for every suffix at once; `outputs[i]` is what follows `suffixes[i]`.
+
+        What the branches share is computed and kept once. Each gives the tokens that `generate` gives for its prompt
+        alone; where one set of parameters with a seed serves all, branch i has the seed + i.
+
+        Args:
+            prefix: text, a list of token ids, or a dict with "prompt" or "prompt_token_ids".
+            suffixes: of each branch, text or token ids as the prefix is; it may be empty.
+            sampling_params: for all branches, or one for each.
+            branch_mode: "in_one_sequence" or "batching"; None: the engine's.
+            max_parallel_branches: most branches that run at once; None: all.
+            predicted_lengths: tokens that each branch is expected to have: the longest start first.
+
+        Raises:
+            ValueError: as for `generate`; or prefix and suffixes do not go together.
+        """
+        group = self.client.inputs.branches(
+            prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
+            predicted=predicted_lengths, stream=False,
+        )  # fmt: skip
+        return self.client.run([group], use_tqdm=use_tqdm)[0]
+
+    def stream_branches(
+        self,
+        prefix: Any,
+        suffixes: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        branch_mode: str | None = None,
+        *,
+        max_parallel_branches: int | None = None,
+        predicted_lengths: Sequence[int] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """As `generate_branches`, and yields what is new as it comes: `outputs[0].index` tells of which branch."""
+        group = self.client.inputs.branches(
+            prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
+            predicted=predicted_lengths, stream=True,
+        )  # fmt: skip
+        self.core.check([group])
+        return self.client.outputs([group], CompileNotice(), stream=True)
+
+    def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The most likely continuations of prompts that beam search finds; outputs stand in the order of the prompts.
+
+        Beams are sequences that share the pages of what they have in common: one that forks copies less than a page,
+        and one that is given up gives its own back.
+
+        Args:
+            prompts: as for `generate`.
+
+        Raises:
+            ValueError: a prompt cannot be served, or there are more end-of-sequence tokens than can be looked for.
+        """
+        client = self.client
+        job = BeamSearchJob(client.core, client.inputs, client.tokenizer, prompts, params)
+        return client.answer(job, CompileNotice())
+
+    def skeleton_of_thought(
+        self,
+        question: str,
+        sampling_params: SamplingParams | None = None,
+        *,
+        branch_mode: str | None = None,
+        protocol: str = "auto",
+        max_parallel_branches: int | None = None,
+        skeleton: str | None = None,
+        on_event: Callable[[SkeletonEvent], None] | None = None,
+    ) -> SkeletonOutput:
+        """Answer a question by a plan whose points are written at the same time, as branches of one conversation.
+
+        Args:
+            question: what the user asks.
+            sampling_params: of the plan and of every point (point i of a wave has the seed + i); `max_tokens` is the
+                most that a point may have. None: the checkpoint's defaults.
+            branch_mode: "in_one_sequence" or "batching"; None: the engine's.
+            protocol: "plan" ([PLAN] or [DIRECT], kept to by its grammar), "outline" (a numbered list, for any chat
+                model), or "auto": "plan" where the tokenizer has its markers.
+            max_parallel_branches: most points that are written at once; None: all.
+            skeleton: the text of a plan, to expand instead of asking for one.
+            on_event: is told of text as it comes.
+
+        Raises:
+            ValueError: there is no tokenizer or no chat template, or a setting is out of range.
+        """
+        if protocol not in self._skeletons:
+            self._skeletons[protocol] = SkeletonOfThought(self.client, protocol)
+        return self._skeletons[protocol].answer(
+            question, sampling_params, branch_mode=branch_mode, max_parallel_branches=max_parallel_branches,
+            skeleton=skeleton, on_event=on_event,
+        )  # fmt: skip
 
     def add_request(
         self,
@@ -255,6 +314,7 @@ class LLM(BranchMethods):
         *,
         stream: bool = False,
         arrival_time: float | None = None,
+        priority: int | None = None,
     ) -> str:
         """Queue one prompt for those who call `step` themselves; returns its request id.
 
@@ -262,23 +322,23 @@ class LLM(BranchMethods):
             prompt: as for `generate`, or a conversation.
             stream: `step` returns what is new as it comes, not the whole at the end.
             arrival_time: when the request came, by `time.perf_counter`; None: now.
+            priority: as for `generate`.
 
         Raises:
             ValueError: as for `generate`; nothing is queued then.
         """
         if is_conversation(prompt):
-            prompt = self._inputs.render(prompt, 0, {})
-        [request] = self._inputs.requests([prompt], sampling_params, stream=stream)
+            prompt = self.client.inputs.render(prompt, 0, {})
+        [request] = self.client.inputs.requests([prompt], sampling_params, stream=stream, priority=priority)
         if arrival_time is not None:
             for sequence in request.members if isinstance(request, RequestGroup) else [request]:
                 sequence.metrics.arrival_time = arrival_time
-        self._add([request], self._outbox, stream=stream)
+        self.client.add([request], self._outbox, stream=stream)
         return request.request_id
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine, if there is work; what came of requests that `add_request` queued."""
-        if self.core.has_unfinished_requests():
-            self.core.step()
+        self.client.step()
         return self._outbox.take()
 
     def has_unfinished_requests(self) -> bool:
@@ -287,7 +347,7 @@ class LLM(BranchMethods):
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
         """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
-        return self._inputs.default_sampling_params(**given)
+        return self.client.default_sampling_params(**given)
 
     def warm_up(self, use_tqdm: bool = True) -> None:
         """Compile every program that requests can need, with a progress line that names it.
@@ -298,7 +358,7 @@ class LLM(BranchMethods):
 
     def abort(self, request_id: str) -> bool:
         """End an unfinished request; False if there is none of that id."""
-        return bool(self.core.abort(request_id))
+        return bool(self.client.abort(request_id))
 
     def abort_all(self) -> int:
         """End all unfinished requests, of every caller; returns how many there were."""
@@ -330,71 +390,4 @@ class LLM(BranchMethods):
         Raises:
             ValueError: this engine has none.
         """
-        if self.tokenizer is None:
-            raise ValueError("this engine has no tokenizer")
-        return self.tokenizer
-
-    def _add(self, requests: Sequence[Request | RequestGroup], inbox: Inbox, *, stream: bool) -> None:
-        """Queue requests, all of them or none."""
-        for request in requests:
-            if isinstance(request, RequestGroup):
-                self._processor.follow_group(request, inbox, stream=stream)
-            else:
-                self._processor.follow(request, inbox, stream=stream)
-        try:
-            self.core.add(requests)
-        except ValueError:
-            self._processor.forget([member.request_id for request in requests for member in members_of(request)])
-            raise
-
-    def _run(self, requests: Sequence[Request | RequestGroup], use_tqdm: bool) -> list[RequestOutput]:
-        done: dict[str, RequestOutput] = {}
-        with GenerationProgress(len(requests), enabled=use_tqdm) as progress:
-            for output in self._steps(requests, progress, stream=False):
-                done[output.request_id] = output
-                progress.update(output)
-        return [done[request.request_id] for request in requests]
-
-    def _steps(
-        self, requests: Sequence[Request | RequestGroup], watcher: CompileWatcher, *, stream: bool
-    ) -> Iterator[RequestOutput]:
-        """Run until these requests are finished; whoever leaves early takes the unfinished ones along.
-
-        Steps serve all requests of the engine: outputs of other callers' requests go to their inboxes.
-        """
-        inbox = self._processor.inbox()
-        unfinished = {request.request_id for request in requests}
-        listeners = self.core.compile_listeners
-        listeners.append(watcher.compiling)
-        try:
-            self._add(requests, inbox, stream=stream)
-            while unfinished:
-                outputs = inbox.take()
-                for output in outputs:
-                    if output.finished:
-                        unfinished.discard(output.request_id)
-                    yield output
-                if outputs:
-                    continue  # more may have landed meanwhile, in steps of other callers
-                if not self.core.has_unfinished_requests():
-                    raise RuntimeError(f"the engine has nothing left to do, and has no end of {sorted(unfinished)}")
-                self.core.step()
-                watcher.compiled()
-        finally:
-            self.core.abort(*unfinished)
-            listeners.remove(watcher.compiling)
-            watcher.compiled()
-
-
-def _make_mesh(size: int) -> Mesh | None:
-    """A mesh of `size` devices over the axis "tensor"; None for one device."""
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(f"tensor_parallel_size must be an integer of at least 1, got {size!r}")
-    devices = jax.devices()
-    if size > len(devices):
-        of_cpu = f"; with JAX_NUM_CPU_DEVICES={size} in the environment the CPU is as many"
-        raise ValueError(
-            f"tensor_parallel_size={size}, but there are {len(devices)} devices"
-            + (of_cpu if devices[0].platform == "cpu" else "")
-        )
-    return None if size == 1 else Mesh(np.array(devices[:size]), ("tensor",))
+        return self.client.get_tokenizer()

@@ -92,7 +92,7 @@ def main() -> None:
     console.print(summary(llm, len(panes), loaded - start, end - loaded))
     console.print(comparison(llm, prompts, params))
     console.print("\nSkeleton-of-Thought: a plan, then all of its points at once\n")
-    output, _ = answer_live(console, SkeletonOfThought(llm), QUESTION_FOR_BRANCHES, params)
+    output, _ = answer_live(console, SkeletonOfThought(llm.client), QUESTION_FOR_BRANCHES, params)
     console.print(summary_line(output))
 
 

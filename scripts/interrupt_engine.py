@@ -73,7 +73,7 @@ def main() -> None:
         llm.core.step()
         llm.core.check_integrity()
         held = llm.core.scheduler.kv.allocator.num_held
-        left = llm.has_unfinished_requests() or held or llm._processor._followers
+        left = llm.has_unfinished_requests() or held or llm.client.has_readers
         right = found == text and texts_of(llm) == expected and not left
         outcomes["fine" if right else "wrong"] += 1
         if not right:

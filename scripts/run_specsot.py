@@ -67,7 +67,7 @@ def answer(console: Console, options: argparse.Namespace) -> None:
     llm = LLM(options.model, **LIMITS, speculative_config=options.speculative_config)
     params = SamplingParams(temperature=options.temperature, seed=options.seed, max_tokens=options.max_tokens)
     output, events = answer_live(
-        console, SkeletonOfThought(llm), question, params, branch_mode=options.branch_mode,
+        console, SkeletonOfThought(llm.client), question, params, branch_mode=options.branch_mode,
         max_parallel_branches=options.max_parallel,
     )  # fmt: skip
     console.out(output.text, "", sep="\n", highlight=False)
@@ -85,7 +85,7 @@ def compare_plans(console: Console, options: argparse.Namespace) -> tuple[dict[s
     console.print("compiling and measuring ...")
     params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
     questions = TASKS[options.task](options.compare)
-    rows = list(compare(llm, SkeletonOfThought(llm), questions, options.compare, params, options.pairs))
+    rows = list(compare(llm, SkeletonOfThought(llm.client), questions, options.compare, params, options.pairs))
     console.print(comparison_table(rows))
     modes = summarise(rows)
     return {"modes": modes, "questions": rows}, all(found["same_tokens"] == len(rows) for found in modes.values())

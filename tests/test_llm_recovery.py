@@ -27,7 +27,7 @@ def nothing_is_left_behind(llm, monkeypatch):
     monkeypatch.setattr(Pace, "within", lambda self, kind, seconds: 1)
     yield
     assert_idle(llm)
-    assert not llm._processor._followers
+    assert not llm.client._processor._followers
 
 
 def interrupted_once(function, when=lambda: True):
@@ -77,14 +77,14 @@ def test_a_loop_that_an_engine_has_forgotten_ends_with_an_error(llm):
     stream = llm.stream("Say a", GREEDY)
     next(stream)
     (request,) = llm.core.scheduler.requests.values()
-    llm.core.landing_listeners.remove(llm._processor.process)
+    llm.core.landing_listeners.remove(llm.client._processor.process)
     try:
         llm.core.abort(request.request_id)
         with pytest.raises(RuntimeError, match="nothing left to do, and has no end of"):
             list(stream)
     finally:
-        llm.core.landing_listeners.append(llm._processor.process)
-        llm._processor.forget([request.request_id])
+        llm.core.landing_listeners.append(llm.client._processor.process)
+        llm.client._processor.forget([request.request_id])
 
 
 def test_text_is_made_anew_where_its_making_was_interrupted(llm, monkeypatch):

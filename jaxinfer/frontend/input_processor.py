@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +24,7 @@ _WORD = 2**32
 
 
 class InputProcessor:
-    """Makes requests for one engine, and counts them."""
+    """Makes requests for one engine, and counts them. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class InputProcessor:
         mask = model_config.mask_token_id
         # What the mask token is written as is text in a prompt.
         self.tokenizer = tokenizer if tokenizer is None or mask is None else tokenizer.without(mask)
-        self._num_requests = 0
+        self._numbers = itertools.count()
 
     def render(self, conversation: Any, index: int, template_arguments: Mapping[str, Any]) -> dict[str, Any]:
         if not is_conversation(conversation):
@@ -53,15 +55,45 @@ class InputProcessor:
         *,
         stream: bool,
         constraint: TokenAutomaton[Any] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[Request | RequestGroup]:
-        """Checked requests for all prompts, a group where several samples are wanted; none is queued yet."""
-        checked = self._checked(prompts, sampling_params)
-        return [
+        """Checked requests for all prompts, a group where several samples are wanted; none is queued yet.
+
+        Args:
+            priority: of all of them, or of each; the lowest runs first. None: they run in the order in which they came.
+
+        Raises:
+            ValueError: a prompt, its parameters or its priority cannot be served.
+        """
+        priorities = self._priorities(priority, len(prompts))
+        found = [
             self._request(tokens, params, stream, constraint)
             if params.n == 1
             else self._samples(tokens, params, stream, constraint)
-            for tokens, params in checked
+            for tokens, params in self._checked(prompts, sampling_params)
         ]
+        for item, number in zip(found, priorities, strict=True):
+            for member in item.members if isinstance(item, RequestGroup) else [item]:
+                member.priority = number
+        return found
+
+    def _priorities(self, priority: int | Sequence[int] | None, count: int) -> list[int]:
+        if priority is None:
+            return [0] * count
+        if self.config.scheduling_policy != "priority":
+            raise ValueError(
+                f'priority={priority!r} needs an engine with scheduling_policy="priority", this one has '
+                f'"{self.config.scheduling_policy}"'
+            )
+        found = [priority] * count if isinstance(priority, numbers.Integral) else priority
+        if isinstance(found, str) or not isinstance(found, Sequence):
+            raise ValueError(f"priority must be an integer or a list of integers, got {priority!r}")
+        if len(found) != count:
+            raise ValueError(f"{len(found)} priorities for {count} prompts")
+        for index, number in enumerate(found):
+            if not isinstance(number, numbers.Integral) or isinstance(number, bool):
+                raise ValueError(f"priority of prompt {index} must be an integer, got {number!r}")
+        return [int(number) for number in found]
 
     def tokenized(self, prompts: Sequence[Any]) -> list[tuple[str, TokenizedPrompt]]:
         """Checked prompts, each with the id of a new request."""
@@ -224,9 +256,7 @@ class InputProcessor:
         )  # fmt: skip
 
     def _take_number(self) -> int:
-        number = self._num_requests
-        self._num_requests += 1
-        return number
+        return next(self._numbers)
 
     def _bad_token_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token sequences of the bad words: as a text begins with them, and as they follow a space."""

@@ -104,6 +104,11 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._followers: dict[str, _Follower] = {}
 
+    @property
+    def has_followers(self) -> bool:
+        """Whether the end of a request has not landed yet."""
+        return bool(self._followers)
+
     def inbox(self) -> Inbox:
         """One for a new reader."""
         return Inbox(self._output_of)

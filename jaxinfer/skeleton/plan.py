@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from jaxinfer.tokenizer import Tokenizer
+
 PLAN, DIRECT, ANSWER, END = "[PLAN]", "[DIRECT]", "[ANSWER]", "[END]"
 SHORTEST = 16  # tokens: no point is given less
 
@@ -227,3 +229,8 @@ def _reachable(start: int, waits_for: Mapping[int, list[int]]) -> set[int]:
                 found.add(other)
                 stack.append(other)
     return found
+
+
+def knows_plans(tokenizer: Tokenizer) -> bool:
+    """Whether the markers of the plan protocol are tokens: then the model was trained to write plans."""
+    return len(tokenizer.encode(END, add_special_tokens=False)) == 1

@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, Any] | None] = {
 def measure_drafting(limits: dict[str, Any], questions: Iterator[str], count: int, pairs: int) -> list[dict[str, Any]]:
     """A row for each way and mode: sums over `count` questions, seconds as medians of the turns that count."""
     engines = {way: LLM(**limits, speculative_config=config) for way, config in WAYS.items()}
-    methods = {way: SkeletonOfThought(llm) for way, llm in engines.items()}
+    methods = {way: SkeletonOfThought(llm.client) for way, llm in engines.items()}
     params = SamplingParams(temperature=0.0, max_tokens=128)
     sums: dict[tuple[str, str], dict[str, Any]] = {}
     found = 0

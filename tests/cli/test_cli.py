@@ -252,7 +252,10 @@ def test_an_interrupted_command_exits_as_shells_expect_and_shows_no_traceback(ec
 
 
 def test_a_reader_that_leaves_a_pipe_early_is_no_error():
-    code = "import sys; from jaxinfer.cli import main as cli; cli.run_generate = lambda _: print('text'); sys.exit(cli.main())"
+    code = (
+        "import sys; from jaxinfer.cli import main as cli; cli.run_generate = lambda _: print('text'); "
+        "sys.exit(cli.main())"
+    )
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-c", code, "generate", "hello"]

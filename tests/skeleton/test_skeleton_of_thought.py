@@ -66,7 +66,7 @@ def test_a_point_waits_for_those_that_it_depends_on_and_is_shown_them(llm):
     last = {point: max(event.step for event in events if event.point == point) for point in (1, 2, 3, 4)}
     assert max(first[1], first[3]) < min(last[1], last[3])
     assert max(last[1], last[3]) < first[2] and last[2] < first[4]
-    method = SkeletonOfThought(llm)
+    method = SkeletonOfThought(llm.client)
     texts = {point.id: point.text for point in output.points}
     for point, number in ((output.skeleton.points[1], 1), (output.skeleton.points[3], 3)):
         prompt = method.prompts.ask_point(QUESTION, WITH_WAVES, output.skeleton, point, texts)

@@ -1,0 +1,146 @@
+"""From the arguments of `LLM` to an engine with its client."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxinfer.checkpoint.directory import embedded_checkpoint, find_checkpoint, read_config, read_generation_config
+from jaxinfer.checkpoint.load import load_checkpoint
+from jaxinfer.compile_cache import enable_compile_cache
+from jaxinfer.config import (
+    EngineConfig,
+    SpeculativeConfig,
+    check_model_len,
+    check_positive_integer,
+    page_size_for,
+    resolve_dtype,
+)
+from jaxinfer.constraints.vocabulary import Vocabulary
+from jaxinfer.diffusion.config import DiffusionConfig
+from jaxinfer.engine.core import EngineCore
+from jaxinfer.frontend.client import EngineClient
+from jaxinfer.frontend.input_processor import InputProcessor
+from jaxinfer.memory.budget import MemoryBudget, plan_memory
+from jaxinfer.memory.share import set_jax_share
+from jaxinfer.models.unknown_fields import ConfigOptions
+from jaxinfer.skeleton.plan import knows_plans
+from jaxinfer.strategies.choose import denoiser_of, diffusion_of, round_width
+from jaxinfer.strategies.drafters import check_drafter, load_speculator, with_drafter
+from jaxinfer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def build_client(
+    *,
+    model: str | os.PathLike[str] | None,
+    tokenizer: str | os.PathLike[str] | None,
+    skip_tokenizer_init: bool,
+    dtype: Any,
+    max_model_len: int | None,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    page_size: int,
+    kv_cache_tokens: int | None,
+    gpu_memory_utilization: float,
+    enable_prefix_caching: bool,
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | None,
+    diffusion_config: DiffusionConfig | Mapping[str, Any] | None,
+    branch_mode: str,
+    scheduling_policy: str,
+    tensor_parallel_size: int,
+    attention_backend: str,
+    seed: int,
+    strict_config: bool,
+    ignore_config_fields: Sequence[str],
+    warm_up: str | bool,
+) -> tuple[EngineClient, MemoryBudget]:
+    """An engine with its client, and where its device's memory goes. The arguments and errors are those of `LLM`."""
+    if warm_up not in ("background", False):
+        raise ValueError(f'warm_up must be "background" or False, got {warm_up!r}')
+    fields: ConfigOptions = {"strict_config": strict_config, "ignore_config_fields": ignore_config_fields}
+    speculative = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
+    enable_compile_cache()
+    set_jax_share(gpu_memory_utilization)  # before anything below starts JAX
+    resolved = resolve_dtype(dtype)
+    mesh = _make_mesh(tensor_parallel_size)
+    for name, value in (
+        ("max_model_len", max_model_len), ("page_size", page_size), ("kv_cache_tokens", kv_cache_tokens),
+    ):  # fmt: skip
+        if value is not None:
+            check_positive_integer(name, value)
+    directory = find_checkpoint(embedded_checkpoint() if model is None else model)
+    _, config = read_config(directory, **fields)
+    diffusion = diffusion_of(config, diffusion_config, speculative)
+    if diffusion is not None:
+        max_num_seqs = min(max_num_seqs, max(1, max_num_batched_tokens // round_width(diffusion, config)))
+        enable_prefix_caching &= not config.is_bidirectional  # what a token is depends on those behind it
+        page_size = page_size_for(config, None if page_size == EngineConfig.page_size else page_size)
+        branch_mode = "batching"  # blocks of several branches do not share a row
+    if max_model_len is None:
+        max_model_len = config.max_position_embeddings
+        if kv_cache_tokens is not None and kv_cache_tokens >= page_size:
+            # Asking for a pool without a length means: the longest requests that the pool holds.
+            max_model_len = min(max_model_len, kv_cache_tokens // page_size * page_size)
+    else:
+        check_model_len(config, max_model_len)
+    engine_config = EngineConfig(
+        max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+        page_size=page_size, enable_prefix_caching=enable_prefix_caching, scheduling_policy=scheduling_policy,
+        attention_backend=attention_backend, branch_mode=branch_mode, seed=seed,
+        # Until memory is planned, room for one request.
+        kv_cache_tokens=max_model_len + page_size if kv_cache_tokens is None else kv_cache_tokens,
+    )  # fmt: skip
+    # Small files first: what is wrong with them is said before the weights are loaded.
+    generation_config = read_generation_config(directory)
+    tokenizer_directory = Path(tokenizer) if tokenizer is not None else directory
+    tokenizer_of_model = None
+    if not skip_tokenizer_init and (tokenizer is not None or Tokenizer.exists(tokenizer_directory)):
+        tokenizer_of_model = Tokenizer(tokenizer_directory)
+    drafter = None
+    if speculative is not None:
+        speculative = with_drafter(speculative, directory)
+        drafter = check_drafter(speculative, directory, config, max_model_len, **fields)
+    config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh, config=config)
+    maker = None if diffusion is None else denoiser_of(diffusion, config)
+    if speculative is not None:
+        maker = load_speculator(speculative, config, drafter, dtype=resolved, mesh=mesh, **fields)
+    budget = plan_memory(
+        module, engine_config, dtype=resolved, kv_cache_tokens=kv_cache_tokens,
+        gpu_memory_utilization=gpu_memory_utilization, mesh=mesh, maker=maker,
+    )  # fmt: skip
+    logger.info("memory of each device:\n%s", budget.table())
+    engine_config = dataclasses.replace(engine_config, kv_cache_tokens=budget.kv_tokens)
+    make = None if maker is None else maker.strategy(engine_config, module, dtype=resolved, mesh=mesh)
+    strategy = {} if make is None else {"make_strategy": make}
+    vocabulary = None
+    if tokenizer_of_model is not None and knows_plans(tokenizer_of_model):
+        vocabulary = Vocabulary.from_tokenizer(tokenizer_of_model, config.vocab_size)
+    core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, vocabulary=vocabulary, **strategy)
+    inputs = InputProcessor(engine_config, config, generation_config, tokenizer_of_model)
+    if warm_up:
+        core.warm_up_in_background()
+    return EngineClient(core, inputs, tokenizer_of_model), budget
+
+
+def _make_mesh(size: int) -> Mesh | None:
+    """A mesh of `size` devices over the axis "tensor"; None for one device."""
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(f"tensor_parallel_size must be an integer of at least 1, got {size!r}")
+    devices = jax.devices()
+    if size > len(devices):
+        of_cpu = f"; with JAX_NUM_CPU_DEVICES={size} in the environment the CPU is as many"
+        raise ValueError(
+            f"tensor_parallel_size={size}, but there are {len(devices)} devices"
+            + (of_cpu if devices[0].platform == "cpu" else "")
+        )
+    return None if size == 1 else Mesh(np.array(devices[:size]), ("tensor",))
