@@ -15,15 +15,18 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from rich.console import Console
 from rich.table import Table
 
 from cpu_bench.slow_device import slow_down
-from jaxinfer import LLM, RequestOutput, SamplingParams
+from jaxinfer import LLM, RequestOutput, SamplingParams, build
 from jaxinfer.bench.environment import describe_environment
+from jaxinfer.config import EngineConfig
 
 METHODS = ("plain", "ngram", "draft_model", "eagle3")
 NEEDS: dict[str, dict[str, Any]] = {
@@ -48,10 +51,17 @@ TEXTS = (
 )
 
 
-def open_engine(method: str, seconds: float, **options: Any) -> LLM:
-    if method != "plain":
-        options["speculative_config"] = {"method": method}
-    llm = LLM(max_num_seqs=NUM_REQUESTS + 1, max_num_batched_tokens=1024, **options)
+@dataclass(frozen=True)
+class OneRound(EngineConfig):
+    """An engine whose launches have one round."""
+
+    max_decode_steps: int = 1
+
+
+def open_engine(method: str, seconds: float, config: type[EngineConfig] = EngineConfig) -> LLM:
+    options: dict[str, Any] = {} if method == "plain" else {"speculative_config": {"method": method}}
+    with mock.patch.object(build, "EngineConfig", config):
+        llm = LLM(max_num_seqs=NUM_REQUESTS + 1, max_num_batched_tokens=1024, **options)
     llm.warm_up(use_tqdm=False)
     if seconds:
         slow_down(llm.core, seconds)
@@ -107,7 +117,7 @@ def run(
 
 
 def measure(method: str, seconds: float, turns: int, *, arriving: bool) -> list[dict[str, Any]]:
-    many, single = open_engine(method, seconds), open_engine(method, seconds, max_decode_steps=1)
+    many, single = open_engine(method, seconds), open_engine(method, seconds, OneRound)
     found: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in NEEDS}
     for turn in range(turns + 1):  # the first one is not counted
         for name, needs in NEEDS.items():

@@ -15,9 +15,10 @@ from jaxinfer.speculative.gamma import Choice, RoundsReport, TimedLaunch
 # What is measured is not exact: drafting has to promise so much more.
 _MARGIN = 1.02
 # A program is tried until it was timed so often, but not more often than twice as much; unless what is estimated of it
-# says that it is not the best even if it took that much less.
+# says that it is not the best even if it took that much less. Estimates are far off until something was timed with as
+# many rows.
 _FEW_TIMES, _MOST_TRIALS = 2, 4
-_HOPE = 1.5
+_HOPE, _HOPE_AT_FIRST = 1.5, 4.0
 # How much of what is known of rounds without drafts a further measurement takes the place of.
 _NEW = 0.1
 # The share of time that may go into finding out whether drafts would be accepted by now.
@@ -149,14 +150,19 @@ class CostController:
         First with the most drafts that it may have, then with the fewest: that tells what drafts cost, and what the
         verification does.
         """
-        programs: dict[Key | None, list[tuple[int, int]]] = {self._costs.program(rows, pages_per_row, 0): [(0, 0)]}
-        hopeful = set(programs)
+        plain = self._costs.program(rows, pages_per_row, 0)
+        programs: dict[Key | None, list[tuple[int, int]]] = {plain: [(0, 0)]}
+        gains: dict[Key | None, float] = {plain: 1.0}
         for nodes, forecast in forecasts.items():
             for number in range(self.most[nodes], 0, -1):
                 program = self._costs.program(rows, pages_per_row, number, nodes)
+                gain = self._gain(nodes, number, forecast, rows, pages_per_row)
                 programs.setdefault(program, []).append((nodes, number))
-                if _HOPE * self._gain(nodes, number, forecast, rows, pages_per_row) >= max(best, 1.0):
-                    hopeful.add(program)
+                if forecast.tokens[number] >= _MARGIN * rows:  # if not, it would not pay for nothing
+                    gains[program] = max(gains.get(program, 0.0), gain)
+        is_first = not any(program and self._costs.num_measured(program) for program in programs if program != plain)
+        hope = _HOPE_AT_FIRST if is_first else _HOPE
+        hopeful = {program for program, gain in gains.items() if hope * gain >= max(best, 1.0) or program == plain}
         for program, drafts in programs.items():
             if program not in hopeful or program is None:
                 continue

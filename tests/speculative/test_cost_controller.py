@@ -270,6 +270,18 @@ def test_launches_tell_what_drafts_cost_and_what_their_verification_does():
     assert costs.seconds(1, 1, 3) == pytest.approx(0.023, rel=0.01)
 
 
+def test_what_estimates_think_little_of_is_tried_once():
+    """Of many rows a verification may cost much less than is thought."""
+    costs = LaunchCosts(bucket, Estimate(target=10.0, drafter=1.0, knee=0.5))
+    control = CostController(SEATS, {0: MOST}, costs, accepted={0: 0.6})
+    for _ in range(40):
+        number = choice(control, rows=4)
+        control.timed(TimedLaunch(number, 4, 1, 4, 4 * (1.0 + (0.2 + 0.05 * number if number else 0.0))))
+        if number:
+            control.observe(report([3] * 4, wanted=number) if number == 4 else report([number] * 4, wanted=number))
+    assert choice(control, rows=4) >= 3
+
+
 def test_what_is_accepted_at_one_depth_is_believed_of_the_next():
     known = Acceptance(SEATS, MOST, drafts=1.0, accepted=0.5)
     for _ in range(40):
