@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer import moved
 
 if TYPE_CHECKING:
+    from jaxinfer.async_llm import AsyncLLM
     from jaxinfer.branching.beam_search import BeamSearchParams
     from jaxinfer.config import SpeculativeConfig
     from jaxinfer.diffusion.config import DiffusionConfig
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "LLM", "BeamSearchParams", "CompletionOutput", "DiffusionConfig", "RequestOutput", "SamplingParams",
+    "LLM", "AsyncLLM", "BeamSearchParams", "CompletionOutput", "DiffusionConfig", "RequestOutput", "SamplingParams",
     "SpeculativeConfig",
     "__version__",
 ]  # fmt: skip
 
 _HOME = {
     "LLM": "jaxinfer.llm",
+    "AsyncLLM": "jaxinfer.async_llm",
     "BeamSearchParams": "jaxinfer.branching.beam_search",
     "CompletionOutput": "jaxinfer.outputs",
     "DiffusionConfig": "jaxinfer.diffusion.config",

@@ -114,9 +114,9 @@ class EngineCore:
             programs=[*(() if self.strategy.takes_prompts else self.programs.all), *self.strategy.programs],
             mesh=mesh, on_compile=self._compiles.traced,
         )  # fmt: skip
-        self._transactions = Transactions(self._advance, self._blame, self._recover)
-        self._requests = self._transactions.requests
-        self.landing_listeners = self._transactions.listeners
+        self.transactions = Transactions(self._advance, self._blame, self._recover)
+        self._requests = self.transactions.requests
+        self.landing_listeners = self.transactions.listeners
         self._host = self._make_host()
         self.searches: list[Search] = []
         self._waits_for: set[str] = set()
@@ -128,7 +128,7 @@ class EngineCore:
     def _make_host(self, before: HostState | None = None) -> HostState:
         return HostState(
             self.config, self.buckets, self.strategy, self.programs, self.runner, self.metrics,
-            self._transactions.news.append, before,
+            self.transactions.news.append, before,
         )  # fmt: skip
 
     @property
@@ -191,7 +191,7 @@ class EngineCore:
                 use; nothing is queued then.
         """
         self.check(items)
-        self._transactions.note(partial(self._enter, list(items), search))
+        self.transactions.note(partial(self._enter, list(items), search))
 
     def check(self, items: Sequence[Request | RequestGroup]) -> None:
         """Raise the ValueError with which `add` would refuse these. Changes nothing."""
@@ -205,15 +205,15 @@ class EngineCore:
             The requests that end: now, or at the start of the next step where one runs.
         """
         found = self._unfinished(request_ids)
-        self._transactions.note(partial(self._abort, request_ids))
+        self.transactions.note(partial(self._abort, request_ids))
         return found
 
     def pause(self, reason: str) -> None:
         """Launch nothing, from the next step on, until `resume` is called for every reason. Steps wait meanwhile."""
-        self._transactions.note(partial(self._waits_for.add, reason))
+        self.transactions.note(partial(self._waits_for.add, reason))
 
     def resume(self, reason: str) -> None:  # see `pause`
-        self._transactions.note(partial(self._waits_for.discard, reason))
+        self.transactions.note(partial(self._waits_for.discard, reason))
 
     def _enter(self, items: Sequence[Request | RequestGroup], search: Search | None) -> None:
         """Register requests, from when on they are recovered, and queue them."""
@@ -251,7 +251,7 @@ class EngineCore:
 
     def has_unfinished_requests(self) -> bool:
         """Whether steps have something left to do or to hand out."""
-        return self._transactions.is_pending or bool(self.searches)
+        return self.transactions.is_pending or bool(self.searches)
 
     # Steps
 
@@ -268,11 +268,11 @@ class EngineCore:
             StalledError: nothing can be done for requests that are unfinished.
         """
         with hearing_of_compiles(self._compiles.compiled):
-            return self._transactions.step()
+            return self.transactions.step()
 
     def _advance(self) -> None:
         self._warm_up.go_on()
-        moved = self._transactions.notes.take()
+        moved = self.transactions.notes.take()
         if self._suspects.clear(self._requests):
             self.scheduler.waiting.let_all_run()
             moved = True
@@ -294,7 +294,7 @@ class EngineCore:
             return
         if not self._waits_for:
             raise StalledError(f"no request can run, and nothing is in flight: {self._host.in_words()}")
-        self._transactions.notes.wait(_WAIT_SECONDS)
+        self.transactions.notes.wait(_WAIT_SECONDS)
 
     def _land(self, *, leave: int) -> bool:
         """Read launches until so many are in flight; whether there were any."""
@@ -356,7 +356,7 @@ class EngineCore:
             num_output_tokens: how many output tokens it keeps; None: all.
         """
         before = request.status
-        self._transactions.news.append(request)
+        self.transactions.news.append(request)
         request.finish(status, stop_reason=stop_reason, error=error, num_output_tokens=num_output_tokens)
         if not before.is_finished:
             self.scheduler.release(request, was_running=before is RequestStatus.RUNNING)
@@ -379,7 +379,7 @@ class EngineCore:
         """Forget what is cached; False if running requests still use some of it, which stays."""
         if self.prefix_cache is None:
             return True
-        self._transactions.make_whole()
+        self.transactions.make_whole()
         self.prefix_cache.clear()
         return self.prefix_cache.num_pages == 0
 
@@ -389,11 +389,11 @@ class EngineCore:
 
     def get_metrics(self) -> EngineMetrics:
         """A copy of the metrics, with gauges of now."""
-        self._transactions.make_whole()
+        self.transactions.make_whole()
         self._host.set_gauges(self.metrics)
         return self.metrics.copy()
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every page is in exactly one state."""
-        self._transactions.make_whole()
+        self.transactions.make_whole()
         self.scheduler.check_integrity()

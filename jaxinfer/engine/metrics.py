@@ -68,6 +68,7 @@ class EngineMetrics:
     num_steps_total: int = 0  # device steps; a decode loop runs several in one launch
     num_launches_total: int = 0
     num_step_failures_total: int = 0  # steps that raised, after which the engine recovered
+    num_raised_steps_total: int = 0  # of `AsyncLLM`: steps that raised although the engine recovers
     num_recoveries_total: int = 0  # returns to what had landed, with everything else computed again
     scheduled_rows_total: int = 0  # rows summed over steps: divided by steps, the average batch
     scheduled_tokens_total: int = 0

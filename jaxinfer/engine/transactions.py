@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from jaxinfer.engine.notes import Notes
@@ -26,6 +27,8 @@ class Transactions:
         notes: what is to be done between steps.
         listeners: are told of landings within the step, maybe twice of the same where a step is interrupted.
         runs: whether a step runs, or what is done between two.
+        owner: the only thread that runs steps and what is between them; None: any, one at a time.
+        recovers: whether a recovery has begun and not ended: after a step that has raised, it was the recovery.
     """
 
     def __init__(
@@ -37,6 +40,8 @@ class Transactions:
         self.notes = Notes()
         self.listeners: list[Callable[[list[Landing]], None]] = []
         self.runs = False
+        self.owner: threading.Thread | None = None
+        self.recovers = False
         self._outgoing: list[Landing] = []  # what the step that runs, or ran last, hands out
         self._open: list[bool] = []  # the mark: not empty while a step runs, and after one that was interrupted
         self._keeps_outgoing = False  # for the next step: an interrupted one has not handed it out
@@ -70,10 +75,14 @@ class Transactions:
         return self._open.clear() or self._outgoing
 
     def note(self, function: Callable[[], None]) -> None:
-        """Have something done between steps, at once if none runs."""
+        """Have something done between steps; at once if none runs, and this thread may run them."""
         self.notes.add(function)
-        if not self.runs:
+        if not self.runs and self._may_run:
             self.between_steps(self.notes.take)
+
+    @property
+    def _may_run(self) -> bool:
+        return self.owner is None or self.owner is threading.current_thread()
 
     def between_steps(self, work: Callable[[], object]) -> None:
         """Do something that changes what steps change. Listeners are told of what it ends; no step hands that out."""
@@ -94,12 +103,14 @@ class Transactions:
 
     def make_whole(self) -> None:
         """Recover, if a step was interrupted and none runs."""
-        if self._open and not self.runs:
+        if self._open and not self.runs and self._may_run:
             self.between_steps(lambda: None)
 
     def _recover(self) -> None:
         self._mark_handed_out()
+        self.recovers = True
         self._remake()
+        self.recovers = False
         self.news[:] = self.requests.values()
 
     def _announce(self) -> None:

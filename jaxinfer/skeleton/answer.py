@@ -54,7 +54,7 @@ class SkeletonOfThought:
         branch_mode: str | None = None,
         max_parallel_branches: int | None = None,
         skeleton: str | None = None,
-        on_event: Callable[[SkeletonEvent], None] | None = None,
+        on_event: Callable[[SkeletonEvent], object] | None = None,
     ) -> SkeletonJob:
         """One answer, to be run; see `LLM.skeleton_of_thought`.
 

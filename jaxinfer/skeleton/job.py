@@ -59,7 +59,7 @@ class SkeletonJob:
         *,
         automaton: TokenAutomaton | None,
         written: str | None,
-        on_event: Callable[[SkeletonEvent], None] | None,
+        on_event: Callable[[SkeletonEvent], object] | None,
         num_steps: Callable[[], int],
     ) -> None:
         self._inputs, self._prompts, self._question, self._ways = inputs, prompts, question, ways

@@ -97,7 +97,7 @@ class Trial:
 
     def record_recovery(self) -> Recording:
         """The lines of a recovery."""
-        transactions = self.core._transactions
+        transactions = self.core.transactions
         recording, remake = Recording(), transactions._remake
 
         def recorded() -> None:
@@ -138,7 +138,7 @@ class Trial:
             for item in items.get(step, ()):
                 self._add(item, inbox, searches)
             if interrupt(step):
-                core._transactions._open.append(True)
+                core.transactions._open.append(True)
             guarded(core.step)
             for output in guarded(inbox.take):
                 _sort(output, answers)
