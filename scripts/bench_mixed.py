@@ -12,6 +12,8 @@ import argparse
 import json
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -62,7 +64,8 @@ def open_engine(method: str, seconds: float, config: type[EngineConfig] = Engine
     options: dict[str, Any] = {} if method == "plain" else {"speculative_config": {"method": method}}
     with mock.patch.object(build, "EngineConfig", config):
         llm = LLM(max_num_seqs=NUM_REQUESTS + 1, max_num_batched_tokens=1024, **options)
-    llm.warm_up(use_tqdm=False)
+    if config is EngineConfig:
+        llm.warm_up(use_tqdm=False)  # the other one compiles in turns that are not counted
     if seconds:
         slow_down(llm.core, seconds)
     return llm
@@ -144,6 +147,16 @@ def measure(method: str, seconds: float, turns: int, *, arriving: bool) -> list[
     return rows
 
 
+def in_process(method: str, step: float, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of one method and one step, from a process of its own: engines that are warm have many memory maps."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        command = [sys.executable, __file__, "--methods", method, "--step-ms", str(step), "--turns", str(args.turns)]
+        command += ["--output", str(file), *(["--arriving"] if args.arriving else [])]
+        subprocess.run(command, check=True)
+        return json.loads(file.read_text(encoding="utf-8"))["rows"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
@@ -152,12 +165,10 @@ def main() -> None:
     parser.add_argument("--arriving", action="store_true", help="prompts of 500 tokens arrive all the time")
     parser.add_argument("--output", type=Path, default=Path(tempfile.gettempdir()) / "bench_mixed.json")
     args = parser.parse_args()
-    rows = [
-        row
-        for method in args.methods
-        for step in args.step_ms
-        for row in measure(method, step / 1e3, args.turns, arriving=args.arriving)
-    ]  # fmt: skip
+    if len(args.methods) * len(args.step_ms) == 1:
+        rows = measure(args.methods[0], args.step_ms[0] / 1e3, args.turns, arriving=args.arriving)
+    else:
+        rows = [row for method in args.methods for step in args.step_ms for row in in_process(method, step, args)]
     args.output.write_text(json.dumps({"environment": describe_environment(), "rows": rows}, indent=2) + "\n")
     table = Table(
         "method", "step", "the one's", "others", "one", "launches", "rounds", "drafted rounds", "prompts a second"
