@@ -10,11 +10,11 @@ from jaxinfer import moved
 if TYPE_CHECKING:
     from jaxinfer.async_llm import AsyncLLM
     from jaxinfer.branching.beam_search import BeamSearchParams
-    from jaxinfer.config import SpeculativeConfig
     from jaxinfer.diffusion.config import DiffusionConfig
     from jaxinfer.llm import LLM
     from jaxinfer.outputs import CompletionOutput, RequestOutput
     from jaxinfer.sampling_params import SamplingParams
+    from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,7 +31,7 @@ _HOME = {
     "DiffusionConfig": "jaxinfer.diffusion.config",
     "RequestOutput": "jaxinfer.outputs",
     "SamplingParams": "jaxinfer.sampling_params",
-    "SpeculativeConfig": "jaxinfer.config",
+    "SpeculativeConfig": "jaxinfer.strategies.draft_options",
 }
 
 

@@ -16,17 +16,11 @@ from jax.sharding import Mesh
 from jaxinfer.checkpoint.directory import embedded_checkpoint, find_checkpoint, read_config, read_generation_config
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.compile_cache import enable_compile_cache
-from jaxinfer.config import (
-    EngineConfig,
-    SpeculativeConfig,
-    check_model_len,
-    check_positive_integer,
-    page_size_for,
-    resolve_dtype,
-)
+from jaxinfer.config import EngineConfig, check_model_len, page_size_for, resolve_dtype
 from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.engine.core import EngineCore
+from jaxinfer.field_checks import check_positive_integer
 from jaxinfer.frontend.client import EngineClient
 from jaxinfer.frontend.input_processor import InputProcessor
 from jaxinfer.memory.budget import MemoryBudget, plan_memory
@@ -34,6 +28,7 @@ from jaxinfer.memory.share import set_jax_share
 from jaxinfer.models.unknown_fields import ConfigOptions
 from jaxinfer.skeleton.plan import knows_plans
 from jaxinfer.strategies.choose import denoiser_of, diffusion_of, round_width
+from jaxinfer.strategies.draft_options import SpeculativeConfig
 from jaxinfer.strategies.drafters import check_drafter, load_speculator, with_drafter
 from jaxinfer.tokenizer import Tokenizer
 

@@ -6,6 +6,3 @@ MAX_LOGIT_BIAS = 320  # tokens that a request can give a bias; OpenAI's API allo
 MAX_ENDING_TOKEN_IDS = 8  # of a request that takes part in a decode loop
 SCHEDULING_POLICIES = ("fcfs", "priority")
 BRANCH_MODES = ("in_one_sequence", "batching")
-
-# Ways to draft tokens.
-SPECULATIVE_METHODS = ("draft_model", "ngram", "eagle3")

@@ -8,7 +8,6 @@ from typing import Any
 
 from jaxinfer.branching.beam_search import BeamSearchParams
 from jaxinfer.build import build_client
-from jaxinfer.config import SpeculativeConfig
 from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.engine.core import EngineCore
@@ -21,6 +20,7 @@ from jaxinfer.outputs import BeamSearchOutput, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduling.request_group import RequestGroup
 from jaxinfer.skeleton.answer import SkeletonEvent, SkeletonOfThought, SkeletonOutput
+from jaxinfer.strategies.draft_options import SpeculativeConfig
 from jaxinfer.tokenizer import Tokenizer
 
 _DRAWN = 72  # characters of a node of the cache that are drawn

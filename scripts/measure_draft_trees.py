@@ -19,7 +19,7 @@ from rich.table import Table
 
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.bench.environment import describe_environment
-from jaxinfer.strategies import speculator
+from jaxinfer.strategies import eagle3
 from training.corpus import stream
 
 LIMITS: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
@@ -38,8 +38,8 @@ def open_engine(way: str) -> LLM:
     config = WAYS[way]
     if config is None:
         return LLM(**LIMITS)
-    drafting = partial(speculator.Eagle3, noise=0.0) if way == WITHOUT_NOISE else speculator.Eagle3
-    with patch.object(speculator, "Eagle3", drafting):
+    drafting = partial(eagle3.Eagle3, noise=0.0) if way == WITHOUT_NOISE else eagle3.Eagle3
+    with patch.object(eagle3, "Eagle3", drafting):
         return LLM(**LIMITS, speculative_config=config)
 
 

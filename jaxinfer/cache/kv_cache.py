@@ -63,6 +63,10 @@ class KVCache:
         return self.k[0].shape[1]
 
     @property
+    def num_slots(self) -> int:
+        return self.num_pages * self.page_size
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole pool, over all devices."""
         return sum(array.nbytes for array in (*self.k, *self.v))

@@ -9,20 +9,20 @@ import sys
 import jax
 from rich.console import Console
 
-from jaxinfer.checkpoint.directory import find_config, read_config_file, read_json
+from jaxinfer.checkpoint.directory import find_config, read_config_file
 from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.cli.config_field_options import config_options
 from jaxinfer.cli.speculative_options import speculative_config
-from jaxinfer.config import EngineConfig, SpeculativeConfig, check_model_len, check_positive_integer, page_size_for
+from jaxinfer.config import EngineConfig, check_model_len, page_size_for
+from jaxinfer.field_checks import check_positive_integer
 from jaxinfer.memory.share import share_in_environment
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning.compile_target import compile_target, cuda_plugin
 from jaxinfer.planning.devices import find_gpu
 from jaxinfer.planning.plan import Compiled, PlannedSpeculation, Request, compiled_figures, make_plan
 from jaxinfer.planning.programs import compile_plan
 from jaxinfer.planning.report import HOW_TO_COMPILE, as_json, plan_table, verdict
-from jaxinfer.strategies.speculator import check_vocabularies
+from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 
 def run_plan(args: argparse.Namespace) -> bool:
@@ -81,17 +81,12 @@ def _speculation(args: argparse.Namespace, target: ModelConfig) -> PlannedSpecul
     if fields is None:
         return None
     config = SpeculativeConfig(**fields)
-    if config.method == "ngram":
+    method = config.row
+    if method.model is None:
         return PlannedSpeculation(config)
     if args.draft_model is None:
-        what = "a model with the target's vocabulary" if config.method == "draft_model" else "a head of the target"
-        raise ValueError(f"--speculative {config.method} needs --draft-model, {what}")
-    file = find_config(args.draft_model)
-    if config.method == "eagle3":
-        return PlannedSpeculation(config, Eagle3Config.from_hf(read_json(file), target, **config_options(args)))
-    drafter = read_config_file(file, **config_options(args))
-    check_vocabularies(target, drafter)
-    return PlannedSpeculation(config, drafter)
+        raise ValueError(f"--speculative {config.method} needs --draft-model, {method.model_words}")
+    return PlannedSpeculation(config, method.device.plan(find_config(args.draft_model), target, **config_options(args)))
 
 
 def _engine(args: argparse.Namespace, model: ModelConfig) -> EngineConfig:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from jaxinfer.limits import SPECULATIVE_METHODS
+from jaxinfer.strategies.draft_methods import METHODS
+
+_OR_OF_MODELS = " or ".join(row.name for row in METHODS.values() if row.model is not None)
 
 
 def add_speculative_options(parser: Any, *, default_draft_model: str | None = None) -> None:
@@ -16,15 +18,15 @@ def add_speculative_options(parser: Any, *, default_draft_model: str | None = No
     """
     parser.add_argument(
         "--speculative",
-        choices=SPECULATIVE_METHODS,
+        choices=METHODS,
         metavar="METHOD",
-        help=f"draft tokens, which changes none: {' or '.join(SPECULATIVE_METHODS)}",
+        help=f"draft tokens, which changes none: {' or '.join(METHODS)}",
     )
     default = "" if default_draft_model is None else f" (default: {default_draft_model})"
     parser.add_argument(
         "--draft-model",
         metavar="PATH",
-        help=f"of --speculative draft_model, or the head of eagle3: checkpoint directory or hub id{default}",
+        help=f"the model of --speculative {_OR_OF_MODELS}: checkpoint directory or hub id{default}",
     )
 
 
@@ -34,6 +36,6 @@ def speculative_config(args: argparse.Namespace) -> dict[str, Any] | None:
     Raises:
         ValueError: options that do not go together.
     """
-    if args.draft_model is not None and args.speculative not in ("draft_model", "eagle3"):
-        raise ValueError("--draft-model goes with --speculative draft_model or eagle3")
+    if args.draft_model is not None and (args.speculative is None or METHODS[args.speculative].model is None):
+        raise ValueError(f"--draft-model goes with --speculative {_OR_OF_MODELS}")
     return None if args.speculative is None else {"method": args.speculative, "model": args.draft_model}

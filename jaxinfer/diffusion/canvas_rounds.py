@@ -153,9 +153,7 @@ def _round(
 ) -> tuple[KVCache, jax.Array, Rows, jax.Array, jax.Array]:
     """The pool, what embeddings carry and the rows after a round; int32 [Q, B], the blocks behind it; and the same
     where they have landed, -1 elsewhere and behind an ending token, `NO_SCORE` at the start of one that failed."""
-    wide = _with_windows(
-        batch, own, runs, where, vicinity, page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size
-    )
+    wide = _with_windows(batch, own, runs, where, vicinity, page_size=kv.page_size, num_slots=kv.num_slots)
     seat_of_token, smoothing = batch.row_seat[wide.row], vicinity.smoothing
     added = None
     if smoothing is not None:

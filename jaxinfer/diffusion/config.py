@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxinfer.config import check_positive_integer, fields_of
+from jaxinfer.field_checks import check_positive_integer, fields_of
 
 UNMASK_RULES = ("threshold", "hierarchy", "factor", "credit")
 CACHES = ("auto", "none", "prefix", "dual")

@@ -105,7 +105,7 @@ def denoise_loop(
     size, rows, queries = denoising.block_size, batch.decode_rows, batch.samples.seat.shape[0]
     seat = batch.row_seat[:rows]
     first = _entered(blocks.at(seat), batch, denoising)
-    num_slots = kv.num_pages * kv.page_size
+    num_slots = kv.num_slots
 
     def turn(index: jax.Array, carried: tuple[KVCache, Blocks, DenoiseOutput]) -> Any:
         kv, own, output = carried

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxinfer.config import EngineConfig, check_positive_integer
+from jaxinfer.config import EngineConfig
 from jaxinfer.constraints.automaton import TokenAutomaton
+from jaxinfer.field_checks import check_positive_integer
 from jaxinfer.frontend.prompts import TokenizedPrompt, check_prompt, is_conversation, joined_prompts, tokenize_prompt
 from jaxinfer.limits import BRANCH_MODES
 from jaxinfer.models.config import ModelConfig

@@ -12,10 +12,14 @@ from jaxinfer.models.experts_config import BAILING_EXPERTS, LLADA_EXPERTS, QWEN_
 
 @dataclass(frozen=True)
 class Family:
-    """What distinguishes one Hugging Face architecture from its siblings, with that library's defaults."""
+    """What distinguishes one Hugging Face architecture from its siblings, with that library's defaults.
+
+    `summary` begins with the models' name, and a colon.
+    """
 
     architecture: str
     model_type: str
+    summary: str
     other_model_types: frozenset[str] = frozenset()
     qkv_bias: bool = False  # biases on q, k, v whatever the fields say
     qkv_bias_fields: tuple[str, ...] = ()  # any of them gives q, k and v biases
@@ -151,29 +155,47 @@ _LLADA_MOE: dict[str, Any] = _ATTENTION_BIAS | {
 FAMILIES = {
     family.architecture: family
     for family in (
-        Family(
-            "LlamaForCausalLM", "llama", **_ATTENTION_BIAS, mlp_bias_field=True,
-            defaults=_COMMON | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048,
-                                "bos_token_id": 1, "eos_token_id": 2},
-        ),
-        Family("Qwen2ForCausalLM", "qwen2", qkv_bias=True, windows="by_layer", defaults=_QWEN),
-        Family("Qwen3ForCausalLM", "qwen3", **_QWEN_3, windows="by_layer", defaults=_QWEN | {"head_dim": 128}),
-        Family("SDARForCausalLM", "sdar", **_QWEN_3, windows="by_layer", has_remote_code=True, is_diffusion=True,
+        Family("LlamaForCausalLM", "llama",
+               "Llama 2 and 3.x: grouped-query attention, optional biases, linear, llama3 or yarn rotary scaling.",
+               **_ATTENTION_BIAS, mlp_bias_field=True,
+               defaults=_COMMON | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048,
+                                   "bos_token_id": 1, "eos_token_id": 2}),
+        Family("Qwen2ForCausalLM", "qwen2",
+               "Qwen2 and Qwen2.5: the Llama layout with biases on q, k and v.",
+               qkv_bias=True, windows="by_layer", defaults=_QWEN),
+        Family("Qwen3ForCausalLM", "qwen3",
+               "Qwen3 dense: the Llama layout with an RMS norm on every head of q and k before the rotation.",
+               **_QWEN_3, windows="by_layer", defaults=_QWEN | {"head_dim": 128}),
+        Family("SDARForCausalLM", "sdar",
+               "SDAR: Qwen3's layers over blocks of tokens that see each other, a block-diffusion model.",
+               **_QWEN_3, windows="by_layer", has_remote_code=True, is_diffusion=True,
                unused_fields=_SDAR_TRAINING,
                defaults=_QWEN | {"head_dim": 128, "block_size": 4, "mask_token_id": 151669,
                                  "eos_token_id": [151645, 151643]}),
-        Family("Qwen3MoeForCausalLM", "qwen3_moe", **_QWEN_3, windows="everywhere", experts=QWEN_EXPERTS,
+        Family("Qwen3MoeForCausalLM", "qwen3_moe",
+               "Qwen3-MoE: Qwen3's attention, and experts in place of the MLP of most layers.",
+               **_QWEN_3, windows="everywhere", experts=QWEN_EXPERTS,
                unused_fields=frozenset({"output_router_logits", "router_aux_loss_coef"}),
                defaults=_QWEN | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
                                  "num_key_value_heads": 4, "decoder_sparse_step": 1, "moe_intermediate_size": 768,
                                  "num_experts_per_tok": 8, "num_experts": 128, "norm_topk_prob": False}),
-        Family("BailingMoeForCausalLM", "bailing_moe", **_LING_FIELDS,
+        Family("BailingMoeForCausalLM", "bailing_moe",
+               "Ling: Llama's attention, experts that a softmax scores, and shared ones.",
+               **_LING_FIELDS,
                defaults=_LING | {"score_function": "softmax", "use_qk_norm": False}),
-        Family("BailingMoeV2ForCausalLM", "bailing_moe", **_LING_FIELDS, defaults=_LING_2),
-        Family("LLaDA2MoeModelLM", "llada2_moe", frozenset({"llada2_moe_veomni"}), **_LING_FIELDS, is_diffusion=True,
+        Family("BailingMoeV2ForCausalLM", "bailing_moe",
+               "Ling 2.0: heads with norms, rotated in part; experts that a sigmoid scores, by groups and with a bias.",
+               **_LING_FIELDS, defaults=_LING_2),
+        Family("LLaDA2MoeModelLM", "llada2_moe",
+               "LLaDA2: the layers of Ling 2.0 over blocks of tokens that see each other, a block-diffusion model.",
+               frozenset({"llada2_moe_veomni"}), **_LING_FIELDS, is_diffusion=True,
                defaults=_LING_2 | {"block_size": 32, "mask_token_id": 156895, "partial_rotary_factor": 0.5}),
-        Family("LLaDAModelLM", "llada", **_LLADA),
-        Family("LLaDAMoEModelLM", "llada", frozenset({"lladamoe"}), **_LLADA_MOE),
+        Family("LLaDAModelLM", "llada",
+               "LLaDA: Llama's layers over tokens that all see each other.",
+               **_LLADA),
+        Family("LLaDAMoEModelLM", "llada",
+               "LLaDA-MoE: heads with norms, and experts that a softmax scores, over tokens that all see each other.",
+               frozenset({"lladamoe"}), **_LLADA_MOE),
     )
 }  # fmt: skip
 

@@ -1,29 +1,30 @@
-"""From a configuration to its model class."""
+"""From a configuration to its model class: one for each family, all of them `DecoderLM`."""
 
 from __future__ import annotations
+
+import types
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxinfer.models.bailing import BailingMoeForCausalLM, BailingMoeV2ForCausalLM
 from jaxinfer.models.config import ModelConfig, UnsupportedConfigError
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.models.llada import LLaDAModelLM, LLaDAMoEModelLM
-from jaxinfer.models.llada2 import LLaDA2MoeModelLM
-from jaxinfer.models.llama import LlamaForCausalLM
-from jaxinfer.models.qwen2 import Qwen2ForCausalLM
-from jaxinfer.models.qwen3 import Qwen3ForCausalLM
-from jaxinfer.models.qwen3_moe import Qwen3MoeForCausalLM
-from jaxinfer.models.sdar import SDARForCausalLM
+from jaxinfer.models.families import FAMILIES, Family
 
-MODELS: dict[str, type[DecoderLM]] = {
-    cls.__name__: cls
-    for cls in (
-        LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, SDARForCausalLM, Qwen3MoeForCausalLM,
-        BailingMoeForCausalLM, BailingMoeV2ForCausalLM, LLaDA2MoeModelLM, LLaDAModelLM,
-        LLaDAMoEModelLM,
-    )
-}  # fmt: skip
+
+def _class_of(family: Family) -> type[DecoderLM]:
+    names = {"__doc__": family.summary, "__module__": __name__}
+    return types.new_class(family.architecture, (DecoderLM,), exec_body=lambda namespace: namespace.update(names))
+
+
+MODELS = {name: _class_of(family) for name, family in FAMILIES.items()}
+
+
+def __getattr__(name: str) -> Any:
+    if name in MODELS:
+        return MODELS[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def build_model(config: ModelConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs | None = None) -> DecoderLM:

@@ -9,14 +9,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxinfer.config import EngineConfig, SpeculativeConfig
+from jaxinfer.config import EngineConfig
 from jaxinfer.memory.budget import MemoryBudget
 from jaxinfer.memory.share import check_utilization, engine_share, reserve_of
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning.arithmetic import decode_bytes, prefill_operations, token_bytes, weights_bytes
 from jaxinfer.planning.devices import GPU
 from jaxinfer.sampling.bounds import Bounds
+from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class PlannedSpeculation:
     """How an engine is to speculate, and the configuration of its draft model or head, if the method has one."""
 
     config: SpeculativeConfig
-    drafter: ModelConfig | Eagle3Config | None = None
+    drafter: Any = None
 
     @property
     def layers(self) -> ModelConfig | None:
         """Of what the drafter keeps keys and values."""
-        return self.drafter.layer if isinstance(self.drafter, Eagle3Config) else self.drafter
+        return None if self.drafter is None else self.config.row.device.layers(self.drafter)
 
 
 @dataclass(frozen=True)

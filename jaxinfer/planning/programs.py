@@ -9,14 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import NamedSharding
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.checkpoint.load import around, module_around
-from jaxinfer.checkpoint.rows import Layout, head_layout
+from jaxinfer.checkpoint.load import module_around
+from jaxinfer.checkpoint.rows import Layout
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig
@@ -25,8 +24,6 @@ from jaxinfer.engine.strategy import StrategyMaker
 from jaxinfer.memory.budget import workspace_of
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.models.eagle3 import Eagle3Head
-from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning.compile_target import CompileTarget
 from jaxinfer.planning.hlo import Pool, ProgramText
 from jaxinfer.planning.plan import PlannedSpeculation
@@ -35,8 +32,6 @@ from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import KV, TARGET, Program, sharding_of_logits
 from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.sampling.bounds import BoundsPlace
-from jaxinfer.speculative.draft_model import DRAFT_KV
-from jaxinfer.speculative.eagle3 import EAGLE3_STATE
 from jaxinfer.strategies.choose import denoiser_of
 from jaxinfer.strategies.speculator import Speculator
 
@@ -101,8 +96,7 @@ class AbstractEngine:
                 if maker.layers is not None:
                     assert speculation is not None and speculation.layers is not None
                     pool = pool_array(speculation.layers, engine, dtype, devices, num_pages=num_pages)
-                    part = EAGLE3_STATE if isinstance(speculation.drafter, Eagle3Config) else DRAFT_KV
-                    self.pools[part] = (pool, 2 * maker.layers.num_layers)
+                    self.pools[speculation.config.row.device.state] = (pool, 2 * maker.layers.num_layers)
                 strategy = maker.strategy(
                     engine, model, dtype=dtype, mesh=target.mesh, whole=target.sharding, abstract=True
                 )(programs, Buckets.from_config(engine))
@@ -164,15 +158,11 @@ def abstract_model(config: ModelConfig, target: CompileTarget, *, dtype: jnp.dty
 
 def abstract_speculator(speculation: PlannedSpeculation, target: CompileTarget, *, dtype: jnp.dtype) -> Speculator:
     """What speculates, with shapes on `target` for the parameters of its draft model or head."""
-    devices, drafter = target.mesh.size, speculation.drafter
-    if isinstance(drafter, Eagle3Config):
-        layer = dataclasses.replace(for_tensor_parallel(drafter.layer, devices), dtype=dtype.name)
-        config = dataclasses.replace(drafter, layer=layer)
-        abstract = nnx.eval_shape(lambda: Eagle3Head(config, dtype=dtype, rngs=nnx.Rngs(0)))
-        return Speculator(speculation.config, around(abstract, _shapes(head_layout(config), target, dtype)))
-    if drafter is None:
-        return Speculator(speculation.config)
-    return Speculator(speculation.config, abstract_model(for_tensor_parallel(drafter, devices), target, dtype=dtype))
+    method = speculation.config.row.device
+    drafter = method.abstract(
+        speculation.drafter, lambda layout: _shapes(layout, target, dtype), target.mesh.size, dtype
+    )
+    return Speculator(speculation.config, drafter)
 
 
 def _shapes(layout: ModelConfig | Layout, target: CompileTarget, dtype: jnp.dtype) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def commit_tail(cache: KVCache, source: jax.Array, destination: jax.Array) -> KV
 
     A move is dropped when its source or its destination is not a slot of the pool; -1 is the padding to use.
     """
-    num_slots = cache.num_pages * cache.page_size
+    num_slots = cache.num_slots
     source, destination = source.reshape(-1), destination.reshape(-1)
     if source.size == 1:  # a slot alone is written by a loop, and a GPU asks the host before every round of one
         source, destination = (jnp.pad(ends, (0, 1), constant_values=-1) for ends in (source, destination))

@@ -63,7 +63,7 @@ def decode_loop(
     Returns:
         The pool, the seats, the bounds, and what landed.
     """
-    num_slots = kv.num_pages * kv.page_size
+    num_slots = kv.num_slots
 
     def turn(index: jax.Array, state: tuple[_State, jax.Array]) -> tuple[_State, jax.Array]:
         (kv, seats, bounds, output), allowed_from = state

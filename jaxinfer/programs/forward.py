@@ -81,7 +81,7 @@ def paged_attend(
         config.num_heads, config.num_kv_heads, config.head_dim, cache.page_size, dtype, cache.k[0].dtype
     )
     return PagedAttend(
-        padded(batch.slot_mapping, backend, cache.num_pages * cache.page_size),
+        padded(batch.slot_mapping, backend, cache.num_slots),
         backend.plan(batch, sizes),
         backend,
         batch.token_ids.shape[0],

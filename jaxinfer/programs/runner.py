@@ -90,7 +90,7 @@ class Runner:
         split = sharding_of_logits(self.mesh, target.config.vocab_size)
         if isinstance(self.state[SEATS].token, jax.ShapeDtypeStruct) and self.mesh is None:
             whole = split = token.sharding
-        return Place(kv.num_pages * kv.page_size, token.shape[0], target, whole, split)
+        return Place(kv.num_slots, token.shape[0], target, whole, split)
 
     def launch(self, program: Program, shape: Any, *inputs: Any) -> Any:
         """Run a program; its results, which may not be there yet."""

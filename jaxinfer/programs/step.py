@@ -54,7 +54,7 @@ def step(
     capture: Sequence[int] = (),
 ) -> Stepped:
     """One step of every way of decoding."""
-    batch = read_seats(batch, seats, page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size)
+    batch = read_seats(batch, seats, page_size=kv.page_size, num_slots=kv.num_slots)
     kv, hidden, features = forward_with_features(model, kv, batch, backend, capture)
     logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
     bounded = bounded_draws(batch, bounds)

@@ -47,7 +47,7 @@ class CatchUp:
             return self.follower.follow(device, batch, None), ()
         # What a drafter needs of the target is there while that computes. Its keys and values are there already.
         kv: KVCache = device.state[KV]
-        nowhere = kv.num_pages * kv.page_size + jnp.arange(shape.num_tokens)
+        nowhere = kv.num_slots + jnp.arange(shape.num_tokens)
         computed = replace(batch, slot_mapping=nowhere)
         kv, _, features = forward_with_features(
             device.models[TARGET], kv, computed, device.backend, self.follower.capture

@@ -61,7 +61,7 @@ class DraftModel:
                 batch.positions[:rows] - 1,
                 jnp.where(batch.limit[:rows] >= 0, 2, 0),
                 page_size=kv.page_size,
-                num_slots=kv.num_pages * kv.page_size,
+                num_slots=kv.num_slots,
             )
         return {DRAFT_KV: forward(device.models[DRAFTER], kv, taken_in, device.backend)[0]}
 
@@ -84,7 +84,7 @@ class DraftModel:
             """The draft after `tokens` [R, N], of the rows that want so many; `path`: all drafts before it."""
             goes_on = wanted > number
             count = jnp.where(goes_on, tokens.shape[1], 0)
-            wide = wide_rows(batch, tokens, first, count, page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size)
+            wide = wide_rows(batch, tokens, first, count, page_size=kv.page_size, num_slots=kv.num_slots)
             kv, hidden = forward(device.models[DRAFTER], kv, wide, device.backend)
             position = jnp.where(goes_on, first + tokens.shape[1], -1)
             sampling = replace(batch.samples.sampling, sample_position=position)

@@ -125,7 +125,7 @@ class Eagle3:
         count = jnp.sum(landed >= 0, axis=1)
         wide = wide_rows(
             seated.batch, landed[:, :-1], seated.length, jnp.maximum(count - 1, 0),
-            page_size=state.kv.page_size, num_slots=state.kv.num_pages * state.kv.page_size,
+            page_size=state.kv.page_size, num_slots=state.kv.num_slots,
         )  # fmt: skip
         more = jnp.any(count > 1)
         before = projected[:, :-1].reshape(-1, projected.shape[-1])
@@ -206,7 +206,7 @@ class Eagle3:
                 slots=self.tails.slots(batch, place),
                 limit=jnp.broadcast_to(root_index, tokens.shape),
                 in_use=jnp.where(seated.runs, seated.length, 0),
-                num_slots=kv.num_pages * page_size,
+                num_slots=kv.num_slots,
             )  # fmt: skip
             kv, hidden, normed = self._run(
                 device, kv, nodes, features.reshape(rows * k, -1), (pages, bits.reshape(rows * k, words))
@@ -251,7 +251,7 @@ class Eagle3:
         """One token [R] of each sequence, `number` places behind the latest, in the slot where it stays."""
         wide = wide_rows(
             seated.batch, tokens[:, None], seated.length - 1 + number, there.astype(jnp.int32),
-            page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size,
+            page_size=kv.page_size, num_slots=kv.num_slots,
         )  # fmt: skip
         return self._run(device, kv, wide, features)
 
@@ -366,4 +366,4 @@ def eagle3_state(
 def _nowhere(kv: KVCache, batch: StepBatch) -> jax.Array:
     """int32 [T]: slots that are none, all different, behind those of a batch's padding."""
     count = batch.token_ids.shape[0]
-    return kv.num_pages * kv.page_size + count + jnp.arange(count)
+    return kv.num_slots + count + jnp.arange(count)

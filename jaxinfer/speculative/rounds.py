@@ -214,7 +214,7 @@ class Rounds:
         latest = seated.latest_output(device.state[BOUNDS])
         wide = wide_rows(
             seated.batch, tokens, seated.length - 1, jnp.where(seated.runs, drafts.count + 1, 0),
-            page_size=kv.page_size, num_slots=kv.num_pages * kv.page_size,
+            page_size=kv.page_size, num_slots=kv.num_slots,
         )  # fmt: skip
         # Before what is drawn after each token, those up to it are on the path.
         tokens = jnp.where(jnp.arange(tokens.shape[1]) == 0, latest[:, None], tokens)
@@ -239,7 +239,7 @@ class Rounds:
             slots=jnp.concatenate([page * page_size + (seated.length[:, None] - 1) % page_size, in_tail], axis=1),
             limit=jnp.broadcast_to(root_index, there.shape),
             in_use=jnp.where(seated.runs, seated.length, 0),
-            num_slots=kv.num_pages * page_size,
+            num_slots=kv.num_slots,
         )  # fmt: skip
         pages = self.tails.of_rows(batch)
         words = num_words(pages.shape[1] * page_size)

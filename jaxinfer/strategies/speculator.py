@@ -12,35 +12,28 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
-from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
-from jaxinfer.config import EngineConfig, SpeculativeConfig
+from jaxinfer.cache.kv_cache import kv_bytes_per_token
+from jaxinfer.config import EngineConfig
 from jaxinfer.engine.plain_decoding import PlainDecoding
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.models.eagle3 import Eagle3Head
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import everywhere_on
 from jaxinfer.speculative.cost_controller import CostController
 from jaxinfer.speculative.costs import Estimate, LaunchCosts
-from jaxinfer.speculative.draft_model import DRAFT_KV, DraftModel
-from jaxinfer.speculative.eagle3 import EAGLE3_STATE, Eagle3, eagle3_state
 from jaxinfer.speculative.gamma import EntropyController, FixedGamma, GammaController
-from jaxinfer.speculative.ngram import HISTORY, NgramProposer, history_of
-from jaxinfer.speculative.proposer import Proposer
 from jaxinfer.speculative.shapes import SpeculationShapes
 from jaxinfer.speculative.tails import TailPages
+from jaxinfer.strategies.draft_methods import DraftModule, StatePlace
+from jaxinfer.strategies.draft_options import SpeculativeConfig
 from jaxinfer.strategies.speculation import Speculation, launch_bucket
 from kernels_pallas.visibility import MAX_TAIL_TOKENS
 
-# The share of rounds with drafts and that of drafts that are accepted, until some were seen.
-_BELIEFS = {"draft_model": (1.0, 0.6), "ngram": (0.5, 0.5), "eagle3": (1.0, 0.6)}
 _BELIEF_OF_TREES = 0.8
 _CHAIN_BESIDE_TREES = 5
 # Less than a verification of so many drafts is not worth a program of its own.
 _FEWEST_DRAFTS = 2
-# The last tokens of a sequence are enough for a head to go on from.
-_WINDOW = 128
 # Tokens whose computing takes as long as reading the weights.
 _KNEES = {"cpu": 16.0}
 _KNEE_OF_A_GPU = 256.0
@@ -51,27 +44,15 @@ class Speculator:
     """What speculates beside a target.
 
     Attributes:
-        drafter: the draft model, or the head, if the method has one; of shapes alone, to plan with.
+        drafter: the method's model, with parameters or with their shapes, to plan with; None where it has none.
     """
 
     config: SpeculativeConfig
-    drafter: DecoderLM | Eagle3Head | None = None
+    drafter: Any = None
 
-    def __post_init__(self) -> None:
-        kind = {"draft_model": DecoderLM, "eagle3": Eagle3Head}.get(self.config.method, type(None))
-        assert isinstance(self.drafter, kind), f"{self.config.method} does not draft with a {type(self.drafter)}"
-
-    def proposer(self, tails: TailPages | None) -> Proposer:
-        """What drafts; `tails`: where its trees stand."""
-        config, with_entropy = self.config, self.config.adaptive == "entropy"
-        if isinstance(self.drafter, Eagle3Head):
-            assert config.tree_depth is not None and config.tree_top_k is not None
-            return Eagle3(
-                self.drafter, tails, depth=config.tree_depth, top_k=config.tree_top_k, with_entropy=with_entropy
-            )
-        if self.drafter is not None:
-            return DraftModel(self.drafter, with_entropy=with_entropy)
-        return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+    @property
+    def _device(self) -> DraftModule:
+        return self.config.row.device
 
     @property
     def longest_chain(self) -> int:
@@ -94,9 +75,7 @@ class Speculator:
     @property
     def layers(self) -> ModelConfig | None:
         """Of what the drafter keeps keys and values."""
-        return (
-            self.drafter.config.layer if isinstance(self.drafter, Eagle3Head) else self.drafter and self.drafter.config
-        )
+        return None if self.drafter is None else self._device.layers(self.drafter.config)
 
     def state_bytes(self, engine: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
         """What seats take on each device: nothing worth counting."""
@@ -157,7 +136,7 @@ class Speculator:
             plain = PlainDecoding(programs.decode_loop, buckets)
             shapes, tails = self.shapes(engine, buckets), self.tails(engine)
             return Speculation(
-                self.proposer(tails),
+                self._device.proposer(self.config, self.drafter, tails),
                 self._controller(engine, target, plain, shapes),
                 plain,
                 shapes,
@@ -168,7 +147,7 @@ class Speculator:
                 page_size=engine.page_size,
                 num_seats=engine.max_num_seqs,
                 max_catch_up=engine.max_num_batched_tokens,
-                window=_WINDOW if isinstance(self.drafter, Eagle3Head) else None,
+                window=self._device.window,
                 tails=tails,
             )
 
@@ -182,16 +161,9 @@ class Speculator:
         whole: jax.sharding.Sharding | None,
         abstract: bool,
     ) -> dict[str, Any]:
-        if self.layers is None:
-            return {HISTORY: history_of(engine.max_num_seqs, engine.max_model_len, whole, abstract=abstract)}
-        make = KVCache.shapes if abstract else KVCache.allocate
+        place = StatePlace(dtype, sharding_of_pages(mesh), whole, abstract)
         num_pages = engine.num_pages + self.tail_tokens(engine) // engine.page_size
-        kv = make(
-            self.layers, num_pages=num_pages, page_size=engine.page_size, dtype=dtype, sharding=sharding_of_pages(mesh)
-        )
-        if isinstance(self.drafter, Eagle3Head):
-            return {EAGLE3_STATE: eagle3_state(kv, self.drafter.config, engine.max_num_seqs, whole)}
-        return {DRAFT_KV: kv}
+        return {self._device.state: self._device.make_state(engine, self.drafter, num_pages, place)}
 
     def _controller(
         self, engine: EngineConfig, target: DecoderLM, plain: PlainDecoding, shapes: SpeculationShapes
@@ -210,21 +182,11 @@ class Speculator:
             knee=_KNEES.get(jax.default_backend(), _KNEE_OF_A_GPU),
         )
         costs = LaunchCosts(launch_bucket(plain, shapes), estimate)
-        drafts, accepted = _BELIEFS[config.method]
+        drafts, accepted = config.row.beliefs
         most, accepted = {0: self.longest_chain}, {0: accepted}
         if config.num_nodes:
             most[config.num_nodes], accepted[config.num_nodes] = config.most_drafts, _BELIEF_OF_TREES
         return CostController(engine.max_num_seqs, most, costs, drafts=drafts, accepted=accepted)
-
-
-def check_vocabularies(target: ModelConfig, drafter: ModelConfig) -> None:
-    """Raises ValueError, which says what differs, unless a drafter's token ids mean what the target's do, as far as
-    configurations tell."""
-    if target.vocab_size != drafter.vocab_size:
-        raise ValueError(
-            f"the draft model has a vocabulary of {drafter.vocab_size} tokens and the target one of "
-            f"{target.vocab_size}: a draft model needs the target's"
-        )
 
 
 def _num_parameters(model: nnx.Module) -> float:

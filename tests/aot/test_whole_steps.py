@@ -17,7 +17,7 @@ from jaxinfer.cache.kv_cache import kv_bytes_per_token
 from jaxinfer.checkpoint.directory import read_config
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.cli.main import main
-from jaxinfer.config import EngineConfig, SpeculativeConfig
+from jaxinfer.config import EngineConfig
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning import programs
@@ -27,6 +27,7 @@ from jaxinfer.planning.hlo import Pool, ProgramText
 from jaxinfer.planning.plan import PlannedSpeculation
 from jaxinfer.planning.programs import BRANCH_LOOP, DECODE_LOOP, DENOISE_LOOP, PREFILL, AbstractEngine
 from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 CONFIGS = Path(__file__).resolve().parent.parent / "fixtures" / "configs"
 # Where depth adds nothing but time, four layers; one model as deep as it is.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxinfer.config import EngineConfig, SpeculativeConfig
+from jaxinfer.config import EngineConfig
 from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.models.config import ModelConfig
@@ -18,6 +18,7 @@ from jaxinfer.models.eagle3 import Eagle3Head
 from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.models.rope import RopeConfig
 from jaxinfer.speculative.gamma import Choice, FixedGamma, GammaController
+from jaxinfer.strategies.draft_options import SpeculativeConfig
 from jaxinfer.strategies.speculation import Speculation
 from jaxinfer.strategies.speculator import Speculator
 from tests.builders import make_engine

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jaxinfer.config import check_positive_integer
+from jaxinfer.field_checks import check_positive_integer
 from jaxinfer.models.decoder import DecoderLM
 
 _WORD = 2**32

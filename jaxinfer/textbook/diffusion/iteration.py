@@ -13,10 +13,10 @@ import numpy as np
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_cache import KVCache
-from jaxinfer.config import check_positive_integer
 from jaxinfer.diffusion.canvas import CANVAS
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.vicinity import vicinity_of
+from jaxinfer.field_checks import check_positive_integer
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.program import KV
 from jaxinfer.textbook.diffusion.batch_state import (

@@ -1,0 +1,79 @@
+"""Drafting by a head of the target (EAGLE-3): loading it, its trees and its state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.checkpoint.directory import read_json
+from jaxinfer.checkpoint.eagle3 import load_head
+from jaxinfer.checkpoint.load import around
+from jaxinfer.checkpoint.rows import head_layout
+from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
+from jaxinfer.config import EngineConfig
+from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.eagle3 import Eagle3Head
+from jaxinfer.models.eagle3_config import Eagle3Config
+from jaxinfer.speculative.eagle3 import EAGLE3_STATE, Eagle3, eagle3_state
+from jaxinfer.speculative.proposer import Proposer
+from jaxinfer.speculative.tails import TailPages
+from jaxinfer.strategies.draft_methods import StatePlace
+from jaxinfer.strategies.draft_options import SpeculativeConfig
+
+
+class Head:
+    """A `DraftModule`."""
+
+    window: int | None = 128
+    state = EAGLE3_STATE
+
+    def check(
+        self, config: SpeculativeConfig, target: Path, of_target: ModelConfig, max_model_len: int, **options: Any
+    ) -> None:
+        """Nothing can be said before the head is loaded: its configuration says whose it is, and `load` compares."""
+
+    def load(
+        self, config: SpeculativeConfig, of_target: ModelConfig, checked: None, *, dtype: jnp.dtype, mesh: Mesh | None,
+        **options: Any,
+    ) -> Eagle3Head:  # fmt: skip
+        assert config.model is not None
+        return load_head(config.model, of_target, dtype=dtype, mesh=mesh, **options)
+
+    def plan(self, file: Path, target: ModelConfig, **options: Any) -> Eagle3Config:
+        return Eagle3Config.from_hf(read_json(file), target, **options)
+
+    def abstract(
+        self, planned: Eagle3Config, shapes: Callable[[Any], Mapping[str, Any]], devices: int, dtype: jnp.dtype
+    ) -> Eagle3Head:
+        layer = dataclasses.replace(for_tensor_parallel(planned.layer, devices), dtype=dtype.name)
+        config = dataclasses.replace(planned, layer=layer)
+        abstract = nnx.eval_shape(lambda: Eagle3Head(config, dtype=dtype, rngs=nnx.Rngs(0)))
+        return around(abstract, shapes(head_layout(config)))
+
+    def layers(self, configuration: Eagle3Config) -> ModelConfig:
+        return configuration.layer
+
+    def proposer(self, config: SpeculativeConfig, drafter: Eagle3Head, tails: TailPages | None) -> Proposer:
+        assert config.tree_depth is not None and config.tree_top_k is not None
+        return Eagle3(
+            drafter, tails, depth=config.tree_depth, top_k=config.tree_top_k,
+            with_entropy=config.adaptive == "entropy",
+        )  # fmt: skip
+
+    def make_state(self, engine: EngineConfig, drafter: Eagle3Head, num_pages: int, place: StatePlace) -> Any:
+        make = KVCache.shapes if place.is_abstract else KVCache.allocate
+        kv = make(
+            drafter.config.layer, num_pages=num_pages, page_size=engine.page_size, dtype=place.dtype,
+            sharding=place.pages,
+        )  # fmt: skip
+        return eagle3_state(kv, drafter.config, engine.max_num_seqs, place.seats)
+
+
+METHOD = Head()
