@@ -12,7 +12,7 @@ from typing import Any, Self
 from jaxinfer.branching.beam_search import BeamSearchParams
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.frontend.beam_search import BeamSearchJob
-from jaxinfer.frontend.engine_thread import EngineDeadError, EngineThread, Reader
+from jaxinfer.frontend.engine_thread import EngineDeadError, EngineThread, OutputReader
 from jaxinfer.frontend.jobs import Item
 from jaxinfer.frontend.mailbox import Mailbox
 from jaxinfer.frontend.prompts import is_conversation
@@ -38,7 +38,7 @@ class RequestStream:
         request_id: as the caller gave it, or the engine's.
     """
 
-    def __init__(self, llm: AsyncLLM, thread: EngineThread, reader: Reader) -> None:
+    def __init__(self, llm: AsyncLLM, thread: EngineThread, reader: OutputReader) -> None:
         self.request_id = reader.name
         self._llm = llm  # whose engine runs for as long as anything refers to it
         self._reader, self._is_over = reader, False
@@ -295,7 +295,7 @@ class AsyncLLM:
         self._thread.check_alive()
         self._client.core.check([item])
         name = item.request_id if request_id is None else request_id
-        reader = Reader(item.request_id, name, Mailbox(name), asyncio.get_running_loop())
+        reader = OutputReader(item.request_id, name, Mailbox(name), asyncio.get_running_loop())
         found = RequestStream(self, self._thread, reader)
         self._thread.add(item, reader, stream=stream)
         return found

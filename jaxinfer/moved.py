@@ -33,6 +33,7 @@ MOVED = {
     "jaxinfer.diffusion.sequence_rows": "jaxinfer.textbook.diffusion.sequence_rows",
     "jaxinfer.diffusion.watched_rounds": "jaxinfer.textbook.diffusion.watched_rounds",
     "jaxinfer.diffusion.worker": "jaxinfer.textbook.diffusion.worker",
+    "jaxinfer.cache.kv_cache": "jaxinfer.cache.kv_pool",
     "jaxinfer.drafters": "jaxinfer.strategies.drafters",
     "jaxinfer.engine.beam_search": "jaxinfer.strategies.beams",
     "jaxinfer.engine.bidirectional": "jaxinfer.strategies.bidirectional",

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.checkpoint.directory import read_config
 from jaxinfer.checkpoint.load import module_around
 from jaxinfer.checkpoint.weight_map import parameters
@@ -79,7 +79,7 @@ def compile_all(config: ModelConfig, seconds: dict[str, float] | None = None) ->
     """Compile or load every program; what `seconds`, where JAX's events are added up, came to for each."""
     dtype = jnp.dtype(config.dtype)
     shapes = {parameter.path: jax.ShapeDtypeStruct(parameter.shape, dtype) for parameter in parameters(config)}
-    cache = KVCache.shapes(config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=dtype)
+    cache = KVPool.shapes(config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=dtype)
     model = module_around(config, shapes)
     runner = Runner({TARGET: model}, initial_state(cache, SEATS, config.vocab_size), select_backend())
     step, loop = Step(), DecodeLoop(LOOP_STEPS)

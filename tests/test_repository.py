@@ -218,6 +218,16 @@ def test_an_engine_loads_no_textbook():
     assert result.stdout.strip() == ""
 
 
+def test_no_two_classes_share_a_name_outside_the_textbook():
+    homes: dict[str, list[str]] = {}
+    for path in PYTHON_FILES:
+        if path.relative_to(ROOT).parts[0] in ("jaxinfer", "kernels_pallas") and "textbook" not in path.parts:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    homes.setdefault(node.name, []).append(relative(path))
+    assert homes and {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
 def test_no_modules_import_each_other_in_a_circle():
     packages = ("jaxinfer", "kernels_pallas")
     modules = [path for path in PYTHON_FILES if path.relative_to(ROOT).parts[0] in packages]

@@ -20,7 +20,7 @@ from kernels_pallas.rotate_and_write.reference import rotate_and_write
 ATTENTION_BACKENDS = ("auto", "xla", "pallas")
 
 
-class Plan(Protocol):
+class AttentionPlan(Protocol):
     def __call__(self, metadata: AttentionMetadata, sizes: AttentionSizes, /) -> Any: ...
 
 
@@ -48,7 +48,7 @@ class AttentionBackend:
     """
 
     name: str
-    plan: Plan
+    plan: AttentionPlan
     attention: PagedAttention
     rotate_and_write: RotateAndWrite
     residual: Callable[[int], Residual] = lambda tokens: PLAIN

@@ -19,7 +19,7 @@ from jaxinfer.memory.share import share_in_environment
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.compile_target import compile_target, cuda_plugin
 from jaxinfer.planning.devices import find_gpu
-from jaxinfer.planning.plan import Compiled, PlannedSpeculation, Request, compiled_figures, make_plan
+from jaxinfer.planning.plan import Compiled, PlannedSpeculation, PlanRequest, compiled_figures, make_plan
 from jaxinfer.planning.programs import compile_plan
 from jaxinfer.planning.report import HOW_TO_COMPILE, as_json, plan_table, verdict
 from jaxinfer.strategies.draft_options import SpeculativeConfig
@@ -51,7 +51,7 @@ def run_plan(args: argparse.Namespace) -> bool:
     return plan.fits
 
 
-def request_of(args: argparse.Namespace) -> Request:
+def request_of(args: argparse.Namespace) -> PlanRequest:
     """What the options ask for.
 
     Raises:
@@ -64,7 +64,7 @@ def request_of(args: argparse.Namespace) -> Request:
         if getattr(args, name) is not None:
             check_positive_integer(name, getattr(args, name))
     model = read_config_file(find_config(args.model), **config_options(args))
-    return Request(
+    return PlanRequest(
         model=model,
         engine=_engine(args, model),
         gpu=gpu,
@@ -102,7 +102,7 @@ def _engine(args: argparse.Namespace, model: ModelConfig) -> EngineConfig:
     return EngineConfig(max_model_len=length, kv_cache_tokens=tokens, page_size=size, **given)
 
 
-def _compile(request: Request) -> Compiled:
+def _compile(request: PlanRequest) -> Compiled:
     def progress(what: str) -> None:
         print(f"compiling for {request.gpu.device_kind}: {what} ...", file=sys.stderr, flush=True)
 

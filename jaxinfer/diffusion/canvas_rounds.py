@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.diffusion.canvas import CANVAS, Canvas
 from jaxinfer.diffusion.drawing import Found, Places, draw, logits_without, noted_where
 from jaxinfer.diffusion.rounds import DenoiseOutput, DenoisingProgram
@@ -27,7 +27,7 @@ from jaxinfer.programs.program import KV, TARGET, Device
 from jaxinfer.programs.wide_rows import wide_rows
 from jaxinfer.sampling.greatest import NO_SCORE
 
-type Forward = Callable[[KVCache, StepBatch, jax.Array | None], tuple[KVCache, jax.Array]]
+type Forward = Callable[[KVPool, StepBatch, jax.Array | None], tuple[KVPool, jax.Array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +72,14 @@ class Where(NamedTuple):
 
 def canvas_rounds(
     model: DecoderLM,
-    kv: KVCache,
+    kv: KVPool,
     canvas: Canvas,
     batch: StepBatch,
     vicinity: Vicinity,
     forward: Forward,
     *,
     max_rounds: int,
-) -> tuple[KVCache, Canvas, DenoiseOutput]:
+) -> tuple[KVPool, Canvas, DenoiseOutput]:
     """As many rounds of each row as `batch.num_steps` says, in which rows without masks rest.
 
     Args:
@@ -97,14 +97,14 @@ def canvas_rounds(
         *jax.tree.map(lambda x: x.at[seat].get(mode="clip"), (canvas.noted, canvas.credits)),
     )
 
-    def turn(index: jax.Array, carried: tuple[KVCache, jax.Array, Rows, DenoiseOutput]) -> Any:
+    def turn(index: jax.Array, carried: tuple[KVPool, jax.Array, Rows, DenoiseOutput]) -> Any:
         kv, expected, own, output = carried
         runs = ~own.done & (index < batch.num_steps[where.row])
 
-        def run(kv: KVCache, expected: jax.Array, own: Rows) -> Any:
+        def run(kv: KVPool, expected: jax.Array, own: Rows) -> Any:
             return _round(model, kv, expected, own, runs, batch, where, vicinity, forward)
 
-        def rest(kv: KVCache, expected: jax.Array, own: Rows) -> Any:
+        def rest(kv: KVPool, expected: jax.Array, own: Rows) -> Any:
             nothing = jnp.full((queries, size), -1, jnp.int32)
             return kv, expected, own, nothing, nothing
 
@@ -142,7 +142,7 @@ def _places_of(batch: StepBatch, vicinity: Vicinity, *, num_seats: int) -> Where
 
 def _round(
     model: DecoderLM,
-    kv: KVCache,
+    kv: KVPool,
     expected: jax.Array,
     own: Rows,
     runs: jax.Array,
@@ -150,7 +150,7 @@ def _round(
     where: Where,
     vicinity: Vicinity,
     forward: Forward,
-) -> tuple[KVCache, jax.Array, Rows, jax.Array, jax.Array]:
+) -> tuple[KVPool, jax.Array, Rows, jax.Array, jax.Array]:
     """The pool, what embeddings carry and the rows after a round; int32 [Q, B], the blocks behind it; and the same
     where they have landed, -1 elsewhere and behind an ending token, `NO_SCORE` at the start of one that failed."""
     wide = _with_windows(batch, own, runs, where, vicinity, page_size=kv.page_size, num_slots=kv.num_slots)

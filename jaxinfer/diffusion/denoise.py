@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.diffusion.blocks import BLOCKS, Blocks
 from jaxinfer.diffusion.drawing import Found, Places, draw, logits_without, noted_where
 from jaxinfer.diffusion.rounds import DenoiseOutput, DenoisingProgram
@@ -82,19 +82,19 @@ class Denoise(DenoisingProgram):
         return {KV: kv, BLOCKS: blocks}, device.readable(found)
 
 
-type Forward = Callable[[KVCache, StepBatch], tuple[KVCache, jax.Array]]
+type Forward = Callable[[KVPool, StepBatch], tuple[KVPool, jax.Array]]
 
 
 def denoise_loop(
     model: DecoderLM,
-    kv: KVCache,
+    kv: KVPool,
     blocks: Blocks,
     batch: StepBatch,
     denoising: Denoising,
     forward: Forward,
     *,
     max_rounds: int,
-) -> tuple[KVCache, Blocks, DenoiseOutput]:
+) -> tuple[KVPool, Blocks, DenoiseOutput]:
     """As many rounds of each row as `batch.num_steps` says; nothing is done once all have ended or have no room left.
 
     Args:
@@ -107,16 +107,16 @@ def denoise_loop(
     first = _entered(blocks.at(seat), batch, denoising)
     num_slots = kv.num_slots
 
-    def turn(index: jax.Array, carried: tuple[KVCache, Blocks, DenoiseOutput]) -> Any:
+    def turn(index: jax.Array, carried: tuple[KVPool, Blocks, DenoiseOutput]) -> Any:
         kv, own, output = carried
         runs = (seat >= 0) & ~own.ended & (own.start + size <= batch.capacity[:rows]) & (index < batch.num_steps[:rows])
         wide = _block_rows(batch, own, runs, page_size=kv.page_size, num_slots=num_slots)
 
-        def run(kv: KVCache, own: Blocks) -> tuple[KVCache, AfterRound]:
+        def run(kv: KVPool, own: Blocks) -> tuple[KVPool, AfterRound]:
             kv, hidden = forward(kv, wide)
             return kv, _after_round(model, own, runs, hidden[: rows * size], batch, denoising)
 
-        def rest(kv: KVCache, own: Blocks) -> tuple[KVCache, AfterRound]:
+        def rest(kv: KVPool, own: Blocks) -> tuple[KVPool, AfterRound]:
             nothing = jnp.full((rows, size), -1, jnp.int32)
             return kv, AfterRound(own, own.tokens, own.noted, nothing, jnp.zeros(rows, bool))
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.cache.prefix_cache import PrefixCache
 from jaxinfer.config import EngineConfig
 from jaxinfer.constraints.vocabulary import Vocabulary
@@ -97,7 +97,7 @@ class EngineCore:
 
         def make_state() -> dict[str, object]:
             num_pages = config.num_pages + self.strategy.num_tail_pages
-            cache = KVCache.allocate(
+            cache = KVPool.allocate(
                 model.config, num_pages=num_pages, page_size=config.page_size, dtype=dtype,
                 sharding=sharding_of_pages(mesh),
             )  # fmt: skip
@@ -148,7 +148,7 @@ class EngineCore:
         return self._host.prefix_cache
 
     @property
-    def kv(self) -> KVCache:  # as the latest launch leaves it
+    def kv(self) -> KVPool:  # as the latest launch leaves it
         return self.runner.state[KV]
 
     def warm_up(self, *, progress: bool = True) -> int:

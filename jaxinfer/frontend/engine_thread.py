@@ -26,7 +26,7 @@ class EngineDeadError(RuntimeError):
 
 
 @dataclass(eq=False)
-class Reader:
+class OutputReader:
     """Who waits for the outputs of one request.
 
     Attributes:
@@ -63,7 +63,7 @@ class EngineThread:
         self.client = client
         self.error: Exception | None = None  # what later calls raise
         self._inbox = client.inbox()
-        self._readers: dict[str, Reader] = {}
+        self._readers: dict[str, OutputReader] = {}
         self._names: defaultdict[str, set[str]] = defaultdict(set)  # engine ids by the names that users gave
         self._lock = threading.Lock()  # of names
         self._jobs: list[_Waiting] = []
@@ -85,7 +85,7 @@ class EngineThread:
         self.check_alive()
         self.client.core.transactions.note(function)
 
-    def add(self, item: Item, reader: Reader, *, stream: bool) -> None:
+    def add(self, item: Item, reader: OutputReader, *, stream: bool) -> None:
         """Queue a request or a group that was checked."""
         with self._lock:
             self._names[reader.name].add(reader.engine_id)
@@ -192,7 +192,7 @@ class EngineThread:
 
     def _deliver(self) -> None:
         """Put what has landed into mailboxes, and wake each loop once."""
-        loops: defaultdict[asyncio.AbstractEventLoop, list[Reader]] = defaultdict(list)
+        loops: defaultdict[asyncio.AbstractEventLoop, list[OutputReader]] = defaultdict(list)
         for output in self._inbox.take():
             reader = self._readers.get(output.request_id)
             if reader is None:
@@ -203,7 +203,7 @@ class EngineThread:
                 self._forget(reader)
         self._wake(loops)
 
-    def _wake(self, loops: dict[asyncio.AbstractEventLoop, list[Reader]]) -> None:
+    def _wake(self, loops: dict[asyncio.AbstractEventLoop, list[OutputReader]]) -> None:
         for loop, readers in loops.items():
             try:
                 loop.call_soon_threadsafe(_set_all, readers)
@@ -213,7 +213,7 @@ class EngineThread:
     def _abort(self, engine_ids: Sequence[str]) -> None:
         self.client.core.abort(*engine_ids)
 
-    def _forget(self, reader: Reader) -> None:
+    def _forget(self, reader: OutputReader) -> None:
         self._readers.pop(reader.engine_id, None)
         with self._lock:
             ids = self._names.get(reader.name)
@@ -222,7 +222,7 @@ class EngineThread:
                 if not ids:
                     del self._names[reader.name]
 
-    def _end(self, reader: Reader, error: Exception) -> None:
+    def _end(self, reader: OutputReader, error: Exception) -> None:
         """Let a request fail that the engine does not know."""
         self._forget(reader)
         reader.mailbox.fail(error)
@@ -262,7 +262,7 @@ class EngineThread:
             self._end(reader, error)
 
 
-def _set_all(readers: Sequence[Reader]) -> None:
+def _set_all(readers: Sequence[OutputReader]) -> None:
     for reader in readers:
         reader.event.set()
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
-from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
+from jaxinfer.cache.kv_pool import KVPool, kv_bytes_per_token
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.strategy import StrategyMaker
 from jaxinfer.memory.share import check_utilization, engine_limit, reserve_of
@@ -149,7 +149,7 @@ def largest_workspace(
     shape = programs.step.largest
     pages = shape.pages_per_row * shape.num_rows
     small = dataclasses.replace(engine, kv_cache_tokens=pages * engine.page_size)
-    cache = KVCache.shapes(
+    cache = KVPool.shapes(
         model.config, num_pages=pages, page_size=engine.page_size, dtype=dtype, sharding=sharding_of_pages(mesh)
     )
     vocab = model.config.vocab_size

@@ -30,7 +30,7 @@ _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)")
 
 
 @dataclass(frozen=True)
-class Pool:
+class PoolArray:
     """One array of the KV pool, as a program's text names it."""
 
     dtype: str  # HLO's name: bf16, f16, f32
@@ -67,7 +67,7 @@ class Instruction:
         arrays = _ARRAY.findall(re.sub(r"/\*.*?\*/", "", self.shape))
         return [(dtype, tuple(int(size) for size in extent.split(",") if size)) for dtype, extent in arrays]
 
-    def results_like(self, pool: Pool) -> list[int]:
+    def results_like(self, pool: PoolArray) -> list[int]:
         """Which of its results (0, if it is no tuple) hold an array of the pool."""
         return [index for index, (dtype, shape) in enumerate(self.results) if pool.is_held_by(dtype, shape)]
 
@@ -145,7 +145,7 @@ class ProgramText:
         found = re.search(r"\bcalls=%?([\w.\-]+)", instruction.arguments)
         return self.computations[found[1]] if instruction.opcode == "fusion" and found else []
 
-    def kv_alias_bytes(self, pool: Pool) -> int:
+    def kv_alias_bytes(self, pool: PoolArray) -> int:
         """Bytes of the arrays of the pool that are arguments and results in the same memory."""
         aliased = {int(number) for number in _ALIAS.findall(self._header)}
         parameters = {
@@ -154,7 +154,7 @@ class ProgramText:
         of_pool = [n for n in aliased if parameters[n].results_like(pool)]
         return len(of_pool) * pool.nbytes
 
-    def kv_copies(self, pool: Pool) -> list[Instruction]:
+    def kv_copies(self, pool: PoolArray) -> list[Instruction]:
         """Instructions that write a whole array of the pool: copies, and whatever is no update of it.
 
         Updates are scatters, dynamic-update-slices and library calls that say that a result aliases an operand; where

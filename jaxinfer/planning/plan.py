@@ -33,7 +33,7 @@ class PlannedSpeculation:
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """What is asked: this model, with these limits of an engine, on this GPU or on several of it.
 
     Raises:
@@ -128,7 +128,7 @@ class Plan:
     decode_floor_one_sequence_ms: float
 
 
-def make_plan(request: Request, compiled: Compiled | None = None) -> Plan:
+def make_plan(request: PlanRequest, compiled: Compiled | None = None) -> Plan:
     """The arithmetic of a request, completed by what compiling told.
 
     Raises:
@@ -183,21 +183,21 @@ def compiled_figures(programs: Sequence[Any], kernels_per_layer: float) -> Compi
     )
 
 
-def _seats_bytes(request: Request) -> int:
+def _seats_bytes(request: PlanRequest) -> int:
     """What lies with the seats of sequences that one token after the other is drawn for."""
     if request.model.mask_token_id is not None:
         return 0
     return Bounds.bytes_of(request.engine.max_num_seqs, request.model.vocab_size, request.tensor_parallel_size)
 
 
-def _decode_floor_ms(request: Request, rows: int, visible_tokens: int) -> float:
+def _decode_floor_ms(request: PlanRequest, rows: int, visible_tokens: int) -> float:
     read = decode_bytes(
         request.model, request.dtype, rows=rows, visible_tokens=visible_tokens, devices=request.tensor_parallel_size
     )
     return 1e3 * read / request.gpu.bandwidth
 
 
-def _prefill_floor_ms(request: Request) -> float:
+def _prefill_floor_ms(request: PlanRequest) -> float:
     tokens = request.engine.max_num_batched_tokens
     operations = prefill_operations(
         request.model,
@@ -208,7 +208,7 @@ def _prefill_floor_ms(request: Request) -> float:
     return max(1e3 * operations / request.gpu.matmul_rate, _decode_floor_ms(request, tokens, 0))
 
 
-def _largest_max_num_seqs(request: Request, budget: MemoryBudget) -> int:
+def _largest_max_num_seqs(request: PlanRequest, budget: MemoryBudget) -> int:
     asked, sequence = request.engine.max_num_seqs, request.sequence_tokens
     fitting = budget.largest_kv_tokens // sequence
     if fitting > asked:
@@ -219,7 +219,7 @@ def _largest_max_num_seqs(request: Request, budget: MemoryBudget) -> int:
     return min(fitting, request.engine.max_num_batched_tokens)
 
 
-def _largest_max_model_len(request: Request, kv_tokens: int) -> int:
+def _largest_max_model_len(request: PlanRequest, kv_tokens: int) -> int:
     size = request.engine.page_size
     length = kv_tokens // request.engine.max_num_seqs // size * size
     if request.model.rope.depends_on_length:

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.checkpoint.load import module_around
 from jaxinfer.checkpoint.rows import Layout
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
@@ -25,7 +25,7 @@ from jaxinfer.memory.budget import workspace_of
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.planning.compile_target import CompileTarget
-from jaxinfer.planning.hlo import Pool, ProgramText
+from jaxinfer.planning.hlo import PoolArray, ProgramText
 from jaxinfer.planning.plan import PlannedSpeculation
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
@@ -81,7 +81,7 @@ class AbstractEngine:
         self.pools = {KV: (pool, 2 * config.num_layers)}
         config = for_tensor_parallel(config, devices)
         mesh = target.mesh if devices > 1 else None
-        kv = KVCache.shapes(
+        kv = KVPool.shapes(
             config, num_pages=num_pages, page_size=engine.page_size, dtype=dtype,
             sharding=sharding_of_pages(target.mesh),
         )  # fmt: skip
@@ -182,7 +182,7 @@ def pool_array(
     num_devices: int = 1,
     *,
     num_pages: int | None = None,
-) -> Pool:
+) -> PoolArray:
     """One of the arrays that a device's share of the KV pool is made of, as a program's text names it.
 
     Args:
@@ -190,7 +190,7 @@ def pool_array(
     """
     heads = for_tensor_parallel(config, num_devices).num_kv_heads // num_devices
     shape = (num_pages or engine.num_pages, engine.page_size, heads, config.head_dim)
-    return Pool(_HLO_NAMES[jnp.dtype(dtype).name], shape, jnp.dtype(dtype).itemsize)
+    return PoolArray(_HLO_NAMES[jnp.dtype(dtype).name], shape, jnp.dtype(dtype).itemsize)
 
 
 def compile_plan(

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from jaxinfer.memory.share import RESERVED, SHARE_VARIABLE
-from jaxinfer.planning.plan import Compiled, Plan, Request
+from jaxinfer.planning.plan import Compiled, Plan, PlanRequest
 
 HOW_TO_COMPILE = (
     'Not compiled, so temporaries are not counted and kernels not known: pip install "jaxinfer[cuda13]" brings the '
@@ -16,7 +16,7 @@ HOW_TO_COMPILE = (
 )
 
 
-def verdict(plan: Plan, request: Request) -> str:
+def verdict(plan: Plan, request: PlanRequest) -> str:
     """One sentence: whether it fits, and the largest settings that do."""
     engine = request.engine
     needed = plan.weights_bytes + plan.kv_bytes + (plan.temp_bytes or 0)
@@ -45,7 +45,7 @@ def verdict(plan: Plan, request: Request) -> str:
     return f"does not fit: {asked} would take {room}. Largest that does: {', or '.join(options)}."
 
 
-def plan_table(plan: Plan, request: Request, compiled: Compiled | None, *, model: str) -> Table:
+def plan_table(plan: Plan, request: PlanRequest, compiled: Compiled | None, *, model: str) -> Table:
     """The figures with where they come from."""
     engine, gpu = request.engine, request.gpu
     devices = f"{request.tensor_parallel_size} x " if request.tensor_parallel_size > 1 else ""
@@ -87,7 +87,7 @@ def plan_table(plan: Plan, request: Request, compiled: Compiled | None, *, model
     return table
 
 
-def as_json(plan: Plan, request: Request, compiled: Compiled | None, *, model: str) -> dict[str, Any]:
+def as_json(plan: Plan, request: PlanRequest, compiled: Compiled | None, *, model: str) -> dict[str, Any]:
     """The plan's figures, then what was asked, the GPU and the programs; null for what was not compiled."""
     engine = request.engine
     return dataclasses.asdict(plan) | {
@@ -108,7 +108,7 @@ def as_json(plan: Plan, request: Request, compiled: Compiled | None, *, model: s
     }
 
 
-def _limit_in_words(request: Request) -> str:
+def _limit_in_words(request: PlanRequest) -> str:
     share, asked = request.engine_share, request.gpu_memory_utilization
     words = f"{share:g} of the card's {_gigabytes(request.gpu.memory_bytes)}"
     if share == asked:

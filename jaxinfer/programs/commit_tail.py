@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.programs.program import KV, Device, Place
 from kernels_pallas.rotate_and_write.reference import write_kv
 
 
-def commit_tail(cache: KVCache, source: jax.Array, destination: jax.Array) -> KVCache:
+def commit_tail(cache: KVPool, source: jax.Array, destination: jax.Array) -> KVPool:
     """The pool with K and V of `source` at `destination`, all moves at the same time; nothing else changes.
 
     Everything is read before anything is written: a slot may be the source of one move and the destination of another.
@@ -47,7 +47,7 @@ def commit_tail(cache: KVCache, source: jax.Array, destination: jax.Array) -> KV
         # Fused with its read, a write could not be in place: XLA for GPUs would copy the pool.
         return write_kv(pages, lax.optimization_barrier(accepted), destination)
 
-    return KVCache(k=tuple(map(moved, cache.k)), v=tuple(map(moved, cache.v)))
+    return KVPool(k=tuple(map(moved, cache.k)), v=tuple(map(moved, cache.v)))
 
 
 def lane_slots(page_table: jax.Array, index: jax.Array, *, page_size: int) -> jax.Array:

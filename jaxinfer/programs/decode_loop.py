@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.attention.backend import AttentionBackend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, unpack
 from jaxinfer.programs.forward import forward
@@ -35,12 +35,12 @@ class LoopOutput:
     sampled: jax.Array
 
 
-type _State = tuple[KVCache, Seats, Bounds, LoopOutput]
+type _State = tuple[KVPool, Seats, Bounds, LoopOutput]
 
 
 def decode_loop(
     model: DecoderLM,
-    kv: KVCache,
+    kv: KVPool,
     seats: Seats,
     bounds: Bounds,
     batch: StepBatch,
@@ -73,7 +73,7 @@ def decode_loop(
 
         bounded = bounded_draws(now, bounds)
 
-        def run(kv: KVCache, seats: Seats) -> tuple[KVCache, Seats, jax.Array, LoopOutput]:
+        def run(kv: KVPool, seats: Seats) -> tuple[KVPool, Seats, jax.Array, LoopOutput]:
             kv, hidden = forward(model, kv, now, backend)
             held = None if constraint is None else Constrained(constraint, allowed_from)
             drawn_after = hidden[now.logits_index]
@@ -84,7 +84,7 @@ def decode_loop(
             )
             return kv, seats, landed, kept
 
-        def rest(kv: KVCache, seats: Seats) -> tuple[KVCache, Seats, jax.Array, LoopOutput]:
+        def rest(kv: KVPool, seats: Seats) -> tuple[KVPool, Seats, jax.Array, LoopOutput]:
             return kv, seats, jnp.full(output.tokens.shape[1], -1, jnp.int32), output
 
         kv, seats, landed, kept = lax.cond(jnp.any(now.limit >= 0), run, rest, kv, seats)

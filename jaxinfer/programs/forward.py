@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxinfer.attention.attend import LayerKV
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.heads import ProjectedHeads
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch
@@ -39,11 +39,11 @@ class PagedAttend:
 
 def forward(
     model: DecoderLM,
-    cache: KVCache,
+    cache: KVPool,
     batch: StepBatch,
     backend: AttentionBackend,
     added: jax.Array | None = None,
-) -> tuple[KVCache, jax.Array]:
+) -> tuple[KVPool, jax.Array]:
     """Write the batch's K and V into the cache; hidden states [T, hidden] of its tokens.
 
     Args:
@@ -54,12 +54,12 @@ def forward(
 
 def forward_with_features(
     model: DecoderLM,
-    cache: KVCache,
+    cache: KVPool,
     batch: StepBatch,
     backend: AttentionBackend,
     capture: Sequence[int],
     added: jax.Array | None = None,
-) -> tuple[KVCache, jax.Array, jax.Array | None]:
+) -> tuple[KVPool, jax.Array, jax.Array | None]:
     """The same, and the inputs [T, F * hidden] of the F layers that `capture` names, for a drafter."""
     tokens = batch.token_ids.shape[0]
     attend = paged_attend(model.config, model.dtype, cache, batch, backend)
@@ -70,11 +70,11 @@ def forward_with_features(
     found = model.with_kv(kv, token_ids, positions, attend, lengths, residual, capture, more)
     k, v = zip(*found.kv, strict=True)
     features = None if found.features is None else found.features[:tokens]
-    return KVCache(k, v), found.hidden[:tokens], features
+    return KVPool(k, v), found.hidden[:tokens], features
 
 
 def paged_attend(
-    config: ModelConfig, dtype: jnp.dtype, cache: KVCache, batch: StepBatch, backend: AttentionBackend
+    config: ModelConfig, dtype: jnp.dtype, cache: KVPool, batch: StepBatch, backend: AttentionBackend
 ) -> PagedAttend:
     """How a step's tokens, padded, attend in layers of one configuration."""
     sizes = AttentionSizes(

@@ -23,7 +23,7 @@ class Shape(Protocol):
     def __hash__(self) -> int: ...
 
 
-class Layout(NamedTuple):
+class PackedLayout(NamedTuple):
     """Where arrays lie in a buffer.
 
     Attributes:
@@ -36,13 +36,13 @@ class Layout(NamedTuple):
 
 
 @functools.cache  # asked for in every launch; there are few shapes
-def layout_of(shape: Shape) -> Layout:
+def layout_of(shape: Shape) -> PackedLayout:
     places, size = [], 0
     for name, (extent, dtype) in shape.layout().items():
         end = size + math.prod(extent)
         places.append((name, slice(size, end), extent, dtype))
         size = end
-    return Layout(size, tuple(places))
+    return PackedLayout(size, tuple(places))
 
 
 class Packed:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.tensor_parallel import over_devices
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.programs.program import (
     BOUNDS,
     CONSTRAINT,
@@ -189,7 +189,7 @@ def _is_whole(part: Any) -> bool:
 
 
 def initial_state(
-    kv: KVCache, num_seats: int, vocab_size: int, place: BoundsPlace = ON_DEFAULT_DEVICE
+    kv: KVPool, num_seats: int, vocab_size: int, place: BoundsPlace = ON_DEFAULT_DEVICE
 ) -> dict[str, Any]:
     """The state of a plain engine: its pool, and empty seats that bind nothing; of shapes alone where the pool is.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxinfer.attention.backend import AttentionBackend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, unpack
 from jaxinfer.programs.forward import forward_with_features
@@ -36,7 +36,7 @@ class StepOutput:
 class Stepped(NamedTuple):
     """What a step has made of the state, what it leaves, and what a follower takes in."""
 
-    kv: KVCache
+    kv: KVPool
     seats: Seats
     bounds: Bounds
     output: StepOutput
@@ -46,7 +46,7 @@ class Stepped(NamedTuple):
 
 def step(
     model: DecoderLM,
-    kv: KVCache,
+    kv: KVPool,
     seats: Seats,
     bounds: Bounds,
     batch: StepBatch,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.programs.batch_layout import BatchShape, idle_batch, unpack
 from jaxinfer.programs.forward import forward_with_features
 from jaxinfer.programs.program import KV, TARGET, Device, Place
@@ -46,7 +46,7 @@ class CatchUp:
         if not self.follower.capture:
             return self.follower.follow(device, batch, None), ()
         # What a drafter needs of the target is there while that computes. Its keys and values are there already.
-        kv: KVCache = device.state[KV]
+        kv: KVPool = device.state[KV]
         nowhere = kv.num_slots + jnp.arange(shape.num_tokens)
         computed = replace(batch, slot_mapping=nowhere)
         kv, _, features = forward_with_features(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.programs.forward import forward
@@ -50,7 +50,7 @@ class DraftModel:
     def follow(
         self, device: Device, batch: StepBatch, features: jax.Array | None, *, again: bool = False
     ) -> dict[str, Any]:
-        kv: KVCache = device.state[DRAFT_KV]
+        kv: KVPool = device.state[DRAFT_KV]
         rows = batch.decode_rows
         taken_in = batch
         if rows:
@@ -74,13 +74,13 @@ class DraftModel:
         entropy = jnp.zeros(rows, jnp.float32)
 
         def draft(
-            kv: KVCache,
+            kv: KVPool,
             tokens: jax.Array,
             first: jax.Array,
             path: jax.Array,
             entropy: jax.Array,
             number: jax.Array | int,
-        ) -> tuple[KVCache, jax.Array, jax.Array]:
+        ) -> tuple[KVPool, jax.Array, jax.Array]:
             """The draft after `tokens` [R, N], of the rows that want so many; `path`: all drafts before it."""
             goes_on = wanted > number
             count = jnp.where(goes_on, tokens.shape[1], 0)
@@ -94,13 +94,13 @@ class DraftModel:
             return kv, found, jnp.where(goes_on, of_this, entropy)
 
         def nothing(
-            kv: KVCache,
+            kv: KVPool,
             tokens: jax.Array,
             first: jax.Array,
             path: jax.Array,
             entropy: jax.Array,
             number: jax.Array | int,
-        ) -> tuple[KVCache, jax.Array, jax.Array]:
+        ) -> tuple[KVPool, jax.Array, jax.Array]:
             return kv, tokens[:, -1], entropy
 
         drafts = jnp.zeros((rows, width - 1), jnp.int32)
@@ -110,7 +110,7 @@ class DraftModel:
         )  # fmt: skip
         drafts = drafts.at[:, 0].set(drafted)
 
-        def turn(number: jax.Array, carried: tuple[KVCache, jax.Array, jax.Array]):
+        def turn(number: jax.Array, carried: tuple[KVPool, jax.Array, jax.Array]):
             kv, drafts, entropy = carried
             last = lax.dynamic_slice_in_dim(drafts, number - 1, 1, axis=1)
             kv, drafted, entropy = lax.cond(

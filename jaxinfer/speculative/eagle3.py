@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.models.eagle3 import Eagle3Config, Eagle3Head
 from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.programs.forward import padded, paged_attend
@@ -38,7 +38,7 @@ EAGLE3_HEAD, EAGLE3_STATE = "eagle3_head", "eagle3_state"
 class Eagle3State:
     """What a head has of S sequences. Programs take it donated and return it."""
 
-    kv: KVCache  # of its one layer; slots are the target's
+    kv: KVPool  # of its one layer; slots are the target's
     feature: jax.Array  # [S, hidden], projected, of the last token that the target has computed
 
 
@@ -137,20 +137,20 @@ class Eagle3:
     def _chain(
         self,
         device: Device,
-        kv: KVCache,
+        kv: KVPool,
         seated: Seated,
         hidden: jax.Array,
         normed: jax.Array,
         shape: RoundsShape,
-    ) -> tuple[KVCache, Drafts]:
+    ) -> tuple[KVPool, Drafts]:
         """The best token after each, in the slots where they will stay."""
         wanted, rows = seated.num_drafts, seated.token.shape[0]
         latest = seated.latest_output(device.state[BOUNDS])[:, None]
         drawn = self._drawn(device, normed, seated, 1, 0, latest[:, None])
         drafts = jnp.zeros((rows, shape.width - 1), jnp.int32).at[:, 0].set(drawn.tokens[:, 0])
 
-        def turn(number: jax.Array, carried: tuple[KVCache, jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
-            def draft(kv: KVCache, drafts: jax.Array, hidden: jax.Array, entropy: jax.Array) -> tuple[Any, ...]:
+        def turn(number: jax.Array, carried: tuple[KVPool, jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
+            def draft(kv: KVPool, drafts: jax.Array, hidden: jax.Array, entropy: jax.Array) -> tuple[Any, ...]:
                 last = lax.dynamic_index_in_dim(drafts, number - 1, axis=1, keepdims=False)
                 goes_on = wanted > number
                 kv, hidden, normed = self._one_each(device, kv, seated, number, last, hidden, goes_on)
@@ -171,12 +171,12 @@ class Eagle3:
     def _tree(
         self,
         device: Device,
-        kv: KVCache,
+        kv: KVPool,
         seated: Seated,
         hidden: jax.Array,
         normed: jax.Array,
         shape: RoundsShape,
-    ) -> tuple[KVCache, Tree]:
+    ) -> tuple[KVPool, Tree]:
         """The best of a pool, whose nodes stand in the tail: `best_of_pool`."""
         batch, wanted, k = seated.batch, seated.num_drafts, self.top_k
         page_size, rows = kv.page_size, seated.token.shape[0]
@@ -241,13 +241,13 @@ class Eagle3:
     def _one_each(
         self,
         device: Device,
-        kv: KVCache,
+        kv: KVPool,
         seated: Seated,
         number: jax.Array | int,
         tokens: jax.Array,
         features: jax.Array,
         there: jax.Array,
-    ) -> tuple[KVCache, jax.Array, jax.Array]:
+    ) -> tuple[KVPool, jax.Array, jax.Array]:
         """One token [R] of each sequence, `number` places behind the latest, in the slot where it stays."""
         wide = wide_rows(
             seated.batch, tokens[:, None], seated.length - 1 + number, there.astype(jnp.int32),
@@ -258,11 +258,11 @@ class Eagle3:
     def _run(
         self,
         device: Device,
-        kv: KVCache,
+        kv: KVPool,
         batch: StepBatch,
         features: jax.Array,
         tail: tuple[jax.Array, jax.Array] | None = None,
-    ) -> tuple[KVCache, jax.Array, jax.Array]:
+    ) -> tuple[KVPool, jax.Array, jax.Array]:
         """The head over the tokens of a batch, written to its pool: hidden and normed states [T, hidden].
 
         Args:
@@ -285,7 +285,7 @@ class Eagle3:
         )  # fmt: skip
         assert found.kv is not None
         k, v = found.kv
-        return KVCache((k,), (v,)), found.hidden[:tokens], found.normed[:tokens]
+        return KVPool((k,), (v,)), found.hidden[:tokens], found.normed[:tokens]
 
     def _drawn(
         self,
@@ -349,7 +349,7 @@ def _as_seen(batch: StepBatch, page_size: int, tail: tuple[jax.Array, jax.Array]
 
 
 def eagle3_state(
-    kv: KVCache, config: Eagle3Config, num_seats: int, whole: jax.sharding.Sharding | None = None
+    kv: KVPool, config: Eagle3Config, num_seats: int, whole: jax.sharding.Sharding | None = None
 ) -> Eagle3State:
     """The state of a head with a pool: of shapes alone, to compile for, where that is.
 
@@ -363,7 +363,7 @@ def eagle3_state(
     return Eagle3State(kv, jnp.zeros(shape, dtype, device=whole))
 
 
-def _nowhere(kv: KVCache, batch: StepBatch) -> jax.Array:
+def _nowhere(kv: KVPool, batch: StepBatch) -> jax.Array:
     """int32 [T]: slots that are none, all different, behind those of a batch's padding."""
     count = batch.token_ids.shape[0]
     return kv.num_slots + count + jnp.arange(count)

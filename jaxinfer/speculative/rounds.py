@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch, idle_batch, unpack
 from jaxinfer.programs.commit_tail import commit_tail
@@ -52,7 +52,7 @@ type _Carried = tuple[dict[str, Any], jax.Array, RoundsOutput]
 class Verified(NamedTuple):
     """What the target made of drafts for R rows: of the latest token and of W - 1 drafts that come after each other."""
 
-    kv: KVCache
+    kv: KVPool
     hidden: jax.Array  # [R, W, hidden]
     sampled: jax.Array  # int32 [R, W], after each
     features: jax.Array | None  # [R, W, F * hidden]
@@ -61,7 +61,7 @@ class Verified(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Rounds:
+class SpeculativeRounds:
     """The program of up to `max_rounds` rounds. Its input is a packed batch of seated rows, whose `num_steps` says how
     many rounds each takes part in, and `max_drafts` how many tokens are drafted for a row in each at most."""
 
@@ -195,7 +195,7 @@ class Rounds:
     def _verified(
         self,
         device: Device,
-        kv: KVCache,
+        kv: KVPool,
         seated: Seated,
         drafts: Drafts | Tree,
         states: jax.Array | None,
@@ -207,7 +207,7 @@ class Rounds:
         return self._verified_chain(device, kv, seated, replace(drafts, tokens=drafts.tokens[:, : width - 1]), states)
 
     def _verified_chain(
-        self, device: Device, kv: KVCache, seated: Seated, drafts: Drafts, states: jax.Array | None
+        self, device: Device, kv: KVPool, seated: Seated, drafts: Drafts, states: jax.Array | None
     ) -> Verified:
         """Each row's latest token and its drafts, in the slots where they will stay."""
         tokens = jnp.concatenate([seated.token[:, None], drafts.tokens], axis=1)
@@ -224,7 +224,7 @@ class Rounds:
         return Verified(kv, hidden, sampled, features, accepted, states)
 
     def _verified_tree(
-        self, device: Device, kv: KVCache, seated: Seated, tree: Tree, states: jax.Array | None, width: int
+        self, device: Device, kv: KVPool, seated: Seated, tree: Tree, states: jax.Array | None, width: int
     ) -> Verified:
         """Each row's latest token in its slot, and the nodes of its tree in its tail; what is accepted is moved."""
         assert self.tails is not None
@@ -269,12 +269,12 @@ class Rounds:
     def _computed(
         self,
         device: Device,
-        kv: KVCache,
+        kv: KVPool,
         wide: StepBatch,
         seated: Seated,
         path: jax.Array,
         states: jax.Array | None,
-    ) -> tuple[KVCache, jax.Array, jax.Array, jax.Array | None]:
+    ) -> tuple[KVPool, jax.Array, jax.Array, jax.Array | None]:
         """N tokens of each of R rows through the target: the pool, hidden states [R, N, hidden], the tokens int32
         [R, N] that are sampled after each, and features [R, N, F * hidden].
 

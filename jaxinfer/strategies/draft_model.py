@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.checkpoint.directory import read_config, read_config_file
 from jaxinfer.checkpoint.load import load_checkpoint, module_around
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
@@ -80,8 +80,8 @@ class SmallModel:
     def proposer(self, config: SpeculativeConfig, drafter: DecoderLM, tails: TailPages | None) -> Proposer:
         return DraftModel(drafter, with_entropy=config.adaptive == "entropy")
 
-    def make_state(self, engine: EngineConfig, drafter: DecoderLM, num_pages: int, place: StatePlace) -> KVCache:
-        make = KVCache.shapes if place.is_abstract else KVCache.allocate
+    def make_state(self, engine: EngineConfig, drafter: DecoderLM, num_pages: int, place: StatePlace) -> KVPool:
+        make = KVPool.shapes if place.is_abstract else KVPool.allocate
         return make(
             drafter.config, num_pages=num_pages, page_size=engine.page_size, dtype=place.dtype, sharding=place.pages
         )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.checkpoint.directory import read_json
 from jaxinfer.checkpoint.eagle3 import load_head
 from jaxinfer.checkpoint.load import around
@@ -68,7 +68,7 @@ class Head:
         )  # fmt: skip
 
     def make_state(self, engine: EngineConfig, drafter: Eagle3Head, num_pages: int, place: StatePlace) -> Any:
-        make = KVCache.shapes if place.is_abstract else KVCache.allocate
+        make = KVPool.shapes if place.is_abstract else KVPool.allocate
         kv = make(
             drafter.config.layer, num_pages=num_pages, page_size=engine.page_size, dtype=place.dtype,
             sharding=place.pages,

@@ -20,12 +20,11 @@ from jaxinfer.programs.runner import Runner
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import Rounds, RowKind
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
-from jaxinfer.speculative import rounds as device_rounds
 from jaxinfer.speculative.catch_up import CatchUp
 from jaxinfer.speculative.costs import Key
 from jaxinfer.speculative.gamma import NO_SEAT, GammaController, RoundsReport, TimedLaunch
 from jaxinfer.speculative.proposer import Proposer, RoundsShape
-from jaxinfer.speculative.rounds import RoundsOutput
+from jaxinfer.speculative.rounds import RoundsOutput, SpeculativeRounds
 from jaxinfer.speculative.shapes import SpeculationShapes
 from jaxinfer.speculative.tails import TailPages
 from jaxinfer.strategies.drafter_lanes import DrafterLanes
@@ -78,7 +77,7 @@ class Speculation(UsualStrategy):
         )  # fmt: skip
         self.lanes = self._make_lanes()
         self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
-        self._rounds = device_rounds.Rounds(proposer, max_rounds, (*shapes.rounds, *shapes.lanes), hidden_sizes, tails)
+        self._rounds = SpeculativeRounds(proposer, max_rounds, (*shapes.rounds, *shapes.lanes), hidden_sizes, tails)
         self._tails = tails
         self._catch_up = CatchUp(proposer, shapes.catch_up)
         self._max_catch_up = max_catch_up

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
-from jaxinfer.cache.kv_cache import kv_bytes_per_token
+from jaxinfer.cache.kv_pool import kv_bytes_per_token
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.plain_decoding import PlainDecoding
 from jaxinfer.models.config import ModelConfig

@@ -8,13 +8,13 @@ from functools import partial
 import jax
 import numpy as np
 
-from jaxinfer.cache.kv_cache import KVCache as Pool
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.programs.commit_tail import commit_tail
 from kernels_pallas.rotate_and_write.reference import write_kv
 
 
 class KVCache:
-    """A view of one lane of the engine's pool (`jaxinfer.cache.kv_cache.KVCache`), with a length.
+    """A view of one lane of the engine's pool (`jaxinfer.cache.kv_pool.KVPool`), with a length.
 
     It owns no memory: what it writes lands in the lane's pages, in all layers. The pool is donated to each operation
     that writes, so it is updated where it lies, and the object from before is used up: take the pool from `pool`,
@@ -24,7 +24,7 @@ class KVCache:
     and scripts. A loop of the engine has its moves in batches of fixed shapes.
     """
 
-    def __init__(self, pool: Pool, pages: Sequence[int], length: int = 0) -> None:
+    def __init__(self, pool: KVPool, pages: Sequence[int], length: int = 0) -> None:
         """A view of the lane that is made of `pages`.
 
         Args:
@@ -38,7 +38,7 @@ class KVCache:
         outside = table[(table < 0) | (table >= pool.num_pages)]
         if outside.size or len(set(table.tolist())) < len(table):
             raise ValueError(f"pages: {list(pages)}, allowed are distinct ones of the pool's {pool.num_pages}")
-        self.pool: Pool = pool
+        self.pool: KVPool = pool
         self._slots = (table[:, None] * pool.page_size + np.arange(pool.page_size, dtype=np.int32)).reshape(-1)
         if not 0 <= length <= self.capacity:
             raise ValueError(f"length: {length}, allowed are 0 to {self.capacity}")
@@ -122,20 +122,20 @@ type Layers = tuple[jax.Array, ...]
 
 
 @partial(jax.jit, donate_argnums=0)
-def _write(pool: Pool, k: Layers, v: Layers, slots: jax.Array) -> Pool:
+def _write(pool: KVPool, k: Layers, v: Layers, slots: jax.Array) -> KVPool:
     """The pool with new keys and values [N, num_kv_heads, head_dim] of each layer at slots int32 [N]."""
 
     def written(layers: Layers, new: Layers) -> Layers:
         return tuple(write_kv(pages, tokens, slots) for pages, tokens in zip(layers, new, strict=True))
 
-    return Pool(k=written(pool.k, k), v=written(pool.v, v))
+    return KVPool(k=written(pool.k, k), v=written(pool.v, v))
 
 
 _move = jax.jit(commit_tail, donate_argnums=0)
 
 
 @jax.jit
-def _read(pool: Pool, slots: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+def _read(pool: KVPool, slots: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
     """Keys and values of each layer at slots int32 [N]."""
 
     def found(layers: Layers) -> list[jax.Array]:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from kernels_pallas.add_and_norm import reference as plain
-from kernels_pallas.add_and_norm.mosaic_gpu import THREADS, Launch, add_and_norm_rows
+from kernels_pallas.add_and_norm.mosaic_gpu import THREADS, RowsLaunch, add_and_norm_rows
 from kernels_pallas.devices import tell_once, why_not_here
 from kernels_pallas.parts import Parts
 
@@ -45,7 +45,7 @@ def add_and_norm(
         tell_once("residual and norm run", reason)
         return reference(x, y, scale, eps)
     values, bias, parts = (y.values, y.bias, len(y)) if isinstance(y, Parts) else (y, None, 0)
-    launch = Launch(x.shape[1], parts, bias is not None, eps, x.dtype)
+    launch = RowsLaunch(x.shape[1], parts, bias is not None, eps, x.dtype)
     return add_and_norm_rows(x, values, bias, scale, launch=launch, interpret=interpret)
 
 

@@ -21,7 +21,7 @@ MAX_VECTOR = 4
 
 
 @dataclass(frozen=True)
-class Launch:
+class RowsLaunch:
     """Static sizes of one launch."""
 
     size: int  # of a row
@@ -39,7 +39,7 @@ class Launch:
 
 
 def add_and_norm_rows(
-    x: jax.Array, y: jax.Array, bias: jax.Array | None, scale: jax.Array, *, launch: Launch, interpret: Any = None
+    x: jax.Array, y: jax.Array, bias: jax.Array | None, scale: jax.Array, *, launch: RowsLaunch, interpret: Any = None
 ) -> tuple[jax.Array, jax.Array]:
     """x + y and its norm, [T, N] each; see the API.
 
@@ -65,7 +65,7 @@ def add_and_norm_rows(
     return total, normed
 
 
-def _program(launch: Launch, memory: Any) -> None:
+def _program(launch: RowsLaunch, memory: Any) -> None:
     token = lax.axis_index("token")
 
     def row(reference: Any) -> jax.Array:
@@ -88,5 +88,5 @@ def _program(launch: Launch, memory: Any) -> None:
     memory.normed.at[token][...] = normed.astype(launch.dtype)
 
 
-def _rounded(launch: Launch, x: jax.Array) -> jax.Array:
+def _rounded(launch: RowsLaunch, x: jax.Array) -> jax.Array:
     return x.astype(launch.dtype).astype(jnp.float32)

@@ -33,7 +33,7 @@ MAX_GROUP = 16
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class LaunchPlan:
+class AttentionLaunch:
     """One launch of the kernel: the decode rows of a step, or its packed rows. N tokens."""
 
     blocks: BlockPlan
@@ -55,7 +55,7 @@ class LaunchPlan:
 class KernelPlan:
     """What the kernel reads in every layer of a step."""
 
-    launches: tuple[LaunchPlan, ...]
+    launches: tuple[AttentionLaunch, ...]
     interpret: Any = field(metadata={"static": True})  # `InterpretGPUParams`, to run on a CPU
 
 
@@ -96,7 +96,7 @@ def plan_branch_attention(
         if used.splits > 1 and cut is prefill_blocks:
             places = block_of_tokens(blocks, first + jnp.arange(tokens, dtype=jnp.int32))
         planned = plan_blocks(step, blocks, page_size=sizes.page_size, group=sizes.group, tuning=used)
-        launches.append(LaunchPlan(planned, places, first, rows, tokens, used))
+        launches.append(AttentionLaunch(planned, places, first, rows, tokens, used))
     return KernelPlan(tuple(launches), interpret)
 
 
@@ -150,7 +150,7 @@ def _tuning(step: StepIntegers, sizes: AttentionSizes, rows: int, tokens_per_row
 
 
 def _attend(
-    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, launch: LaunchPlan, scale: float, interpret: Any
+    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, launch: AttentionLaunch, scale: float, interpret: Any
 ) -> jax.Array:
     """[N, num_heads, head_dim]: the results of one launch, its splits merged."""
     tuning, group = launch.tuning, q.shape[1] // k_pages.shape[2]

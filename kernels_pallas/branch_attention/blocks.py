@@ -95,7 +95,7 @@ class AttentionSizes:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Blocks:
+class QueryBlocks:
     """B runs of tokens of one row each, in the order of their tokens."""
 
     row: jax.Array  # int32 [B]
@@ -119,15 +119,15 @@ class BlockPlan:
     block_tail_bits: jax.Array | None  # int32 [B, W], the union over the block's queries
 
 
-def decode_blocks(step: StepIntegers, tokens_per_block: int) -> Blocks:
+def decode_blocks(step: StepIntegers, tokens_per_block: int) -> QueryBlocks:
     """Blocks of the rows of `decode_width` tokens."""
     per_row = -(-step.decode_width // tokens_per_block)
     row, part = jnp.divmod(jnp.arange(step.decode_rows * per_row, dtype=jnp.int32), per_row)
     done = part * tokens_per_block
-    return Blocks(row, row * step.decode_width + done, jnp.minimum(tokens_per_block, step.decode_width - done))
+    return QueryBlocks(row, row * step.decode_width + done, jnp.minimum(tokens_per_block, step.decode_width - done))
 
 
-def prefill_blocks(step: StepIntegers, tokens_per_block: int) -> Blocks:
+def prefill_blocks(step: StepIntegers, tokens_per_block: int) -> QueryBlocks:
     """Blocks of the packed rows, and of the padding tokens behind them: these see nothing and get zeros."""
     num_tokens = step.limit.shape[0]
     first_row = step.decode_rows
@@ -142,10 +142,10 @@ def prefill_blocks(step: StepIntegers, tokens_per_block: int) -> Blocks:
     first = starts[row] + (index - (ends[row] - per_row[row])) * tokens_per_block
     count = jnp.where(index < ends[-1], jnp.clip(starts[row + 1] - first, 0, tokens_per_block), 0)
     last_row = step.page_table.shape[0] - 1
-    return Blocks(jnp.minimum(row + first_row, last_row), jnp.where(count > 0, first, num_tokens), count)
+    return QueryBlocks(jnp.minimum(row + first_row, last_row), jnp.where(count > 0, first, num_tokens), count)
 
 
-def plan_blocks(step: StepIntegers, blocks: Blocks, *, page_size: int, group: int, tuning: Tuning) -> BlockPlan:
+def plan_blocks(step: StepIntegers, blocks: QueryBlocks, *, page_size: int, group: int, tuning: Tuning) -> BlockPlan:
     """The queries' bounds and the pages of every block.
 
     Args:
@@ -203,7 +203,7 @@ def plan_blocks(step: StepIntegers, blocks: Blocks, *, page_size: int, group: in
     )
 
 
-def block_of_tokens(blocks: Blocks, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+def block_of_tokens(blocks: QueryBlocks, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
     """int32 [T] each: the block of each token and its place in the block."""
     block = jnp.searchsorted(blocks.first_token, tokens, side="right", method="compare_all").astype(jnp.int32) - 1
     return block, tokens - blocks.first_token[block]

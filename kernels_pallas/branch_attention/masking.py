@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.branch_attention.blocks import HEADER, PAGE, QUERY
-from kernels_pallas.branch_attention.tuning import QUERY_ROWS, Launch
+from kernels_pallas.branch_attention.tuning import QUERY_ROWS, KernelLaunch
 
 WGMMA = plgpu.Layout.WGMMA
 ROWS = WGMMA.reduce(1)
@@ -59,7 +59,7 @@ def load_queries(memory: Any, block: jax.Array, consumer: jax.Array) -> Queries:
     return Queries(own_bound, trunk_bound, branch, consumer, block)
 
 
-def runs_of_tile(launch: Launch, memory: Any, block: jax.Array, tile: jax.Array) -> list[Run]:
+def runs_of_tile(launch: KernelLaunch, memory: Any, block: jax.Array, tile: jax.Array) -> list[Run]:
     """The pages of a tile, cut into runs."""
     size = min(launch.page_size, _WORD)
     tail_page = memory.header[block, HEADER.index("tail_page")]
@@ -80,7 +80,7 @@ def runs_of_tile(launch: Launch, memory: Any, block: jax.Array, tile: jax.Array)
 
 
 def hide_context(
-    launch: Launch, memory: Any, queries: Queries, tile: jax.Array, scores: jax.Array, hidden: float
+    launch: KernelLaunch, memory: Any, queries: Queries, tile: jax.Array, scores: jax.Array, hidden: float
 ) -> jax.Array:
     """scores [QUERY_ROWS, tile] with `hidden` where a query does not see a slot; the tile has no tail."""
     parts = []
@@ -91,7 +91,7 @@ def hide_context(
 
 
 def hide_context_and_tail(
-    launch: Launch, memory: Any, queries: Queries, tile: jax.Array, scores: jax.Array, hidden: float
+    launch: KernelLaunch, memory: Any, queries: Queries, tile: jax.Array, scores: jax.Array, hidden: float
 ) -> jax.Array:
     """As `hide_context`, with the tail's bits."""
     tail_start = memory.header[queries.block, HEADER.index("tail_start")]
@@ -106,7 +106,7 @@ def hide_context_and_tail(
     return jnp.concatenate(parts, axis=1)
 
 
-def clean_values(launch: Launch, memory: Any, queries: Queries, tile: jax.Array, values: Any) -> None:
+def clean_values(launch: KernelLaunch, memory: Any, queries: Queries, tile: jax.Array, values: Any) -> None:
     """Zero in shared memory the values that no query of the block sees: they may be NaN, and 0 * NaN is NaN."""
     block = queries.block
     runs = runs_of_tile(launch, memory, block, tile)
@@ -132,7 +132,7 @@ def clean_values(launch: Launch, memory: Any, queries: Queries, tile: jax.Array,
             plgpu.barrier_wait(memory.v_cleaned)
 
 
-def _seen_by_block(launch: Launch, memory: Any, block: jax.Array, first: int, runs: list[Run]) -> jax.Array:
+def _seen_by_block(launch: KernelLaunch, memory: Any, block: jax.Array, first: int, runs: list[Run]) -> jax.Array:
     """bool [64, 64], the same in every column: whether the block sees the slot `first` + row of the tile."""
     row = plgpu.broadcasted_iota(jnp.int32, (_SQUARE, _SQUARE), 0, layout=WGMMA)
     tail_start = memory.header[block, HEADER.index("tail_start")]

@@ -26,7 +26,7 @@ from kernels_pallas.branch_attention import masking
 from kernels_pallas.branch_attention.blocks import HEADER, IDLE, QUERY, BlockPlan
 from kernels_pallas.branch_attention.masking import ROWS, WGMMA
 from kernels_pallas.branch_attention.producer import drain, produce
-from kernels_pallas.branch_attention.tuning import QUERY_ROWS, STORED_COLUMNS, Launch, Tuning, stores_in_columns
+from kernels_pallas.branch_attention.tuning import QUERY_ROWS, STORED_COLUMNS, KernelLaunch, Tuning, stores_in_columns
 from kernels_pallas.branch_attention.work import Item, item_of
 
 _TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
@@ -64,7 +64,7 @@ def attend_blocks(
     blocks = plan.header.shape[0]
     items = blocks * tuning.splits * kv_heads
     tail_words = 0 if plan.tail_bits is None else plan.tail_bits.shape[2]
-    launch = Launch(
+    launch = KernelLaunch(
         tuning,
         page_size,
         head_dim,
@@ -107,7 +107,7 @@ def attend_blocks(
     return (results[0], results[1]) if launch.split else (results[0], None)
 
 
-def _scratch(launch: Launch) -> dict[str, Any]:
+def _scratch(launch: KernelLaunch) -> dict[str, Any]:
     tuning, head_dim = launch.tuning, launch.head_dim
     consumers, stages = tuning.consumers, tuning.stages
     tiles = plgpu.SMEM((stages, tuning.tile, head_dim), launch.dtype, transforms=_TILED)
@@ -140,7 +140,7 @@ def _scratch(launch: Launch) -> dict[str, Any]:
     return scratch
 
 
-def _program(launch: Launch, memory: Any) -> None:
+def _program(launch: KernelLaunch, memory: Any) -> None:
     consumers = launch.tuning.consumers
     program, warpgroup = lax.axis_index("program"), lax.axis_index("warpgroup")
     num_items = lax.div(launch.items - 1 - program, jnp.int32(launch.programs)) + 1
@@ -169,7 +169,7 @@ def _program(launch: Launch, memory: Any) -> None:
         over_items(partial(_consume, launch, memory, warpgroup))
 
 
-def _consume(launch: Launch, memory: Any, consumer: jax.Array, number: jax.Array, item: Item) -> None:
+def _consume(launch: KernelLaunch, memory: Any, consumer: jax.Array, number: jax.Array, item: Item) -> None:
     """Multiply the queries of this warpgroup with every tile, then store its tokens' results."""
     del number
     plgpu.barrier_wait(memory.q_loaded.at[consumer])
@@ -244,7 +244,7 @@ def _one_tile(launch, memory, item, consumer, hide, tile, carry):
     return total, new_top, weight
 
 
-def _store(launch: Launch, memory: Any, item: Item, consumer, total, top, weight) -> None:
+def _store(launch: KernelLaunch, memory: Any, item: Item, consumer, total, top, weight) -> None:
     """Divide by the weights' sum and store the rows of the block's own tokens."""
     tuning, group = launch.tuning, launch.group
     block, split, head = item.block, item.split, item.head

@@ -11,14 +11,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.branch_attention.blocks import HEADER, PAGE
-from kernels_pallas.branch_attention.tuning import Launch
+from kernels_pallas.branch_attention.tuning import KernelLaunch
 from kernels_pallas.branch_attention.work import Item
 
 # Numbers of a tile's pages in registers at a time, of which the producer has few. The others lie beside them, in L1.
 PAGES_AT_ONCE = 4
 
 
-def produce(launch: Launch, memory: Any, number: jax.Array, item: Item) -> None:
+def produce(launch: KernelLaunch, memory: Any, number: jax.Array, item: Item) -> None:
     """Load an item's tiles as soon as their places are free, and its queries when the last item's are done with."""
     first_tiles = jnp.minimum(item.begin + launch.tuning.stages, item.end)
     _load_tiles(launch, memory, item, item.begin, first_tiles)
@@ -32,7 +32,7 @@ def produce(launch: Launch, memory: Any, number: jax.Array, item: Item) -> None:
     _load_tiles(launch, memory, item, first_tiles, item.end)
 
 
-def _load_queries(launch: Launch, memory: Any, item: Item) -> None:
+def _load_queries(launch: KernelLaunch, memory: Any, item: Item) -> None:
     heads = pl.ds(item.head * launch.group, launch.group)
     first = memory.header[item.block, HEADER.index("first_token")]
     per_consumer = launch.tuning.tokens_per_consumer(launch.group)
@@ -51,7 +51,7 @@ def _load_queries(launch: Launch, memory: Any, item: Item) -> None:
             plgpu.copy_gmem_to_smem(memory.q.at[token, heads], place, loaded)
 
 
-def _load_tiles(launch: Launch, memory: Any, item: Item, begin: jax.Array, end: jax.Array) -> None:
+def _load_tiles(launch: KernelLaunch, memory: Any, item: Item, begin: jax.Array, end: jax.Array) -> None:
     page_size, stages = launch.page_size, launch.tuning.stages
 
     @pl.loop(begin, end)
@@ -76,7 +76,7 @@ def _load_tiles(launch: Launch, memory: Any, item: Item, begin: jax.Array, end: 
                     plgpu.copy_gmem_to_smem(source.at[page, :, item.head], place, loaded.at[stage])
 
 
-def drain(launch: Launch, memory: Any, steps: jax.Array) -> None:
+def drain(launch: KernelLaunch, memory: Any, steps: jax.Array) -> None:
     """Wait for the consumers: a program ends only when nothing is in flight."""
     stages = launch.tuning.stages
 

@@ -17,7 +17,7 @@ from jax import lax
 
 from kernels_pallas.branch_attention.blocks import (
     AttentionSizes,
-    Blocks,
+    QueryBlocks,
     StepIntegers,
     block_of_tokens,
     decode_blocks,
@@ -114,7 +114,7 @@ def plan_paged_attention(step: StepIntegers, sizes: AttentionSizes) -> PagedPlan
 
 
 def _plan_tiles(
-    blocks: Blocks,
+    blocks: QueryBlocks,
     places: tuple[jax.Array, jax.Array] | None,
     step: StepIntegers,
     sizes: AttentionSizes,

@@ -66,7 +66,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """Static sizes of one launch of the kernel."""
 
     tuning: Tuning

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from kernels_pallas.branch_attention.blocks import HEADER
-from kernels_pallas.branch_attention.tuning import Launch
+from kernels_pallas.branch_attention.tuning import KernelLaunch
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Item:
         return lax.rem(self.step + tile - self.begin, jnp.int32(stages))
 
 
-def item_of(launch: Launch, memory: Any, index: jax.Array, step: jax.Array) -> Item:
+def item_of(launch: KernelLaunch, memory: Any, index: jax.Array, step: jax.Array) -> Item:
     """Item `index` of the launch, for a program that has had `step` tiles."""
     # The heads of a block follow each other: they read the same pages' rows, and their programs run together.
     rest, head = lax.div(index, jnp.int32(launch.kv_heads)), lax.rem(index, jnp.int32(launch.kv_heads))

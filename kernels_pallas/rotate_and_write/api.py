@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from kernels_pallas.devices import tell_once, why_not_here
 from kernels_pallas.parts import Parts, whole
 from kernels_pallas.rotate_and_write import reference as plain
-from kernels_pallas.rotate_and_write.mosaic_gpu import Launch, rotate_and_write_heads
+from kernels_pallas.rotate_and_write.mosaic_gpu import HeadsLaunch, rotate_and_write_heads
 from kernels_pallas.rotate_and_write.reference import Heads
 
 HEAD_DIMS = (64, 128, 256)
@@ -84,12 +84,12 @@ def why_not(heads: Heads, k_pages: jax.Array) -> str | None:
     return None
 
 
-def _launch(heads: Heads, qkv: jax.Array | Parts, k_pages: jax.Array) -> Launch:
+def _launch(heads: Heads, qkv: jax.Array | Parts, k_pages: jax.Array) -> HeadsLaunch:
     cut = qkv if isinstance(qkv, Parts) else None
     values = qkv.values if isinstance(qkv, Parts) else qkv
     kv_heads, width, head_dim = values.shape[-3:]
     num_pages, page_size = k_pages.shape[:2]
-    return Launch(
+    return HeadsLaunch(
         kv_heads=kv_heads,
         group=width - 2,
         head_dim=head_dim,

@@ -26,7 +26,7 @@ COLUMNS = WGMMA.reduce(0)
 
 
 @dataclass(frozen=True)
-class Launch:
+class HeadsLaunch:
     """Static sizes of one launch."""
 
     kv_heads: int
@@ -73,7 +73,7 @@ def rotate_and_write_heads(
     v_pages: jax.Array,
     slot_mapping: jax.Array,
     *,
-    launch: Launch,
+    launch: HeadsLaunch,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rotated queries [T, num_heads, head_dim], and the pages with the new keys and values; see the API for the rest.
@@ -108,7 +108,7 @@ def rotate_and_write_heads(
     return q, jax.freeze(pages["k_pages"]), jax.freeze(pages["v_pages"])
 
 
-def _scratch(launch: Launch) -> dict[str, Any]:
+def _scratch(launch: HeadsLaunch) -> dict[str, Any]:
     half = plgpu.SMEM((launch.head_dim // 2,), jnp.float32)
     scratch: dict[str, Any] = {
         "heads": plgpu.SMEM((launch.tile_rows, launch.head_dim), launch.dtype),
@@ -126,7 +126,7 @@ def _scratch(launch: Launch) -> dict[str, Any]:
     return scratch | {"loaded": plgpu.Barrier(num_arrivals=loads)}
 
 
-def _program(launch: Launch, memory: Any, place: Any) -> None:
+def _program(launch: HeadsLaunch, memory: Any, place: Any) -> None:
     token = lax.axis_index("token")
     if launch.parts:
 
@@ -158,7 +158,7 @@ def _program(launch: Launch, memory: Any, place: Any) -> None:
     plgpu.wait_smem_to_gmem(0)
 
 
-def _load_heads(launch: Launch, source: Any, rows: Any, loaded: Any) -> None:
+def _load_heads(launch: HeadsLaunch, source: Any, rows: Any, loaded: Any) -> None:
     """Start the copies of one token's heads [num_kv_heads, group + 2, head_dim] into rows by kind."""
     group = launch.group
 
@@ -170,7 +170,7 @@ def _load_heads(launch: Launch, source: Any, rows: Any, loaded: Any) -> None:
         plgpu.copy_gmem_to_smem(source.at[:, kind], rows.at[pl.ds(first, launch.kv_heads)], loaded)
 
 
-def _finish_tile(launch: Launch, place: Any, first: int) -> None:
+def _finish_tile(launch: HeadsLaunch, place: Any, first: int) -> None:
     """Add, normalise and rotate the heads of rows [first, first + TILE_ROWS), in shared memory."""
     rows = pl.ds(first, TILE_ROWS)
     if launch.parts:
@@ -204,7 +204,7 @@ def _finish_tile(launch: Launch, place: Any, first: int) -> None:
     _store(place.heads.at[rows], rotated.astype(launch.dtype))
 
 
-def _scale(launch: Launch, place: Any, first: int) -> jax.Array:
+def _scale(launch: HeadsLaunch, place: Any, first: int) -> jax.Array:
     """float32 [TILE_ROWS, head_dim]: the norm's scale in every row of a tile, of queries or of keys."""
     shape = (TILE_ROWS, launch.head_dim)
     if first + TILE_ROWS <= launch.query_heads:
@@ -216,7 +216,7 @@ def _scale(launch: Launch, place: Any, first: int) -> jax.Array:
     )
 
 
-def _row(launch: Launch) -> jax.Array:
+def _row(launch: HeadsLaunch) -> jax.Array:
     """int32 [TILE_ROWS, head_dim]: the row of each element of a tile."""
     return plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS, launch.head_dim), 0, layout=WGMMA)
 
@@ -239,5 +239,5 @@ def _across(columns: Any, shape: tuple[int, int]) -> jax.Array:
     return lax.broadcast_in_dim(values, shape, [1])
 
 
-def _rounded(launch: Launch, x: jax.Array) -> jax.Array:
+def _rounded(launch: HeadsLaunch, x: jax.Array) -> jax.Array:
     return x.astype(launch.dtype).astype(jnp.float32)

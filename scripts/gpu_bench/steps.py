@@ -16,7 +16,7 @@ from gpu_bench.plan import LONG_PAGES, LOOP_STEPS, PAGE_SIZE, SHORT_PAGES, Case,
 from gpu_bench.timing import time_launches
 from gpu_bench.weights import prompt_ids
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, idle_batch
 from jaxinfer.programs.decode_loop import DecodeLoop
 from jaxinfer.programs.program import KV, SEATS, TARGET
@@ -97,7 +97,7 @@ def pages_for(tokens: int) -> int:
     return next(pages for pages in (SHORT_PAGES, LONG_PAGES) if tokens + _ROOM <= pages * PAGE_SIZE)
 
 
-def lane_pages(cache: KVCache, rows: int, tokens: int) -> np.ndarray:
+def lane_pages(cache: KVPool, rows: int, tokens: int) -> np.ndarray:
     """int [rows, N]: pages of their own for rows of so many tokens, in an order that is random but always the same."""
     used = -(-tokens // cache.page_size)
     if rows * used > cache.num_pages:
@@ -105,12 +105,12 @@ def lane_pages(cache: KVCache, rows: int, tokens: int) -> np.ndarray:
     return np.random.default_rng(5).permutation(cache.num_pages)[: rows * used].reshape(rows, used)
 
 
-def random_cache(config: Any, *, num_pages: int) -> KVCache:
+def random_cache(config: Any, *, num_pages: int) -> KVPool:
     """A pool full of random numbers in bfloat16: zeros would be multiplied faster."""
-    zeros = KVCache.allocate(config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=jnp.dtype(jnp.bfloat16))
+    zeros = KVPool.allocate(config, num_pages=num_pages, page_size=PAGE_SIZE, dtype=jnp.dtype(jnp.bfloat16))
     fill = jax.jit(lambda pages, key: jax.random.normal(key, pages.shape, pages.dtype), donate_argnums=0)
     keys = iter(jax.random.split(jax.random.key(3), 2 * len(zeros.k)))
-    return KVCache(k=tuple(fill(p, next(keys)) for p in zeros.k), v=tuple(fill(p, next(keys)) for p in zeros.v))
+    return KVPool(k=tuple(fill(p, next(keys)) for p in zeros.k), v=tuple(fill(p, next(keys)) for p in zeros.v))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -128,7 +128,7 @@ def launch_decode(runner: Runner, packed: PackedBatch, context: int, *, loop: De
     return runner.launch(loop, packed.shape, packed.buffer).tokens
 
 
-def decode_batch(batch: int, context: int, pages_per_row: int, cache: KVCache, *, num_steps: int = 1) -> PackedBatch:
+def decode_batch(batch: int, context: int, pages_per_row: int, cache: KVPool, *, num_steps: int = 1) -> PackedBatch:
     """Greedy decode rows of the first seats, with `context` cached tokens each, in random pages of their own."""
     num_slots = cache.num_pages * cache.page_size
     packed = idle_batch(BatchShape(batch, 0, 0, pages_per_row), num_slots=num_slots, num_seats=NUM_SEATS)
@@ -142,7 +142,7 @@ def decode_batch(batch: int, context: int, pages_per_row: int, cache: KVCache, *
     return packed
 
 
-def prefill_batch(shape: BatchShape, ids: np.ndarray, cache: KVCache) -> PackedBatch:
+def prefill_batch(shape: BatchShape, ids: np.ndarray, cache: KVPool) -> PackedBatch:
     """A prompt from its first token, as the first prefill row; every other row and token is padding."""
     page_size, num_slots = cache.page_size, cache.num_pages * cache.page_size
     packed = idle_batch(shape, num_slots=num_slots, num_seats=NUM_SEATS)

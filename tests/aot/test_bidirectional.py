@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.cache.kv_cache import kv_bytes_per_token
+from jaxinfer.cache.kv_pool import kv_bytes_per_token
 from jaxinfer.config import EngineConfig
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.models.config import ModelConfig

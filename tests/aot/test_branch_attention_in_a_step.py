@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
+from jaxinfer.cache.kv_pool import KVPool, kv_bytes_per_token
 from jaxinfer.models.registry import build_model
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import H200
@@ -32,7 +32,7 @@ def program(request) -> tuple[BatchShape, jax.stages.Compiled, int]:
     """The shape, the compiled pass and the bytes of its KV pool."""
     shape = SHAPES[request.param]
     graph, state = nnx.split(nnx.eval_shape(lambda: build_model(CONFIG, dtype=jnp.bfloat16)))
-    cache = KVCache.shapes(CONFIG, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=jnp.dtype(jnp.bfloat16))
+    cache = KVPool.shapes(CONFIG, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=jnp.dtype(jnp.bfloat16))
     kv_bytes = NUM_PAGES * PAGE_SIZE * kv_bytes_per_token(CONFIG, jnp.dtype(jnp.bfloat16))
     buffer = jax.ShapeDtypeStruct(PackedBatch(shape).buffer.shape, jnp.int32)
 

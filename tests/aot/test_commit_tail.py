@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
+from jaxinfer.cache.kv_pool import KVPool, kv_bytes_per_token
 from jaxinfer.checkpoint.directory import read_config
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.planning.compile_target import compile_target
@@ -33,7 +33,7 @@ def program(request) -> tuple[ModelConfig, int, jax.stages.Compiled]:
     """The model, how many slots move, and the compiled program."""
     name, rows, nodes = SHAPES[request.param]
     config = read_config(CONFIGS / name)[1]
-    pool = KVCache.shapes(config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=BF16)
+    pool = KVPool.shapes(config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=BF16)
     ends = jax.ShapeDtypeStruct((rows, nodes), jnp.int32)
     return config, rows * nodes, compile_target(H200).compile(commit_tail, pool, ends, ends, donate_argnums=0)
 

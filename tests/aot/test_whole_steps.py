@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxinfer.cache.kv_cache import kv_bytes_per_token
+from jaxinfer.cache.kv_pool import kv_bytes_per_token
 from jaxinfer.checkpoint.directory import read_config
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.cli.main import main
@@ -23,7 +23,7 @@ from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.planning import programs
 from jaxinfer.planning.compile_target import compile_target
 from jaxinfer.planning.devices import B200, H100, H200
-from jaxinfer.planning.hlo import Pool, ProgramText
+from jaxinfer.planning.hlo import PoolArray, ProgramText
 from jaxinfer.planning.plan import PlannedSpeculation
 from jaxinfer.planning.programs import BRANCH_LOOP, DECODE_LOOP, DENOISE_LOOP, PREFILL, AbstractEngine
 from jaxinfer.programs.batch_layout import BatchShape
@@ -133,7 +133,7 @@ def test_counts_of_tokens_are_updated_where_they_lie(name):
     engine = AbstractEngine(config, limits, compile_target(H200), dtype=BF16)
     with engine.target.lowering():
         text = ProgramText(engine.runner.compile(*engine.planned[name]).as_text() or "")
-    counts = Pool("u16", (ROWS, config.vocab_size), 2)
+    counts = PoolArray("u16", (ROWS, config.vocab_size), 2)
     assert (text.kv_alias_bytes(counts), text.kv_copies(counts)) == (counts.nbytes, [])
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.scheduling.request import RequestStatus
 from tests.builders import drain, make_request, random_prompts, run_requests
@@ -153,7 +153,7 @@ def poison_free_pages(core: EngineCore) -> None:
     mask = jnp.asarray(used)[:, None, None, None]
     cache = core.kv
     k, v = (tuple(jnp.where(mask, array, jnp.nan) for array in arrays) for arrays in (cache.k, cache.v))
-    core.runner.state["kv"] = KVCache(k=k, v=v)
+    core.runner.state["kv"] = KVPool(k=k, v=v)
 
 
 def test_what_stands_in_free_pages_never_reaches_an_output(idle_engine):

@@ -11,7 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.residual import Residual
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
 from jaxinfer.programs.forward import forward
 from kernels_pallas.add_and_norm.api import add_and_norm
@@ -86,7 +86,7 @@ def test_hidden_states_and_the_pool_are_those_of_plain_xla(family, positions):
         shape = (NUM_PAGES, PAGE_SIZE, SIZES["num_kv_heads"], SIZES["head_dim"])
         return tuple(jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for _ in range(SIZES["num_layers"]))
 
-    cache = KVCache(k=pool(), v=pool())
+    cache = KVPool(k=pool(), v=pool())
     (ours, hidden), (theirs, truth) = (
         jax.jit(partial(forward, model, backend=backend))(cache, batch)
         for backend in (interpreted(), select_backend("xla"))

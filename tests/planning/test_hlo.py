@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxinfer.planning.hlo import Pool, ProgramText
+from jaxinfer.planning.hlo import PoolArray, ProgramText
 
 SHAPE = (64, 16, 2, 8)
-POOL = Pool("f32", SHAPE, 4)
+POOL = PoolArray("f32", SHAPE, 4)
 POOL_BYTES = 4 * 64 * 16 * 2 * 8
 
 

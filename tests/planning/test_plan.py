@@ -8,7 +8,7 @@ import pytest
 from jaxinfer.checkpoint.directory import read_config
 from jaxinfer.config import EngineConfig
 from jaxinfer.planning.devices import B200, GPUS, H100, H200, find_gpu
-from jaxinfer.planning.plan import Compiled, Request, make_plan
+from jaxinfer.planning.plan import Compiled, PlanRequest, make_plan
 from jaxinfer.planning.report import verdict
 
 WEIGHTS, PER_TOKEN = 16_381_470_720, 147_456
@@ -20,12 +20,12 @@ LIMIT, RESERVE = 135 * GIGABYTE, 4_050_000_000  # of an H200 at gpu_memory_utili
 
 @pytest.fixture
 def ask(configs):
-    def ask(seqs=64, length=4096, gpu=H200, name="qwen3-8b", page_size=16, budget=2048, **fields) -> Request:
+    def ask(seqs=64, length=4096, gpu=H200, name="qwen3-8b", page_size=16, budget=2048, **fields) -> PlanRequest:
         engine = EngineConfig(
             max_model_len=length, max_num_seqs=seqs, max_num_batched_tokens=budget, page_size=page_size,
             kv_cache_tokens=seqs * -(-length // page_size) * page_size,
         )  # fmt: skip
-        return Request(read_config(configs / name)[1], engine, gpu, jnp.dtype(jnp.bfloat16), **fields)
+        return PlanRequest(read_config(configs / name)[1], engine, gpu, jnp.dtype(jnp.bfloat16), **fields)
 
     return ask
 

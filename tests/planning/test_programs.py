@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.cache.kv_cache import kv_bytes_per_token
+from jaxinfer.cache.kv_pool import kv_bytes_per_token
 from jaxinfer.config import EngineConfig
 from jaxinfer.planning import compile_target as targets
 from jaxinfer.planning.compile_target import NoCompilerError, compile_target, description

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.attention.backend import AttentionBackend, select_backend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, idle_batch
 from jaxinfer.programs.program import KV, TARGET
@@ -153,7 +153,7 @@ class LaneSteps:
         self.model, self.page_size, self.num_pages = model, page_size, num_pages
         self.shape = replace(shape, num_logits=shape.num_tokens)
         self.programs: list[str] = []
-        empty = KVCache.allocate(model.config, num_pages=num_pages, page_size=page_size, dtype=dtype)
+        empty = KVPool.allocate(model.config, num_pages=num_pages, page_size=page_size, dtype=dtype)
         self.runner = Runner(
             {TARGET: model},
             initial_state(empty, 1, model.config.vocab_size),

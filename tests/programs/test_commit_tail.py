@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.programs.commit_tail import CommitTail, commit_tail, lane_slots, tail_moves
 from jaxinfer.programs.program import KV, TARGET
 from jaxinfer.programs.runner import Runner, initial_state
@@ -25,12 +25,12 @@ commit = jax.jit(commit_tail)
 COMMIT = CommitTail()
 
 
-def random_cache(page_size: int, *, num_slots: int = NUM_SLOTS, dtype: jnp.dtype = jnp.float32) -> KVCache:
+def random_cache(page_size: int, *, num_slots: int = NUM_SLOTS, dtype: jnp.dtype = jnp.float32) -> KVPool:
     """Every number of every layer its own, keys and values alike."""
     shape = (num_slots // page_size, page_size, HEADS, DIM)
     rng = np.random.default_rng(page_size)
     arrays = [jnp.asarray(rng.standard_normal(shape), dtype) for _ in range(2 * LAYERS)]
-    return KVCache(k=tuple(arrays[::2]), v=tuple(arrays[1::2]))
+    return KVPool(k=tuple(arrays[::2]), v=tuple(arrays[1::2]))
 
 
 def slots_of(pages: jax.Array) -> np.ndarray:
@@ -39,7 +39,7 @@ def slots_of(pages: jax.Array) -> np.ndarray:
     return host.view(f"u{host.itemsize}").reshape(-1, HEADS * DIM)
 
 
-def assert_moved(before: KVCache, after: KVCache, source: np.ndarray, destination: np.ndarray) -> None:
+def assert_moved(before: KVPool, after: KVPool, source: np.ndarray, destination: np.ndarray) -> None:
     """All moves between slots of the pool have been made at once, in all layers, and nothing else has changed."""
     source, destination = np.ravel(source), np.ravel(destination)
     num_slots = before.num_pages * before.page_size

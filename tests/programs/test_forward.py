@@ -9,7 +9,7 @@ import pytest
 
 from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.tensor_parallel import over_devices
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
 from jaxinfer.programs.forward import forward
 from tests.builders import model_config, random_model
@@ -21,7 +21,7 @@ def lowered(layers: int, backend: AttentionBackend, calls: int = 1) -> str:
     """The program of one forward pass, or several in a row, before XLA has it."""
     config = model_config(num_layers=layers)
     model = random_model(config)
-    cache = KVCache.shapes(config, num_pages=8, page_size=4, dtype=jnp.dtype(jnp.float32))
+    cache = KVPool.shapes(config, num_pages=8, page_size=4, dtype=jnp.dtype(jnp.float32))
     buffer = jax.ShapeDtypeStruct(PackedBatch(SHAPE).buffer.shape, jnp.int32)
 
     def run(cache, buffer):

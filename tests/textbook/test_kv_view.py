@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.cache.kv_cache import KVCache as Pool
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.textbook.kv_view import KVCache
 
 LAYERS, NUM_PAGES, PAGE_SIZE, HEADS, DIM = 2, 9, 4, 2, 3
@@ -17,11 +17,11 @@ PAGES = (6, 0, 7, 3)  # of the lane, in no order
 CAPACITY = len(PAGES) * PAGE_SIZE
 
 
-def random_pool(dtype: jnp.dtype = jnp.float32) -> Pool:
+def random_pool(dtype: jnp.dtype = jnp.float32) -> KVPool:
     rng = np.random.default_rng(0)
     shape = (NUM_PAGES, PAGE_SIZE, HEADS, DIM)
     arrays = [jnp.asarray(rng.standard_normal(shape), dtype) for _ in range(2 * LAYERS)]
-    return Pool(k=tuple(arrays[::2]), v=tuple(arrays[1::2]))
+    return KVPool(k=tuple(arrays[::2]), v=tuple(arrays[1::2]))
 
 
 def tokens(count: int, seed: int = 1) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -36,13 +36,13 @@ def contents(cache: KVCache) -> np.ndarray:
     return np.array(cache.get_valid())
 
 
-def lane_of(pool: Pool, pages: Sequence[int] = PAGES) -> np.ndarray:
+def lane_of(pool: KVPool, pages: Sequence[int] = PAGES) -> np.ndarray:
     """The same of all slots of a lane."""
     stacked = np.array([pool.k, pool.v])
     return stacked[:, :, list(pages)].reshape(2, LAYERS, -1, HEADS, DIM)
 
 
-def addresses(pool: Pool) -> list[int]:
+def addresses(pool: KVPool) -> list[int]:
     return [array.unsafe_buffer_pointer() for array in (*pool.k, *pool.v)]
 
 

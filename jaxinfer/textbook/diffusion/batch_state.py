@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.diffusion.canvas import CANVAS, Canvas
 from jaxinfer.diffusion.drawing import keeps_credits
 from jaxinfer.diffusion.vicinity import Vicinity
@@ -96,7 +96,7 @@ def begin_batch(batch: ForwardBatch, model: DecoderLM, vicinity: Vicinity, page_
     # Sizes of arrays are sizes of programs: few of them.
     pool = Pool(rounded_up(len(prompts), 1), rounded_up(-(-max(totals) // page_size), 1), page_size)
     length = 0 if vicinity.smoothing is None else pool.pages_per_seat * page_size
-    kv = KVCache.allocate(config, num_pages=pool.num_pages, page_size=page_size, dtype=model.dtype)
+    kv = KVPool.allocate(config, num_pages=pool.num_pages, page_size=page_size, dtype=model.dtype)
     canvas = Canvas.allocate(
         pool.num_seats, length, size, config.hidden_size, config.vocab_size, model.dtype,
         with_credits=keeps_credits(vicinity.rule),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.diffusion.canvas import CANVAS
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.vicinity import vicinity_of
@@ -255,7 +255,7 @@ class DiffusionIteration:
         self, batch: ForwardBatch, state: DiffusionBatchState, blocks: list[DiffusionBlockMeta], most: int
     ) -> None:
         """One launch: `most` rounds of windows, or, if that is 0, a round of whole sequences."""
-        kv: KVCache = state.arrays[KV]
+        kv: KVPool = state.arrays[KV]
         seats = len(state.arrays[CANVAS].credits)
         packer = SequenceRows(Pool(seats, kv.num_pages // seats, kv.page_size), self.vicinity)
         rows = [

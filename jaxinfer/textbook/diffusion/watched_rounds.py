@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.attention.backend import AttentionBackend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.diffusion.canvas import CANVAS
 from jaxinfer.diffusion.canvas_rounds import canvas_rounds
 from jaxinfer.diffusion.drawing import logits_without
@@ -26,7 +26,7 @@ from jaxinfer.programs.program import KV
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class _Watched(KVCache):
+class _Watched(KVPool):
     """A pool that rounds hand on, and with it what they computed."""
 
     hidden: jax.Array  # [T, hidden], of each of the launch's tokens in the last round that it took part in
@@ -59,9 +59,9 @@ def watched_rounds(model: DecoderLM, vicinity: Vicinity, backend: AttentionBacke
         batch, kv = unpack(buffer, shape), state[KV]
         tokens = shape.decode_rows * shape.block_size + shape.prefill_tokens
 
-        def compute(watched: KVCache, wide: StepBatch, added: jax.Array | None) -> tuple[KVCache, jax.Array]:
+        def compute(watched: KVPool, wide: StepBatch, added: jax.Array | None) -> tuple[KVPool, jax.Array]:
             assert isinstance(watched, _Watched)
-            kv, hidden = forward(model, KVCache(watched.k, watched.v), wide, backend, added)
+            kv, hidden = forward(model, KVPool(watched.k, watched.v), wide, backend, added)
             # Rows that rest are padding.
             last = jnp.where((wide.limit >= 0)[:, None], hidden, watched.hidden)
             return _Watched(kv.k, kv.v, last), hidden
@@ -76,6 +76,6 @@ def watched_rounds(model: DecoderLM, vicinity: Vicinity, backend: AttentionBacke
         own = logits_without(model, watched.hidden[places.reshape(-1)], vicinity.mask_token_id)
         own = own.reshape(*places.shape, -1)
         logits = logits.at[batch.samples.seat].set(own, mode="drop")
-        return {KV: KVCache(watched.k, watched.v), CANVAS: canvas}, found, logits
+        return {KV: KVPool(watched.k, watched.v), CANVAS: canvas}, found, logits
 
     return partial(run, params)

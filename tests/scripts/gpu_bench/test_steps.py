@@ -11,7 +11,7 @@ from gpu_bench.steps import NUM_SEATS, STEP, decode_batch, lane_pages, launch_de
 from gpu_bench.weights import factor, fraction, prompt_ids, salt, scrambled
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.dense import CausalAttend
-from jaxinfer.cache.kv_cache import KVCache
+from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.checkpoint.weight_map import placements
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.programs.batch_layout import BatchShape
@@ -31,7 +31,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def runner(model):
-    cache = KVCache.allocate(model.config, num_pages=40, page_size=16, dtype=jnp.dtype(jnp.float32))
+    cache = KVPool.allocate(model.config, num_pages=40, page_size=16, dtype=jnp.dtype(jnp.float32))
     return Runner({TARGET: model}, initial_state(cache, NUM_SEATS, model.config.vocab_size), select_backend("xla"))
 
 

@@ -13,7 +13,7 @@ from jaxinfer.models.config import ModelConfig
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class KVCache:
+class KVPool:
     """Keys and values of all slots. Steps take it donated and return it: the same memory with new contents."""
 
     k: tuple[jax.Array, ...]  # per layer [num_pages, page_size, num_kv_heads, head_dim]
@@ -28,7 +28,7 @@ class KVCache:
         page_size: int,
         dtype: jnp.dtype,
         sharding: jax.sharding.Sharding | None = None,
-    ) -> KVCache:
+    ) -> KVPool:
         """A zeroed pool of `num_pages` pages of `page_size` slots; `sharding` None: on the default device."""
         shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
         arrays = [jnp.zeros(shape, dtype, device=sharding) for _ in range(2 * config.num_layers)]
@@ -43,7 +43,7 @@ class KVCache:
         page_size: int,
         dtype: jnp.dtype,
         sharding: jax.sharding.Sharding | None = None,
-    ) -> KVCache:
+    ) -> KVPool:
         """A pool of shapes alone: to compile for, not to run with."""
         shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
         pages: Any = (jax.ShapeDtypeStruct(shape, dtype, sharding=sharding),) * config.num_layers
@@ -75,3 +75,9 @@ class KVCache:
 def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype) -> int:
     """Bytes that one slot takes in all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
+
+
+def __getattr__(name: str) -> Any:
+    if name == "KVCache":  # its old name, which is the textbook's by now
+        return KVPool
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
-from jaxinfer.cache.kv_cache import KVCache, kv_bytes_per_token
+from jaxinfer.cache.kv_pool import KVPool, kv_bytes_per_token
 from tests.builders import drain, make_request, model_config, random_prompts
 
 
@@ -15,7 +15,7 @@ from tests.builders import drain, make_request, model_config, random_prompts
 @pytest.mark.parametrize("family", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
 def test_the_pool_has_the_bytes_of_its_slots_and_not_one_more(family, dtype):
     config = model_config(family)
-    cache = KVCache.allocate(config, num_pages=6, page_size=4, dtype=dtype)
+    cache = KVPool.allocate(config, num_pages=6, page_size=4, dtype=dtype)
     bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
     assert kv_bytes_per_token(config, dtype) == bytes_per_token
     assert cache.nbytes == 6 * 4 * bytes_per_token
@@ -23,7 +23,7 @@ def test_the_pool_has_the_bytes_of_its_slots_and_not_one_more(family, dtype):
 
 def test_the_pool_has_one_zeroed_array_of_keys_and_one_of_values_for_each_layer():
     config = model_config(num_layers=3)
-    cache = KVCache.allocate(config, num_pages=6, page_size=4, dtype=jnp.bfloat16)
+    cache = KVPool.allocate(config, num_pages=6, page_size=4, dtype=jnp.bfloat16)
     assert len(cache.k) == len(cache.v) == 3
     for array in (*cache.k, *cache.v):
         assert array.shape == (6, 4, config.num_kv_heads, config.head_dim) and array.dtype == jnp.bfloat16
@@ -35,7 +35,7 @@ def test_the_pool_has_one_zeroed_array_of_keys_and_one_of_values_for_each_layer(
 def test_the_heads_of_the_pool_are_split_over_the_tensor_axis():
     mesh = jax.make_mesh((1,), ("tensor",))
     sharding = sharding_of_pages(mesh)
-    cache = KVCache.allocate(model_config(), num_pages=2, page_size=4, dtype=jnp.float32, sharding=sharding)
+    cache = KVPool.allocate(model_config(), num_pages=2, page_size=4, dtype=jnp.float32, sharding=sharding)
     assert all(array.sharding.spec == PartitionSpec(None, None, "tensor") for array in (*cache.k, *cache.v))
 
 
