@@ -279,12 +279,12 @@ class EngineCore:
         moved |= self._let_searches_choose()
         scheduler, launcher = self.scheduler, self.launcher
         launcher.concerned = scheduler.running
-        scheduler.rounds = self.strategy.choose(scheduler.running, len(scheduler.waiting))
+        rounds = self.strategy.choose(scheduler.running, len(scheduler.waiting))
         if self.strategy.wants_landing:
             moved |= self._land(leave=0)
         launched = False
         if not self._waits_for:
-            launched = launcher.launch()
+            launched = launcher.launch(rounds)
             moved |= launcher.has_moved
             if self.constraints is not None and launcher.has_moved:
                 self.constraints.drop_finished()

@@ -20,7 +20,7 @@ from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import StepOutput
 from jaxinfer.sampling.logprobs import TokenLogprobs
 from jaxinfer.scheduling.request import Request
-from jaxinfer.scheduling.rounds import RowKind
+from jaxinfer.scheduling.rounds import Rounds, RowKind
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
@@ -93,11 +93,11 @@ class Launcher:
         self._in_flight.clear()
         self.concerned = ()
 
-    def launch(self) -> bool:
-        """Schedule and launch; whether there was anything to run."""
+    def launch(self, rounds: Rounds) -> bool:
+        """Schedule and launch; whether there was anything to run. A launch of seated rows is one of these rounds."""
         begin = time.perf_counter()
         self.concerned = list(self.scheduler.requests.values())
-        output: SchedulerOutput | None = self.scheduler.schedule()
+        output: SchedulerOutput | None = self.scheduler.schedule(rounds)
         left = output.finished_req_ids | output.preempted_req_ids
         self.has_moved = bool(left)
         if left:

@@ -10,10 +10,14 @@ from jaxinfer.scheduling.scheduler_output import SchedulerLimits, SchedulerOutpu
 
 
 class LaunchPlan:
-    """Lists run in parallel, a row each."""
+    """Lists run in parallel, a row each.
 
-    def __init__(self, limits: SchedulerLimits, sits_out: frozenset[Hashable] = frozenset()) -> None:
-        self._limits, self._sits_out = limits, sits_out
+    Args:
+        rounds: what a launch of its seated rows may be.
+    """
+
+    def __init__(self, limits: SchedulerLimits, rounds: Rounds = ONE_STEP) -> None:
+        self._limits, self.rounds = limits, rounds
         self.budget = limits.max_num_batched_tokens
         self.prefill_room = limits.prefill_room
         self.block_size = limits.block_size
@@ -32,12 +36,16 @@ class LaunchPlan:
     def takes_seated(self, request: Request) -> bool:
         """Whether a request that is in its seat, or may enter it, takes part: its last token is not in flight, nor one
         that has to land before the next is drawn, and there is room."""
-        if request.num_in_flight and (request.depends_on_output or request in self._sits_out):
+        if request.num_in_flight and (request.depends_on_output or request in self.rounds.sits_out):
             return False
         if len(request.token_ids) + request.num_sure_in_flight >= request.max_total_tokens or self.budget == 0:
             return False
         tokens = self.prefill_tokens
         return not tokens or tokens <= self.prefill_room(self.decode_rows + 1, self.prefill_rows)
+
+    def slots_of_seated(self, request: Request, known: int) -> int:
+        """Tokens of a request in its seat that a step or a round may compute."""
+        return self.rounds.reach(known, 1, request.max_total_tokens) if self.rounds.takes_prompts else known
 
     def has_only_its_last(self, request: Request) -> bool:
         """Whether only the latest token is left to compute of a request that is not in its seat: it decodes at once."""
@@ -125,7 +133,7 @@ class LaunchPlan:
     def split(self, num_in_chunks: Callable[[int], int]) -> tuple[LaunchPlan, LaunchPlan]:
         """The chunks alone, and what runs behind them: rows in their seats, and those that come into them by their last
         chunk, as far as they need no host after that."""
-        chunks, seated = (LaunchPlan(self._limits, self._sits_out) for _ in range(2))
+        chunks, seated = (LaunchPlan(self._limits, self.rounds) for _ in range(2))
         ending = []
         for index, (request, kind) in enumerate(zip(self.requests, self.kinds, strict=True)):
             if kind is not RowKind.PROMPT_CHUNK:

@@ -40,10 +40,9 @@ class Scheduler:
 
     lands_again = False  # whether a request that starts over lands again what had landed
 
-    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, rounds: Rounds = ONE_STEP) -> None:
+    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager) -> None:
         self.limits = limits
         self.kv = kv
-        self.rounds = rounds  # what a launch of seated rows may be; whoever drives the scheduler may change it
         self.waiting = WaitingRoom(limits.scheduling_policy)
         self.running: list[Request] = []
         self.trunks = Trunks(kv)
@@ -90,9 +89,13 @@ class Scheduler:
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
 
-    def schedule(self) -> SchedulerOutput:
-        """Choose tokens for the next launch, or two, see `SchedulerOutput.then`, and take the pages they need."""
-        plan = LaunchPlan(self.limits, self.rounds.sits_out)
+    def schedule(self, rounds: Rounds = ONE_STEP) -> SchedulerOutput:
+        """Choose tokens for the next launch, or two, see `SchedulerOutput.then`, and take the pages they need.
+
+        Args:
+            rounds: what a launch of seated rows may be.
+        """
+        plan = LaunchPlan(self.limits, rounds)
         self._schedule_running(plan)
         # Only now, because until here a request could still lose its place in the launch that fills its pages.
         if plan.prefill_rows:
@@ -103,7 +106,7 @@ class Scheduler:
             self._schedule_waiting(plan)
         waits, shares_lanes = len(self.waiting) > 0, self.num_sharing_lanes > 1
         plans = plan_launches(
-            plan, self.rounds, self.kv, self.running, self.pace, waits=waits, shares_lanes=shares_lanes,
+            plan, rounds, self.kv, self.running, self.pace, waits=waits, shares_lanes=shares_lanes,
             goes_on=self._had_chunks,
         )  # fmt: skip
         self._had_chunks = plan.prefill_rows > 0
@@ -133,7 +136,7 @@ class Scheduler:
                     continue
                 plan.enter(request)
                 known = min(known, request.max_total_tokens)
-                needed, count = self._slots_of_seated(request, known), 1
+                needed, count = plan.slots_of_seated(request, known), 1
             else:
                 count = plan.tokens_of_chunk(request, known)
                 if count == 0:
@@ -149,10 +152,6 @@ class Scheduler:
                 new_pages = list(request.pages)
                 plan.first_scheduled.add(request.request_id)
             plan.add(request, count, known, new_pages)
-
-    def _slots_of_seated(self, request: Request, known: int) -> int:
-        """Tokens of a request in its seat that a step or a round may compute."""
-        return self.rounds.reach(known, 1, request.max_total_tokens) if self.rounds.takes_prompts else known
 
     def _take_pages(self, request: Request, num_tokens: int, plan: LaunchPlan) -> list[int] | None:
         """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""
@@ -240,7 +239,7 @@ class Scheduler:
         decodes = plan.has_only_its_last(request)
         is_seated = decodes or (not request.is_trunk and computed == self.kv.num_in_chunks(known))
         count = int(plan.takes_seated(request)) if is_seated else plan.tokens_of_chunk(request, known)
-        needed = self._slots_of_seated(request, known) if is_seated else computed + count
+        needed = plan.slots_of_seated(request, known) if is_seated else computed + count
         while not is_cached and (not count or self.kv.grow(request, needed) is None):
             if not count or not self.trunks.give_up_idle(request):
                 self.kv.forgo_prefix(request)

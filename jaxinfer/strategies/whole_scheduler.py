@@ -8,7 +8,7 @@ from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.launch_plan import LaunchPlan
 from jaxinfer.scheduling.request import Request, RequestStatus
 from jaxinfer.scheduling.request_group import RequestGroup
-from jaxinfer.scheduling.rounds import Rounds, RowKind
+from jaxinfer.scheduling.rounds import ONE_STEP, Rounds, RowKind
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.scheduling.scheduler_output import SchedulerLimits, SchedulerOutput
 
@@ -44,8 +44,8 @@ class WholeScheduler(Scheduler):
         group.share_nothing()
         super().add_group(group)
 
-    def schedule(self) -> SchedulerOutput:
-        plan = LaunchPlan(self.limits)
+    def schedule(self, rounds: Rounds = ONE_STEP) -> SchedulerOutput:
+        plan = LaunchPlan(self.limits, rounds)
         # Chunks first: windows fit in beside nearly everything, and whoever has a chunk computed comes with a window.
         for request in [each for each in self.running if not each.in_seat]:
             self._add_chunk(plan, request)
@@ -54,8 +54,8 @@ class WholeScheduler(Scheduler):
             if plan.takes_seated(request):
                 plan.add(request, 1, request.max_total_tokens, [])
         finished, self.finished_req_ids = self.finished_req_ids, set()
-        rounds = 1 if plan.prefill_rows else self.rounds.most
-        most = [self.rounds.most_tokens] * len(plan.requests)
+        number = 1 if plan.prefill_rows else rounds.most
+        most = [rounds.most_tokens] * len(plan.requests)
         for request, tokens in zip(plan.requests, most, strict=True):
             request.num_in_flight += tokens
         return SchedulerOutput(
@@ -68,8 +68,8 @@ class WholeScheduler(Scheduler):
             least_tokens=[0] * len(plan.requests),
             epochs=[request.epoch for request in plan.requests],
             new_pages=plan.new_pages,
-            rounds_of=[rounds] * len(plan.requests),
-            rounds=self.rounds,
+            rounds_of=[number] * len(plan.requests),
+            rounds=rounds,
             shares_lanes=False,
             enters=set(),
             first_scheduled=plan.first_scheduled,

@@ -108,8 +108,6 @@ def make_scheduler(
     rows: int = 4,
     prefill_room: Callable[[int, int], int] | None = None,
     policy: str = "fcfs",
-    max_decode_steps: int = 1,
-    rounds: Rounds | None = None,
     caching: bool = False,
     device: FakeDevice | None = None,
 ) -> Scheduler:
@@ -125,8 +123,7 @@ def make_scheduler(
     )
     allocator = PoisonedPages(num_pages, device or FakeDevice(page_size))
     cache = PrefixCache(PrefixCacheConfig(page_size), allocator) if caching else None
-    rounds = rounds or Rounds(RowKind.DECODE, most=max_decode_steps)
-    return Scheduler(limits, KVCacheManager(allocator, page_size, cache), rounds)
+    return Scheduler(limits, KVCacheManager(allocator, page_size, cache))
 
 
 class PoisonedPages(PageAllocator):
@@ -173,6 +170,7 @@ class Simulation:
 
     Args:
         beside: how many rounds, up to the most that there may be, run behind chunks of prompts; None: as is measured.
+        rounds: what launches of seated rows are; None: up to `max_decode_steps` steps.
     """
 
     def __init__(
@@ -182,10 +180,13 @@ class Simulation:
         tokens_of_round: Callable[[], int] = lambda: 1,
         device: FakeDevice | None = None,
         beside: Callable[[int], int] | None = None,
+        max_decode_steps: int = 1,
+        rounds: Rounds | None = None,
         **limits,
     ) -> None:
         self.device = device or FakeDevice(page_size, tokens_of_round)
         self.scheduler = make_scheduler(page_size=page_size, device=self.device, **limits)
+        self.rounds = rounds or Rounds(RowKind.DECODE, most=max_decode_steps)
         if beside is not None:
             self.scheduler.pace = Beside(beside)
         self.in_flight: deque[tuple[SchedulerOutput, list[list[int]]]] = deque()
@@ -199,7 +200,7 @@ class Simulation:
 
     def launch(self) -> SchedulerOutput:
         """Schedule a launch, or two, and let the device run it; its results are not read yet."""
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(self.rounds)
         self.scheduler.check_integrity()
         for launch in self.in_order(output):
             results = self.device.run(launch)

@@ -50,9 +50,9 @@ def test_what_xla_compiles_outside_of_programs_is_counted_too(monkeypatch):
     core._compiles.is_warm = True
     launch = core.launcher.launch
 
-    def with_an_operation() -> bool:
+    def with_an_operation(rounds) -> bool:
         jnp.zeros((3, 7919)) + 1  # noqa: B018
-        return launch()
+        return launch(rounds)
 
     core.step()
     before = core.metrics.num_compiles_after_warm_up_total

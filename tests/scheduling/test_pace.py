@@ -123,8 +123,8 @@ def test_launches_beside_which_something_is_compiled_are_not_timed(compiles, idl
     run_requests(core, [make_request("0", [1, 2, 3], max_tokens=60)])  # compiles
     launch = Launcher.launch
 
-    def beside_a_compile(self) -> bool:
-        found = launch(self)
+    def beside_a_compile(self, rounds) -> bool:
+        found = launch(self, rounds)
         core.metrics.num_compiles_total += compiles
         return found
 

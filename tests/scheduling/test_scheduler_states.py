@@ -105,7 +105,7 @@ class SchedulerLife(RuleBasedStateMachine):
         must_run = scheduler.has_unfinished_requests() and not self.sim.in_flight
         runnable = {r.request_id for r in scheduler.running if r.num_tokens_left > 0}
         launches = self.sim.in_order(self.sim.launch())
-        limits, rounds = scheduler.limits, scheduler.rounds
+        limits, rounds = scheduler.limits, self.sim.rounds
         for output in launches:
             self.check_launch(output)
         if len(launches) == 2:
@@ -135,7 +135,7 @@ class SchedulerLife(RuleBasedStateMachine):
 
     def check_launch(self, output: SchedulerOutput) -> None:
         """What holds of each launch alone."""
-        limits, rounds, counts = self.sim.scheduler.limits, self.sim.scheduler.rounds, output.num_tokens
+        limits, rounds, counts = self.sim.scheduler.limits, self.sim.rounds, output.num_tokens
         assert output.total_num_scheduled_tokens == sum(counts) <= limits.max_num_batched_tokens
         assert all(count > 0 for count in counts)
         assert len(counts) <= limits.max_num_seqs
