@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import numbers
+import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
@@ -35,7 +37,7 @@ class RequestStream:
     stream. A slow reader misses nothing: what it has not taken is merged into one output.
 
     Attributes:
-        request_id: as the caller gave it, or the engine's.
+        request_id: as the caller gave it, or one that was made up.
     """
 
     def __init__(self, llm: AsyncLLM, thread: EngineThread, reader: OutputReader) -> None:
@@ -45,7 +47,7 @@ class RequestStream:
         self._abort = weakref.finalize(self, thread.abort_one, reader.engine_id)
         self._abort.atexit = False
         self._task: asyncio.Task[Any] | None = None  # that took the latest output
-        self._is_watched = False  # whether the end of that task is the end of the request
+        self._ended: Callable[[asyncio.Task[Any]], None] | None = None  # is told of the end of that task
 
     @property
     def finished(self) -> bool:
@@ -56,17 +58,15 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """The next output.
+        """The next output. A wait that is cancelled, by a time limit too, aborts the request.
 
         Raises:
             EngineDeadError: the engine cannot go on.
             RuntimeError: it was shut down.
         """
-        if self._is_over:
-            raise StopAsyncIteration
         self._watch()
         reader = self._reader
-        while True:
+        while not self._is_over:
             reader.event.clear()
             try:
                 output = reader.mailbox.take()
@@ -74,41 +74,49 @@ class RequestStream:
                 self._end()
                 raise
             if output is not None:
-                break
+                if output.finished:
+                    self._end()
+                return output
             try:
                 await reader.event.wait()
             except asyncio.CancelledError:
                 await self.aclose()
                 raise
-        if output.finished:
-            self._end()
-        return output
+        raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """Abort the request, if it is unfinished. No more outputs come."""
-        self._is_over = True
         self._abort()
+        self._end()
 
     def _end(self) -> None:
         self._is_over = True
         self._abort.detach()
+        self._watch_no_more()
+        self._reader.event.set()  # another one that waits for an output
 
     def _watch(self) -> None:
         """Abort with the end of a task that takes one output after the other; not with that of one made for each."""
         task = asyncio.current_task()
         if task is not self._task:
-            self._task, self._is_watched = task, False
-        elif task is not None and not self._is_watched:
-            self._is_watched = True
+            self._watch_no_more()
+            self._task = task
+        elif task is not None and self._ended is None and not self._is_over:
             own = weakref.ref(self)
 
             def ended(task: asyncio.Task[Any]) -> None:
                 stream = own()
-                if stream is not None and stream._is_watched and stream._task is task:
-                    stream._is_over = True
+                if stream is not None:
                     stream._abort()
+                    stream._end()
 
+            self._ended = ended
             task.add_done_callback(ended)
+
+    def _watch_no_more(self) -> None:
+        if self._task is not None and self._ended is not None:
+            self._task.remove_done_callback(self._ended)
+        self._ended = None
 
 
 class AsyncLLM:
@@ -119,15 +127,14 @@ class AsyncLLM:
     it cannot, every request ends with `EngineDeadError`, and so does every later call.
 
     Args:
-        model: as of `LLM`.
-        options: the further arguments of `LLM`.
+        arguments, options: those of `LLM`.
 
     Raises:
         FileNotFoundError, CheckpointError, UnsupportedConfigError, ValueError: as of `LLM`.
     """
 
-    def __init__(self, model: Any = None, **options: Any) -> None:
-        self._client = LLM(model, **options).client
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._client = LLM(*arguments, **options).client
         self._thread = EngineThread(self._client)
         self._stop = weakref.finalize(self, self._thread.stop)
         self._skeletons: dict[str, SkeletonOfThought] = {}
@@ -146,7 +153,8 @@ class AsyncLLM:
         Args:
             prompt: as for `LLM.generate`, or a conversation.
             sampling_params: None: `default_sampling_params()`.
-            request_id: a name by which it can be aborted, and that its outputs bear; several may have the same.
+            request_id: a name by which it can be aborted, and that its outputs bear; several may have the same. None:
+                one that is made up.
             priority: with `scheduling_policy="priority"`; the lowest runs first.
             output_kind: "delta": what is new, as it lands; "final": one output, at the end.
 
@@ -158,7 +166,7 @@ class AsyncLLM:
         if is_conversation(prompt):
             prompt = inputs.render(prompt, 0, {})
         is_stream = _is_stream(output_kind)
-        [item] = inputs.requests([prompt], sampling_params, stream=is_stream, priority=priority or None)
+        [item] = inputs.requests([prompt], sampling_params, stream=is_stream, priority=_priority(priority))
         return self._queue(item, request_id, stream=is_stream)
 
     async def generate(
@@ -174,8 +182,11 @@ class AsyncLLM:
         stream = await self.add(
             prompt, sampling_params, request_id=request_id, priority=priority, output_kind=output_kind
         )
-        async for output in _closing(stream):
-            yield output
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            await stream.aclose()
 
     async def chat(
         self,
@@ -196,8 +207,11 @@ class AsyncLLM:
         stream = await self.add(
             prompt, sampling_params, request_id=request_id, priority=priority, output_kind=output_kind
         )
-        async for output in _closing(stream):
-            yield output
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            await stream.aclose()
 
     async def generate_branches(
         self,
@@ -217,8 +231,12 @@ class AsyncLLM:
             prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
             predicted=predicted_lengths, stream=is_stream,
         )  # fmt: skip
-        async for output in _closing(self._queue(group, request_id, stream=is_stream)):
-            yield output
+        stream = self._queue(group, request_id, stream=is_stream)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            await stream.aclose()
 
     async def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """See `LLM.beam_search`."""
@@ -250,7 +268,6 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End all unfinished requests of this name, within a step."""
-        self._thread.check_alive()
         self._thread.abort(request_id)
 
     async def call[T](self, function: Callable[[], T]) -> T:
@@ -266,7 +283,12 @@ class AsyncLLM:
         await self._thread.call(lambda: self._client.core.warm_up(progress=use_tqdm))
 
     def get_metrics(self) -> EngineMetrics:
-        """Counters since the start and gauges of now."""
+        """Counters since the start and gauges of now.
+
+        Raises:
+            EngineDeadError, RuntimeError: the engine cannot go on, or was shut down.
+        """
+        self._thread.check_alive()
         return self._client.get_metrics()
 
     def get_tokenizer(self) -> Tokenizer:
@@ -283,7 +305,8 @@ class AsyncLLM:
 
     async def shutdown(self) -> None:
         """Abort what is unfinished and end the engine's thread; later calls raise RuntimeError."""
-        await asyncio.get_running_loop().run_in_executor(None, self._stop)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
+        self._stop.detach()
 
     async def __aenter__(self) -> Self:
         return self
@@ -294,7 +317,8 @@ class AsyncLLM:
     def _queue(self, item: Item, request_id: str | None, *, stream: bool) -> RequestStream:
         self._thread.check_alive()
         self._client.core.check([item])
-        name = item.request_id if request_id is None else request_id
+        # A name that no caller can have by chance: `abort` ends all of a name.
+        name = uuid.uuid4().hex if request_id is None else request_id
         reader = OutputReader(item.request_id, name, Mailbox(name), asyncio.get_running_loop())
         found = RequestStream(self, self._thread, reader)
         self._thread.add(item, reader, stream=stream)
@@ -307,12 +331,11 @@ def _is_stream(output_kind: str) -> bool:
     return output_kind == "delta"
 
 
-async def _closing(stream: RequestStream) -> AsyncIterator[RequestOutput]:
-    try:
-        async for output in stream:
-            yield output
-    finally:
-        await stream.aclose()
+def _priority(priority: int) -> int | None:
+    """As requests take it: 0, which is the default, needs no policy."""
+    if not isinstance(priority, numbers.Integral) or isinstance(priority, bool):
+        raise ValueError(f"priority must be an integer, got {priority!r}")
+    return int(priority) or None
 
 
 # The arguments in full, for help texts and editors.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import inspect
+import sys
 import threading
 import time
 import weakref
@@ -15,6 +17,7 @@ import pytest
 
 from jaxinfer import LLM, AsyncLLM, BeamSearchParams, RequestOutput, SamplingParams
 from jaxinfer.async_llm import EngineDeadError
+from jaxinfer.scheduling.request_group import RequestGroup
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
@@ -205,17 +208,24 @@ def test_a_task_for_each_output_ends_nothing(engine):
     assert run(one_by_one()) == len(TEXTS) * (GREEDY.max_tokens or 0)
 
 
-def test_a_closed_loop_takes_its_requests_along(engine):
-    streams = []
+@pytest.mark.parametrize("kind", ["delta", "final", "job"])
+def test_a_closed_loop_takes_its_requests_along(kind, engine):
+    streams: list[Any] = []
+    tokens = engine.get_metrics().generation_tokens_total
 
     async def begin() -> None:
-        streams.append(await engine.add("the sea", LONG))
-        await anext(streams[0])
+        if kind == "job":
+            streams.append(asyncio.ensure_future(engine.skeleton_of_thought(QUESTION, LONG)))
+            await asyncio.sleep(0.3)
+        else:
+            streams.append(await engine.add("the sea", LONG, output_kind=kind))
+            await (anext(streams[0]) if kind == "delta" else asyncio.sleep(0))
 
     loop = asyncio.new_event_loop()
     loop.run_until_complete(begin())
     loop.close()
     run(is_idle(engine))
+    assert engine.get_metrics().generation_tokens_total - tokens < 300
 
 
 def test_several_loops_are_served_at_once(engine, llm):
@@ -241,7 +251,8 @@ def test_a_name_ends_all_that_bear_it_and_no_member_of_a_group(engine):
     async def ends() -> None:
         streams = [await engine.add("the sea", LONG, request_id="mine") for _ in range(2)]
         samples = await engine.add("rain", SamplingParams(n=2, max_tokens=12, ignore_eos=True, seed=0))
-        await engine.abort(f"{samples.request_id}-0")  # an id of the engine's own
+        for name in (f"{samples.request_id}-0", f"{samples._reader.engine_id}-0", samples._reader.engine_id):
+            await engine.abort(name)  # ids of the engine's own
         await engine.abort("nobody's")
         for stream in streams:
             await anext(stream)
@@ -253,6 +264,62 @@ def test_a_name_ends_all_that_bear_it_and_no_member_of_a_group(engine):
         await is_idle(engine)
 
     run(ends())
+
+
+def test_many_jobs_at_once_answer_as_alone(engine, llm):
+    """Searches that wait for places, beside others that come and go."""
+    params = BeamSearchParams(beam_width=3, max_tokens=6)
+    texts = [*TEXTS, "birds", "colours"]
+
+    async def small(text: str) -> list[list[int]]:
+        tokens: list[list[int]] = []
+        for _ in range(4):
+            [output] = await engine.beam_search(text, params)
+            tokens = [sequence.token_ids for sequence in output.sequences]
+        return tokens
+
+    async def all_of_them():
+        many = asyncio.ensure_future(engine.beam_search(texts, params))
+        found = await asyncio.gather(*[small(text) for text in TEXTS])
+        outputs = await many
+        await is_idle(engine)
+        return found, [[sequence.token_ids for sequence in output.sequences] for output in outputs]
+
+    before = engine.get_metrics().num_raised_steps_total
+    small_ones, many = run(all_of_them())
+    alone = [[s.token_ids for s in output.sequences] for output in llm.beam_search(texts, params)]
+    assert many == alone and small_ones == alone[: len(TEXTS)]
+    assert engine.get_metrics().num_raised_steps_total == before
+
+
+@pytest.mark.parametrize("kind", ["beams", "skeleton"])
+def test_a_job_that_is_cancelled_harms_no_other_request(kind, engine):
+    """Before it has begun, in its first steps, and when its coroutine is closed."""
+
+    def begin() -> Coroutine[Any, Any, Any]:
+        if kind == "beams":
+            return engine.beam_search(TEXTS, BeamSearchParams(beam_width=2, max_tokens=100))
+        return engine.skeleton_of_thought(QUESTION, LONG)
+
+    async def cancels() -> None:
+        core = engine._client.core
+        before = core.metrics.num_raised_steps_total, core.metrics.num_recoveries_total
+        stream = await engine.add("rain", LONG)
+        for index in range(12):
+            task = asyncio.create_task(begin())
+            await asyncio.sleep(0.01 * (index % 4))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        closed = begin()
+        closed.send(None)
+        closed.close()
+        assert joined(await collect(stream))[2] == "length"
+        await is_idle(engine)
+        assert not core.searches and not engine._thread._jobs
+        assert (core.metrics.num_raised_steps_total, core.metrics.num_recoveries_total) == before
+
+    run(cancels())
 
 
 def test_the_lowest_priority_runs_first(engine):
@@ -282,11 +349,60 @@ def test_the_lowest_priority_runs_first(engine):
     ]  # fmt: skip
 
 
+def test_two_readers_of_one_stream_both_come_to_its_end(engine):
+    async def both() -> list[int]:
+        stream = await engine.add("the sea", GREEDY)
+        parts = await asyncio.gather(collect(stream), collect(stream))
+        await is_idle(engine)
+        return [len(output.outputs[0].token_ids) for outputs in parts for output in outputs]
+
+    assert sum(run(both())) == GREEDY.max_tokens
+
+
+def test_a_task_keeps_nothing_of_requests_that_have_ended(engine):
+    def num_callbacks() -> int:
+        return len(getattr(asyncio.current_task(), "_callbacks", None) or ())
+
+    async def serves() -> tuple[int, int]:
+        before = num_callbacks()
+        for _ in range(3):
+            await collect(engine.generate("the sea", GREEDY))
+            stream = await engine.add("the sea", LONG)
+            await anext(stream)
+            await anext(stream)
+            assert num_callbacks() == before + 1
+            await stream.aclose()
+        await is_idle(engine)
+        return before, num_callbacks()
+
+    before, after = run(serves())
+    assert before == after
+
+
+@pytest.mark.parametrize("bad", ["", [], 0.0, [5], True, None])
+def test_a_priority_is_an_integer(bad, engine):
+    async def refused() -> None:
+        with pytest.raises(ValueError, match="priority must be an integer"):
+            await engine.add("the sea", GREEDY, priority=bad)
+
+    run(refused())
+
+
+def test_what_belongs_to_a_group_has_its_priority(engine):
+    inputs = engine._client.inputs
+    params = SamplingParams(n=2, max_tokens=3)
+    [group] = inputs.requests([{"prompt_token_ids": list(range(300, 350))}], params, stream=False, priority=7)
+    assert isinstance(group, RequestGroup) and group.trunk is not None
+    assert [sequence.priority for sequence in (*group.members, group.trunk)] == [7, 7, 7]
+
+
 def test_functions_run_between_steps_and_their_errors_come_back(engine):
     async def call() -> None:
         assert await engine.call(threading.current_thread) is engine._thread._thread
         with pytest.raises(ZeroDivisionError):
             await engine.call(lambda: 1 // 0)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await engine.call(lambda: next(iter([])))
         assert await engine.reset_prefix_cache()
         assert engine.get_metrics().num_raised_steps_total == 0
 
@@ -299,13 +415,33 @@ def test_priorities_need_their_policy(llm):
         llm.generate("the sea", GREEDY, use_tqdm=False, priority=1)
 
 
+def test_an_exit_in_a_function_comes_to_its_caller_and_ends_no_thread(engine):
+    async def call() -> None:
+        await engine.call(lambda: sys.exit(3))
+
+    with pytest.raises(SystemExit):
+        asyncio.run(call())
+    run(is_idle(engine))
+
+
 def test_after_shutdown_requests_have_ended_and_no_more_are_taken():
     async def shut_down() -> None:
         async with AsyncLLM(**LIMITS) as engine:
             stream = await engine.add("the sea", LONG)
             await anext(stream)
-        assert not engine._thread._thread.is_alive()
+            queued = [await engine.add("rain", LONG) for _ in range(4)]  # a step may run: they have not entered
+            job = asyncio.ensure_future(engine.beam_search("rain", BeamSearchParams(beam_width=2, max_tokens=300)))
+            await asyncio.sleep(0)
+            await asyncio.gather(engine.shutdown(), engine.shutdown())
+            assert not engine._thread._thread.is_alive()
         assert joined(await collect(stream))[2] == "abort"
+        for each in queued:
+            with contextlib.suppress(RuntimeError):  # or they have entered, and end as the first does
+                assert joined(await collect(each))[2] == "abort"
+        with pytest.raises(RuntimeError, match="shut down"):
+            await job
+        with pytest.raises(RuntimeError, match="shut down"):
+            engine.get_metrics()
         for call in (engine.add("rain", GREEDY), engine.abort("0"), engine.call(lambda: 0), engine.warm_up()):
             with pytest.raises(RuntimeError, match="shut down"):
                 await call
@@ -339,11 +475,17 @@ def test_an_engine_that_cannot_go_on_says_so_to_all(what, monkeypatch):
             monkeypatch.setattr(core.transactions, "_advance", fails)
         else:
             monkeypatch.setattr(core, "step", fails)
+        late = [
+            asyncio.ensure_future(each)
+            for each in (collect(engine.generate("rain", GREEDY)), engine.call(lambda: 0), engine.reset_prefix_cache())
+        ]
         for stream in streams:
             with pytest.raises(EngineDeadError, match="as told"):
                 await collect(stream)
         with pytest.raises(EngineDeadError, match="as told"):
             await job
+        for each in await asyncio.gather(*late, return_exceptions=True):  # a step that ran took what came before it
+            assert isinstance(each, EngineDeadError) or each in (0, True, False)
         for call in (engine.add("rain", GREEDY), engine.abort("0"), engine.call(lambda: 0)):
             with pytest.raises(EngineDeadError, match="as told"):
                 await call

@@ -176,8 +176,7 @@ class EngineCore:
         """Queue a request; see `add`."""
         self.add([request])
 
-    def add_group(self, group: RequestGroup) -> None:
-        """Queue the members of a group; see `add`."""
+    def add_group(self, group: RequestGroup) -> None:  # see `add`
         self.add([group])
 
     def add(self, items: Sequence[Request | RequestGroup], *, search: Search | None = None) -> None:
@@ -217,6 +216,8 @@ class EngineCore:
 
     def _enter(self, items: Sequence[Request | RequestGroup], search: Search | None) -> None:
         """Register requests, from when on they are recovered, and queue them."""
+        if search is not None and not search.beams:
+            return  # it was given up before it began
         requests = [request for item in items for request in members_of(item)]
         for item in items:
             self._arrivals.number(item)

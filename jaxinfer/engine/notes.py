@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import queue
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,21 +16,22 @@ class _Note:
 
 
 class Notes:
-    """A queue of functions. `add` may be called at any moment, also while a note is taken, by any thread.
+    """A queue of functions. `add` may be called at any moment, also while a note is taken, by any thread, and by
+    finalizers, which run in the middle of anything: no lock is held by whatever they call.
 
     A function may be called again if it was interrupted, so it must do no harm the second time.
     """
 
     def __init__(self) -> None:
         self._queue: deque[_Note] = deque()
-        self._bell = threading.Event()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # `put` is reentrant
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def add(self, function: Callable[[], None]) -> None:
         self._queue.append(_Note(function))
-        self._bell.set()
+        self._bell.put(None)
 
     def take(self) -> bool:
         """Call what is queued, in order; whether there was anything.
@@ -37,6 +39,7 @@ class Notes:
         A note leaves the queue when its function has returned, or has raised an `Exception` for the second time, which
         is raised.
         """
+        self._silence()
         found = bool(self._queue)
         while self._queue:
             note = self._queue[0]
@@ -52,6 +55,13 @@ class Notes:
 
     def wait(self, timeout: float) -> None:
         """Wait for a note, for so many seconds at most."""
-        self._bell.clear()
+        self._silence()
         if not self._queue:
-            self._bell.wait(timeout)
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=timeout)
+
+    def _silence(self) -> None:
+        """Forget that the bell has rung: what it rang for is in the queue."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._bell.get_nowait()

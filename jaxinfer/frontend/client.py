@@ -177,7 +177,7 @@ class RunningJob[T]:
     def __init__(self, client: EngineClient, job: Job[T]) -> None:
         self._client, self._job = client, job
         self._inbox = client.inbox()
-        self._has_begun = False
+        self._has_begun = self._is_closed = False
         self._unfinished: set[str] = set()
 
     def advance(self) -> Answer[T] | None:
@@ -186,6 +186,7 @@ class RunningJob[T]:
         Raises:
             ValueError, RuntimeError: as the job says; the caller closes it then.
         """
+        assert not self._is_closed, f"{self._job.name} was given up"
         job = self._job
         outputs = self._inbox.take()
         self._unfinished.difference_update([output.request_id for output in outputs if output.finished])
@@ -194,12 +195,12 @@ class RunningJob[T]:
         if isinstance(found, Answer):
             return found
         if found:
-            self._client.add(found, self._inbox, stream=job.stream)
             self._unfinished.update([item.request_id for item in found])
+            self._client.add(found, self._inbox, stream=job.stream)
         return None
 
     def close(self) -> None:
         """Abort what is unfinished of the job."""
+        self._is_closed = True
         self._job.abort()
         self._client.core.abort(*self._unfinished)
-        self._unfinished.clear()

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jaxinfer.frontend.client import EngineClient, RunningJob
@@ -27,7 +28,7 @@ class EngineDeadError(RuntimeError):
 
 @dataclass(eq=False)
 class OutputReader:
-    """Who waits for the outputs of one request.
+    """Where the outputs of one request go.
 
     Attributes:
         loop: of the reader, in which `event` is set when something has come.
@@ -42,7 +43,7 @@ class OutputReader:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A job, and the future that waits for its answer."""
+    """A job, and the future of its answer."""
 
     running: RunningJob[Any]
     loop: asyncio.AbstractEventLoop
@@ -52,20 +53,24 @@ class _Waiting:
 class EngineThread:
     """Steps one engine for as long as there is work, and delivers what lands.
 
-    No lock is held while a step runs, and a loop is woken once a step. Where the methods may be called by any thread,
-    they say so; the others belong to the engine's.
+    No lock is held while a step runs, and a loop is woken once a step.
 
     Args:
         client: of the engine. From now on only this thread may use it, except for its `inputs`.
+
+    Attributes:
+        error: why nothing is taken any more, once that is so.
     """
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
-        self.error: Exception | None = None  # what later calls raise
+        self.error: Exception | None = None
         self._inbox = client.inbox()
         self._readers: dict[str, OutputReader] = {}
         self._names: defaultdict[str, set[str]] = defaultdict(set)  # engine ids by the names that users gave
-        self._lock = threading.Lock()  # of names
+        self._queued: dict[int, Callable[[Exception], None]] = {}  # what to do with commands that cannot run
+        self._num_commands = 0
+        self._lock = threading.Lock()  # of names, commands and the error; never taken by a finalizer
         self._jobs: list[_Waiting] = []
         self._num_errors = 0  # in a row
         self._stops = False
@@ -76,19 +81,12 @@ class EngineThread:
     # For any thread
 
     def check_alive(self) -> None:
-        """Raises RuntimeError if no step will run any more, and says why."""
+        """Raises RuntimeError if nothing is taken any more, and says why."""
         if self.error is not None:
-            raise type(self.error)(str(self.error)) from self.error.__cause__
-
-    def note(self, function: Callable[[], None]) -> None:
-        """Have something done between two steps. It must not raise."""
-        self.check_alive()
-        self.client.core.transactions.note(function)
+            raise _again(self.error)
 
     def add(self, item: Item, reader: OutputReader, *, stream: bool) -> None:
         """Queue a request or a group that was checked."""
-        with self._lock:
-            self._names[reader.name].add(reader.engine_id)
 
         def enter() -> None:
             self._readers[reader.engine_id] = reader
@@ -97,19 +95,25 @@ class EngineThread:
             except ValueError as error:
                 self._end(reader, error)
 
-        self.note(enter)
+        with self._lock:
+            self._names[reader.name].add(reader.engine_id)
+        try:
+            self._command(enter, partial(self._end, reader))
+        except RuntimeError:
+            self._forget(reader)
+            raise
 
     def abort(self, name: str) -> None:
         """End all requests of a name."""
+        self.check_alive()
         with self._lock:
             ids = tuple(self._names.get(name, ()))
-        if ids and self.error is None:
-            self.client.core.transactions.note(lambda: self._abort(ids))
+        if ids:
+            self._note(partial(self._abort, ids))
 
     def abort_one(self, engine_id: str) -> None:
-        """End one request that nobody reads any more."""
-        if self.error is None:
-            self.client.core.transactions.note(lambda: self._abort((engine_id,)))
+        """End a request whose reader is gone. Finalizers call this, in the middle of anything."""
+        self._note(partial(self._abort, (engine_id,)))
 
     async def call[T](self, function: Callable[[], T]) -> T:
         """What a function returns, or raises, that runs between two steps."""
@@ -119,57 +123,81 @@ class EngineThread:
         def run() -> None:
             try:
                 result = function()
-            except Exception as error:
+            except StopIteration as error:  # a future cannot raise it
+                _resolve(loop, future, error=RuntimeError(f"the function raised {error!r}"))
+            except BaseException as error:
                 _resolve(loop, future, error=error)
             else:
                 _resolve(loop, future, result)
 
-        self.note(run)
+        self._command(run, lambda error: _resolve(loop, future, error=error))
         return await future
 
     async def answer[T](self, job: Job[T]) -> T:
-        """Run a job; a caller that is cancelled takes its requests along."""
+        """Run a job; a caller that is cancelled, or gone, takes its requests along."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         waiting = _Waiting(RunningJob(self.client, job), loop, future)
-
-        def begin() -> None:
-            self._jobs.append(waiting)
-            self._advance_jobs()
-
-        self.note(begin)
+        self._command(partial(self._jobs.append, waiting), lambda error: _resolve(loop, future, error=error))
         try:
             return await future
-        except asyncio.CancelledError:
-            if self.error is None:
-                self.client.core.transactions.note(lambda: self._leave(waiting))
+        except BaseException:
+            self._note(partial(self._leave, waiting))
             raise
 
     def stop(self) -> None:
-        """Abort what is unfinished, deliver that, and end the thread. Waits for the step that runs."""
-        self._stops = True
-        self.client.core.transactions.notes.add(lambda: None)
+        """Take nothing more, abort what is unfinished, deliver that, and end the thread, after the step that runs."""
+        with self._lock:
+            self.error = self.error or RuntimeError("the engine was shut down")
+            self._stops = True
+        self._note(lambda: None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _command(self, function: Callable[[], None], fail: Callable[[Exception], None]) -> None:
+        """Have something done between two steps, or `fail` with the error that has ended the engine before.
+
+        Raises:
+            RuntimeError: nothing is taken any more.
+        """
+        with self._lock:
+            self.check_alive()
+            number = self._num_commands
+            self._num_commands += 1
+            self._queued[number] = fail
+
+        def run() -> None:
+            with self._lock:
+                is_queued = self._queued.pop(number, None) is not None
+            if is_queued:
+                function()
+
+        self._note(run)
+
+    def _note(self, function: Callable[[], None]) -> None:
+        # Only queued, in whatever thread: a finalizer may run in the engine's own, in the middle of a step.
+        self.client.core.transactions.notes.add(function)
 
     # For the engine's thread
 
     def _run(self) -> None:
+        try:
+            while not self._stops and self._turn():
+                pass
+            if self._stops and not isinstance(self.error, EngineDeadError):
+                self._shut_down()
+        except BaseException as error:  # a fault of this class, or an exit: nothing may wait for ever
+            logger.critical("the thread of the engine has ended", exc_info=error)
+            self._give_up(_dead(error))
+
+    def _turn(self) -> bool:
+        """Wait for work, or make a step; whether there may be a next one."""
         core = self.client.core
-        while not self._stops:
-            if not core.has_unfinished_requests():
-                self._deliver()  # what delivering has ended: requests of a loop that is closed
-                core.transactions.notes.wait(_IDLE_SECONDS)
-                continue
-            if not self._step():
-                return
-        self._jobs_fail(RuntimeError("the engine was shut down"))
-        core.abort(*[reader.engine_id for reader in self._readers.values()])
-        while core.has_unfinished_requests():
-            if not self._step():
-                return
-        self._deliver()
-        self._give_up(RuntimeError("the engine was shut down"))
+        if core.has_unfinished_requests() or self._jobs:
+            return self._step()
+        self._deliver()  # what delivering has ended: requests of a loop that is closed
+        core.transactions.notes.wait(_IDLE_SECONDS)
+        return True
 
     def _step(self) -> bool:
         """A step; whether there may be a next one."""
@@ -182,13 +210,26 @@ class EngineThread:
             core.metrics.num_raised_steps_total += 1
             logger.error("a step has raised, %d in a row", self._num_errors, exc_info=error)
             if core.transactions.recovers or self._num_errors >= _MOST_ERRORS_IN_A_ROW:
-                dead = EngineDeadError(f"the engine cannot go on after {type(error).__name__}: {error}")
-                dead.__cause__ = error
-                self._give_up(dead)
+                self._give_up(_dead(error))
                 return False
+        self._leave_closed_loops()
         self._deliver()
         self._advance_jobs()
         return True
+
+    def _shut_down(self) -> None:
+        core, error = self.client.core, self.error
+        assert error is not None
+        self._fail_queued(error)
+        for waiting in list(self._jobs):
+            self._leave(waiting)
+            _resolve(waiting.loop, waiting.future, error=_again(error))
+        core.abort(*core.scheduler.requests)
+        while core.has_unfinished_requests():
+            if not self._step():
+                return
+        self._deliver()
+        self._give_up(error)
 
     def _deliver(self) -> None:
         """Put what has landed into mailboxes, and wake each loop once."""
@@ -196,19 +237,23 @@ class EngineThread:
         for output in self._inbox.take():
             reader = self._readers.get(output.request_id)
             if reader is None:
-                continue  # it was aborted
+                continue  # its loop was closed
             reader.mailbox.put(output)
             loops[reader.loop].append(reader)
             if output.finished:
                 self._forget(reader)
-        self._wake(loops)
-
-    def _wake(self, loops: dict[asyncio.AbstractEventLoop, list[OutputReader]]) -> None:
         for loop, readers in loops.items():
-            try:
-                loop.call_soon_threadsafe(_set_all, readers)
-            except RuntimeError:  # the loop is closed, and nobody is left to read
-                self._abort(tuple(reader.engine_id for reader in self._readers.values() if reader.loop is loop))
+            _wake(loop, readers)
+
+    def _leave_closed_loops(self) -> None:
+        """End what belongs to loops that are closed: its outputs would never be read."""
+        readers = [reader for reader in self._readers.values() if reader.loop.is_closed()]
+        for reader in readers:
+            self._forget(reader)
+        if readers:
+            self._abort([reader.engine_id for reader in readers])
+        for waiting in [waiting for waiting in self._jobs if waiting.loop.is_closed()]:
+            self._leave(waiting)
 
     def _abort(self, engine_ids: Sequence[str]) -> None:
         self.client.core.abort(*engine_ids)
@@ -223,13 +268,15 @@ class EngineThread:
                     del self._names[reader.name]
 
     def _end(self, reader: OutputReader, error: Exception) -> None:
-        """Let a request fail that the engine does not know."""
+        """Let a request fail that is not in the engine, or whose engine is dead."""
         self._forget(reader)
-        reader.mailbox.fail(error)
-        self._wake({reader.loop: [reader]})
+        reader.mailbox.fail(_again(error))
+        _wake(reader.loop, [reader])
 
     def _advance_jobs(self) -> None:
         for waiting in list(self._jobs):
+            if waiting not in self._jobs:
+                continue  # what another one has queued has ended it
             try:
                 answer = waiting.running.advance()
                 if answer is None and not self.client.core.has_unfinished_requests():
@@ -247,19 +294,43 @@ class EngineThread:
             self._jobs.remove(waiting)
             waiting.running.close()
 
-    def _jobs_fail(self, error: Exception) -> None:
-        for waiting in list(self._jobs):
-            self._leave(waiting)
-            _resolve(waiting.loop, waiting.future, error=error)
-
     def _give_up(self, error: Exception) -> None:
-        """End every request with an error, and refuse what comes later."""
-        self.error = error
-        for waiting in self._jobs:  # the engine is not to be touched any more
-            _resolve(waiting.loop, waiting.future, error=error)
+        """End every request with an error, and refuse what comes later. The engine is not touched any more."""
+        with self._lock:
+            self.error = error
+        self._fail_queued(error)
+        for waiting in self._jobs:
+            _resolve(waiting.loop, waiting.future, error=_again(error))
         self._jobs.clear()
         for reader in list(self._readers.values()):
             self._end(reader, error)
+
+    def _fail_queued(self, error: Exception) -> None:
+        """Let commands fail that have not run: none comes after these."""
+        with self._lock:
+            queued, self._queued = list(self._queued.values()), {}
+        for fail in queued:
+            fail(_again(error))
+
+
+def _dead(error: BaseException) -> EngineDeadError:
+    dead = EngineDeadError(f"the engine cannot go on after {type(error).__name__}: {error}")
+    dead.__cause__ = error
+    return dead
+
+
+def _again(error: Exception) -> Exception:
+    """The same error for another one that is told of it: each has a traceback of its own."""
+    found = type(error)(*error.args)
+    found.__cause__ = error.__cause__
+    return found
+
+
+def _wake(loop: asyncio.AbstractEventLoop, readers: Iterable[OutputReader]) -> None:
+    try:
+        loop.call_soon_threadsafe(_set_all, list(readers))
+    except RuntimeError:
+        logger.debug("a loop was closed before outputs came")  # the next step ends what belongs to it
 
 
 def _set_all(readers: Sequence[OutputReader]) -> None:
@@ -268,9 +339,13 @@ def _set_all(readers: Sequence[OutputReader]) -> None:
 
 
 def _resolve[T](
-    loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], result: Any = None, *, error: Exception | None = None
+    loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[T],
+    result: Any = None,
+    *,
+    error: BaseException | None = None,
 ) -> None:
-    """Resolve a future of another thread's loop, if anybody waits for it still."""
+    """Resolve a future of another thread's loop, if anything waits for it still."""
 
     def resolve() -> None:
         if future.done():

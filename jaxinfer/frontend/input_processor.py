@@ -74,8 +74,9 @@ class InputProcessor:
             for tokens, params in self._checked(prompts, sampling_params)
         ]
         for item, number in zip(found, priorities, strict=True):
-            for member in item.members if isinstance(item, RequestGroup) else [item]:
-                member.priority = number
+            for sequence in [*item.members, item.trunk] if isinstance(item, RequestGroup) else [item]:
+                if sequence is not None:
+                    sequence.priority = number
         return found
 
     def _priorities(self, priority: int | Sequence[int] | None, count: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from jaxinfer.outputs import CompletionOutput, RequestOutput
+from jaxinfer.outputs import CompletionOutput, Logprob, RequestOutput
 
 
 class Mailbox:
@@ -18,14 +18,27 @@ class Mailbox:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._waiting: RequestOutput | None = None
+        self._waiting: RequestOutput | None = None  # but for its completions
+        self._parts: dict[int, _Part] = {}  # these, by index
         self._error: Exception | None = None
 
     def put(self, output: RequestOutput) -> None:
-        """Add what is new."""
-        output = replace(output, request_id=self._name)
+        """Add what is new; takes as long as that is, whatever waits already."""
         with self._lock:
-            self._waiting = output if self._waiting is None else merged(self._waiting, output)
+            for completion in output.outputs:
+                self._parts.setdefault(completion.index, _Part()).add(completion)
+            before = self._waiting
+            if before is not None:
+                output = replace(
+                    output,
+                    finished=before.finished or output.finished,
+                    prompt_logprobs=output.prompt_logprobs
+                    if before.prompt_logprobs is None
+                    else before.prompt_logprobs,
+                    num_cached_tokens=max(before.num_cached_tokens, output.num_cached_tokens),
+                    error=before.error if output.error is None else output.error,
+                )
+            self._waiting = output
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come, for this reason."""
@@ -40,37 +53,41 @@ class Mailbox:
         """
         with self._lock:
             output, self._waiting = self._waiting, None
+            parts, self._parts = self._parts, {}
             if output is None and self._error is not None:
                 raise self._error
-        return output
+        if output is None:
+            return None
+        return replace(output, request_id=self._name, outputs=[parts[index].merged() for index in sorted(parts)])
 
 
-def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
-    """One output of two of the same request, of which `then` came later."""
-    completions = {completion.index: completion for completion in first.outputs}
-    for completion in then.outputs:
-        before = completions.get(completion.index)
-        completions[completion.index] = completion if before is None else _joined(before, completion)
-    return replace(
-        then,
-        outputs=[completions[index] for index in sorted(completions)],
-        finished=first.finished or then.finished,
-        prompt_logprobs=then.prompt_logprobs if first.prompt_logprobs is None else first.prompt_logprobs,
-        num_cached_tokens=max(first.num_cached_tokens, then.num_cached_tokens),
-        error=first.error if then.error is None else then.error,
-    )
+class _Part:
+    """What waits of one completion."""
 
+    def __init__(self) -> None:
+        self._latest: CompletionOutput | None = None
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[dict[int, Logprob]] | None = None
 
-def _joined(first: CompletionOutput, then: CompletionOutput) -> CompletionOutput:
-    logprobs = None
-    if first.logprobs is not None or then.logprobs is not None:
-        logprobs = [*(first.logprobs or ()), *(then.logprobs or ())]
-    return replace(
-        then,
-        text=first.text + then.text,
-        token_ids=[*first.token_ids, *then.token_ids],
-        logprobs=logprobs,
-        cumulative_logprob=first.cumulative_logprob if then.cumulative_logprob is None else then.cumulative_logprob,
-        finish_reason=first.finish_reason if then.finish_reason is None else then.finish_reason,
-        stop_reason=first.stop_reason if then.finish_reason is None else then.stop_reason,
-    )
+    def add(self, new: CompletionOutput) -> None:
+        before = self._latest
+        if before is not None:
+            new = replace(
+                new,
+                cumulative_logprob=(
+                    before.cumulative_logprob if new.cumulative_logprob is None else new.cumulative_logprob
+                ),
+                finish_reason=before.finish_reason if new.finish_reason is None else new.finish_reason,
+                stop_reason=before.stop_reason if new.finish_reason is None else new.stop_reason,
+            )
+        self._latest = new
+        self._texts.append(new.text)
+        self._token_ids += new.token_ids
+        if new.logprobs is not None:
+            self._logprobs = [] if self._logprobs is None else self._logprobs
+            self._logprobs += new.logprobs
+
+    def merged(self) -> CompletionOutput:
+        assert self._latest is not None
+        return replace(self._latest, text="".join(self._texts), token_ids=self._token_ids, logprobs=self._logprobs)

@@ -34,7 +34,7 @@ class BeamRun:
         search: what chooses.
 
     Raises:
-        ValueError: there are more beams than requests may run at once, or the prompt cannot be served.
+        ValueError: there are more beams than requests may run at once.
     """
 
     def __init__(self, core: EngineCore, request_id: str, prompt: Sequence[int], search: BeamSearch) -> None:
@@ -52,7 +52,19 @@ class BeamRun:
             trunk_pages=(len(prompt) - 1) // page_size,
         )  # fmt: skip
         self._state = _State(search, (first,))
-        core.add([self._group], search=self)
+
+    def start(self) -> BeamRun:
+        """Queue the first beam.
+
+        Raises:
+            ValueError: the prompt cannot be served; the search is over then.
+        """
+        try:
+            self._core.add([self._group], search=self)
+        except ValueError:
+            self._state = _State(self._state.search, ())
+            raise
+        return self
 
     @property
     def search(self) -> BeamSearch:
@@ -79,6 +91,9 @@ class BeamRun:
 
     def advance(self) -> bool:
         beams = self._state.beams
+        if not beams:
+            self._core.drop_search(self)  # it was given up
+            return True
         failed = [
             beam for beam in beams if beam.status in (RequestStatus.FINISHED_ERROR, RequestStatus.FINISHED_ABORTED)
         ]

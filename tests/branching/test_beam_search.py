@@ -60,7 +60,7 @@ CASES = [
 @pytest.mark.parametrize(("params", "eos"), CASES)
 def test_the_engine_finds_what_a_search_over_whole_sequences_finds(params, eos, model, idle_engine):
     core, prompts = idle_engine(max_num_seqs=8, kv_cache_tokens=512), random_prompts([30, 3, 21], seed=4)
-    runs = [BeamRun(core, f"beam {n}", p, BeamSearch(params, eos)) for n, p in enumerate(prompts)]
+    runs = [BeamRun(core, f"beam {n}", p, BeamSearch(params, eos)).start() for n, p in enumerate(prompts)]
     other = make_request("other", random_prompts([25])[0], max_tokens=15)
     alone = make_request("alone", other.prompt_token_ids, max_tokens=15)
     core.add_request(other)
@@ -80,7 +80,7 @@ def test_too_few_pages_or_seats_change_no_beam(limits, idle_engine):
     roomy, core = idle_engine(max_num_seqs=8, kv_cache_tokens=512), idle_engine(**limits)
     found = []
     for engine in (roomy, core):
-        run = BeamRun(engine, "beams", prompt, BeamSearch(params))
+        run = BeamRun(engine, "beams", prompt, BeamSearch(params)).start()
         engine.add_request(make_request("other", other, max_tokens=40))
         drain(engine)
         assert engine.scheduler.kv.allocator.num_held == 0
@@ -90,7 +90,7 @@ def test_too_few_pages_or_seats_change_no_beam(limits, idle_engine):
 
 def test_beams_share_pages_and_those_given_up_return_theirs(idle_engine):
     core, [prompt] = idle_engine(max_num_seqs=8, kv_cache_tokens=512), random_prompts([40])
-    run = BeamRun(core, "beams", prompt, BeamSearch(BeamSearchParams(4, 40)))
+    run = BeamRun(core, "beams", prompt, BeamSearch(BeamSearchParams(4, 40))).start()
     allocator, most = core.scheduler.kv.allocator, 0
     while not run.is_done:
         core.step()
@@ -104,7 +104,7 @@ def test_beams_share_pages_and_those_given_up_return_theirs(idle_engine):
 
 def test_a_search_can_be_given_up(idle_engine):
     core, [prompt] = idle_engine(max_num_seqs=8, kv_cache_tokens=512), random_prompts([40])
-    run = BeamRun(core, "beams", prompt, BeamSearch(BeamSearchParams(4, 40)))
+    run = BeamRun(core, "beams", prompt, BeamSearch(BeamSearchParams(4, 40))).start()
     for _ in range(8):
         core.step()
     run.abort()
@@ -119,7 +119,7 @@ def test_beams_that_do_not_fit_into_the_pool_together_take_turns(searches, width
     found = []
     for tokens in (1024, 160):
         core = idle_engine(max_num_seqs=8, kv_cache_tokens=tokens)
-        runs = [BeamRun(core, f"beams {n}", prompt, BeamSearch(params)) for n, prompt in enumerate(prompts)]
+        runs = [BeamRun(core, f"beams {n}", prompt, BeamSearch(params)).start() for n, prompt in enumerate(prompts)]
         preemptions = core.scheduler.num_preemptions
         drain(core)
         found.append([[(one.tokens, round(one.score, 4)) for one in run.search.hypotheses] for run in runs])
@@ -129,7 +129,7 @@ def test_beams_that_do_not_fit_into_the_pool_together_take_turns(searches, width
 
 def test_a_search_of_which_a_beam_is_aborted_fails_whole(idle_engine):
     core, [prompt] = idle_engine(max_num_seqs=8, kv_cache_tokens=512), random_prompts([40])
-    run = BeamRun(core, "beams", prompt, BeamSearch(BeamSearchParams(4, 40)))
+    run = BeamRun(core, "beams", prompt, BeamSearch(BeamSearchParams(4, 40))).start()
     for _ in range(8):
         core.step()
     core.abort(run.beams[0].request_id)

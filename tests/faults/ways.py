@@ -76,7 +76,7 @@ def _beam(beside: bool) -> dict[int, list[Item]]:
 
     def run(name: str, prompt: list[int], width: int) -> Callable[[EngineCore], BeamRun]:
         params = BeamSearchParams(width, 6)
-        return lambda core: BeamRun(core, name, prompt, BeamSearch(params, frozenset({4, 17})))
+        return lambda core: BeamRun(core, name, prompt, BeamSearch(params, frozenset({4, 17}))).start()
 
     items: dict[int, list[Item]] = {0: [run("beams", prompt, 3)]}
     if beside:

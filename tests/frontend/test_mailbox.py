@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jaxinfer.frontend.mailbox import Mailbox, merged
+from jaxinfer.frontend.mailbox import Mailbox
 from jaxinfer.outputs import CompletionOutput, Logprob, RequestOutput
 
 
@@ -99,10 +99,14 @@ def check_pace(rng: random.Random, pace: float) -> None:
 
 
 def test_what_was_sent_stays_as_it_was():
+    mailbox = Mailbox("name")
     first, then = output([part(0, 2, 0)]), output([part(0, 1, 2, reason="stop")], finished=True)
-    whole = merged(first, then)
-    assert whole.outputs[0].token_ids == [0, 1, 2] and whole.outputs[0].stop_reason == 7
+    mailbox.put(first)
+    mailbox.put(then)
+    whole = mailbox.take()
+    assert whole is not None and whole.outputs[0].token_ids == [0, 1, 2] and whole.outputs[0].stop_reason == 7
     assert first.outputs[0].token_ids == [0, 1] and then.outputs[0].token_ids == [2]
+    assert first.outputs[0].text == "<0><1>" and len(first.outputs[0].logprobs or ()) == 2
 
 
 def test_an_error_comes_after_what_was_there_before_it():

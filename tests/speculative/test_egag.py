@@ -81,6 +81,6 @@ def test_a_drafter_drafts_much_where_it_is_sure_and_little_where_it_is_not():
 
 
 def test_rounds_are_logged_with_their_entropy_length_and_acceptance(caplog):
-    caplog.set_level("DEBUG", "jaxinfer.speculative")
+    caplog.set_level("DEBUG", "jaxinfer.textbook")
     speculative_generate([1, 2], table_model(6, 1), table_model(6, 2), use_egag=True, eos_tokens_id=[])
     assert "accepted, entropy EntropyReading(normalised=" in caplog.text
