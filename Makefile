@@ -9,7 +9,7 @@ ARGS ?=
 WORKERS ?= auto
 IN_PARALLEL := --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 # What a GPU can say something about; tests/on_gpu.py names what of it is for CPUs only. A part: GPU_FOLDERS="gpu models".
-GPU_FOLDERS := gpu attention sampling models cache programs engine
+GPU_FOLDERS := gpu attention sampling models cache programs memory engine
 # The lock is made for this version of JAX; pyproject.toml says which versions are supported.
 LOCK_JAX := 0.11.2
 

@@ -46,8 +46,6 @@ NEEDS_HYPOTHESIS = {
     "tests/cache/test_page_allocator_machine.py",
     "tests/cache/test_prefix_cache_machine.py",
     "tests/engine/test_beside.py",
-    "tests/frontend/test_detokenizer.py",
-    "tests/scheduling/test_scheduler_states.py",
     "tests/programs/test_buckets.py",
     "tests/programs/test_commit_tail.py",
 }

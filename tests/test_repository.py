@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ("requirements.lock", "requirements-cuda13.lock")
 LOCKED_GROUPS = {"requirements.lock": ("build", "test", "train"), "requirements-cuda13.lock": ("build", "test")}
-PYTHON_FOLDERS = ("jaxinfer", "kernels_pallas", "scripts", "tests")
+PYTHON_FOLDERS = ("jaxinfer", "kernels_pallas", "scripts", "tests", "examples")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".lock", ".yml", ".yaml", ".txt", ".jinja"}
 PYTHON_FILES = sorted(path for folder in PYTHON_FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
@@ -79,7 +79,7 @@ def locked_versions(lock: str) -> dict[str, str]:
 
 def text_files() -> Iterator[Path]:
     yield from (ROOT / "Makefile", ROOT / ".ci" / "run")
-    for folder in (ROOT, *(ROOT / name for name in (*PYTHON_FOLDERS, "checkpoints"))):
+    for folder in (ROOT, *(ROOT / name for name in (*PYTHON_FOLDERS, "checkpoints", "docs"))):
         paths = folder.glob("*") if folder == ROOT else folder.rglob("*")
         yield from (path for path in paths if path.is_file() and path.suffix in TEXT_SUFFIXES)
 
@@ -142,6 +142,27 @@ def test_a_lock_satisfies_what_the_project_declares(lock):
 def test_a_python_file_stays_within_four_hundred_lines():
     long = [relative(path) for path in PYTHON_FILES if len(path.read_text().splitlines()) > 400]
     assert PYTHON_FILES and not long
+
+
+def test_the_first_page_is_short():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+
+
+def test_an_example_is_short():
+    long = [relative(path) for path in (ROOT / "examples").glob("*.py") if len(path.read_text().splitlines()) > 40]
+    assert (ROOT / "examples").is_dir() and not long
+
+
+def test_links_between_pages_lead_somewhere():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    dead = [
+        f"{relative(page)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert len(pages) > 10 and not dead
 
 
 def test_a_python_file_says_its_subject_in_a_docstring():
