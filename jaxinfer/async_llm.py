@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import numbers
@@ -182,11 +183,9 @@ class AsyncLLM:
         stream = await self.add(
             prompt, sampling_params, request_id=request_id, priority=priority, output_kind=output_kind
         )
-        try:
+        async with contextlib.aclosing(stream):
             async for output in stream:
                 yield output
-        finally:
-            await stream.aclose()
 
     async def chat(
         self,
@@ -207,11 +206,9 @@ class AsyncLLM:
         stream = await self.add(
             prompt, sampling_params, request_id=request_id, priority=priority, output_kind=output_kind
         )
-        try:
+        async with contextlib.aclosing(stream):
             async for output in stream:
                 yield output
-        finally:
-            await stream.aclose()
 
     async def generate_branches(
         self,
@@ -232,11 +229,9 @@ class AsyncLLM:
             predicted=predicted_lengths, stream=is_stream,
         )  # fmt: skip
         stream = self._queue(group, request_id, stream=is_stream)
-        try:
+        async with contextlib.aclosing(stream):
             async for output in stream:
                 yield output
-        finally:
-            await stream.aclose()
 
     async def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """See `LLM.beam_search`."""

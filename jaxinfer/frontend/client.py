@@ -1,4 +1,4 @@
-"""`EngineClient`: one engine with what stands before and behind it, for `LLM`, `AsyncLLM` and whoever drives one."""
+"""`EngineClient`: one engine with what stands before and behind it, for `LLM`, `AsyncLLM` and benchmarks."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_a_name_ends_all_that_bear_it_and_no_member_of_a_group(engine):
         samples = await engine.add("rain", SamplingParams(n=2, max_tokens=12, ignore_eos=True, seed=0))
         for name in (f"{samples.request_id}-0", f"{samples._reader.engine_id}-0", samples._reader.engine_id):
             await engine.abort(name)  # ids of the engine's own
-        await engine.abort("nobody's")
+        await engine.abort("of no request")
         for stream in streams:
             await anext(stream)
         await engine.abort("mine")
