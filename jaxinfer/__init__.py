@@ -39,7 +39,7 @@ moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    # JAX takes most of a second to import: those who only ask for a version or for --help do not wait for it.
+    # Importing JAX takes most of a second, which a request for the version or for --help must not wait for.
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
         globals()[name] = value

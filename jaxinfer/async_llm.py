@@ -31,39 +31,39 @@ _KINDS = ("delta", "final")
 
 
 class RequestStream:
-    """The outputs of one request as they come: `async for output in stream`.
+    """Stream of the outputs of one request: `async for output in stream`.
 
-    The request is aborted, within a step, by `aclose`, when the task that iterates is cancelled or ends, when its loop
-    is closed, and when the stream is let go: a `break` alone leaves it running for as long as anything refers to the
-    stream. A slow reader misses nothing: what it has not taken is merged into one output.
+    The request is aborted, within a step, by `aclose`, when the iterating task ends or is cancelled, when its event
+    loop is closed, and when the stream is garbage-collected. A `break` alone does not abort it while anything refers to
+    the stream. A slow reader loses nothing: outputs that it has not taken are merged into one.
 
     Attributes:
-        request_id: as the caller gave it, or one that was made up.
+        request_id: the caller's, or a generated one.
     """
 
     def __init__(self, llm: AsyncLLM, thread: EngineThread, reader: OutputReader) -> None:
         self.request_id = reader.name
-        self._llm = llm  # whose engine runs for as long as anything refers to it
+        self._llm = llm  # keeps the engine running while the stream exists
         self._reader, self._is_over = reader, False
         self._abort = weakref.finalize(self, thread.abort_one, reader.engine_id)
         self._abort.atexit = False
-        self._task: asyncio.Task[Any] | None = None  # that took the latest output
-        self._ended: Callable[[asyncio.Task[Any]], None] | None = None  # is told of the end of that task
+        self._task: asyncio.Task[Any] | None = None  # the task that took the latest output
+        self._ended: Callable[[asyncio.Task[Any]], None] | None = None  # done callback of that task
 
     @property
     def finished(self) -> bool:
-        """Whether its last output was taken, or it was closed."""
+        """Whether the last output was taken or the stream was closed."""
         return self._is_over
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """The next output. A wait that is cancelled, by a time limit too, aborts the request.
+        """Return the next output. Cancelling the wait, also by a timeout, aborts the request.
 
         Raises:
-            EngineDeadError: the engine cannot go on.
-            RuntimeError: it was shut down.
+            EngineDeadError: the engine has failed and cannot recover.
+            RuntimeError: the engine was shut down.
         """
         self._watch()
         reader = self._reader
@@ -86,7 +86,7 @@ class RequestStream:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Abort the request, if it is unfinished. No more outputs come."""
+        """Abort the request if it is unfinished. No more outputs follow."""
         self._abort()
         self._end()
 
@@ -94,10 +94,10 @@ class RequestStream:
         self._is_over = True
         self._abort.detach()
         self._watch_no_more()
-        self._reader.event.set()  # another one that waits for an output
+        self._reader.event.set()  # wakes another task that waits for an output
 
     def _watch(self) -> None:
-        """Abort with the end of a task that takes one output after the other; not with that of one made for each."""
+        """Abort when the iterating task ends. It counts from its second output on: some tasks take only one."""
         task = asyncio.current_task()
         if task is not self._task:
             self._watch_no_more()
@@ -121,17 +121,17 @@ class RequestStream:
 
 
 class AsyncLLM:
-    """Text from a language model for many callers at once, each of which awaits its own.
+    """Asynchronous inference engine: concurrent callers share one engine, which runs in its own thread.
 
-    All methods belong to a running event loop, of which there may be several; a stream belongs to the loop in which it
-    was made. Prompts are checked, and refused, in the caller's thread. The engine recovers from failures by itself; if
-    it cannot, every request ends with `EngineDeadError`, and so does every later call.
+    Methods are called from a running event loop. Several loops may share the engine; a stream belongs to the loop in
+    which it was made. Prompts are validated in the caller's thread. The engine recovers from failures by itself; if it
+    cannot, every unfinished request and every later call raises `EngineDeadError`.
 
     Args:
-        arguments, options: those of `LLM`.
+        arguments, options: as for `LLM`.
 
     Raises:
-        FileNotFoundError, CheckpointError, UnsupportedConfigError, ValueError: as of `LLM`.
+        FileNotFoundError, CheckpointError, UnsupportedConfigError, ValueError: as for `LLM`.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -149,19 +149,19 @@ class AsyncLLM:
         priority: int = 0,
         output_kind: str = "delta",
     ) -> RequestStream:
-        """Queue one prompt; its stream, once it is checked and queued.
+        """Queue one prompt and return its stream.
 
         Args:
             prompt: as for `LLM.generate`, or a conversation.
             sampling_params: None: `default_sampling_params()`.
-            request_id: a name by which it can be aborted, and that its outputs bear; several may have the same. None:
-                one that is made up.
+            request_id: id in the outputs and for `abort`; several requests may have the same. None: a generated one.
             priority: with `scheduling_policy="priority"`; the lowest runs first.
-            output_kind: "delta": what is new, as it lands; "final": one output, at the end.
+            output_kind: "delta": new text and tokens, as they land; "final": one output, at the end.
 
         Raises:
-            ValueError: it cannot be served; nothing is queued then.
-            EngineDeadError, RuntimeError: the engine cannot go on, or was shut down.
+            ValueError: the prompt cannot be served; nothing is queued then.
+            EngineDeadError: the engine has failed and cannot recover.
+            RuntimeError: the engine was shut down.
         """
         inputs = self._client.inputs
         if is_conversation(prompt):
@@ -179,7 +179,7 @@ class AsyncLLM:
         priority: int = 0,
         output_kind: str = "delta",
     ) -> AsyncIterator[RequestOutput]:
-        """The outputs of one prompt as they come; see `add`. Leaving it aborts the request."""
+        """Yield the outputs of one prompt as they land; see `add`. Closing the generator aborts the request."""
         stream = await self.add(
             prompt, sampling_params, request_id=request_id, priority=priority, output_kind=output_kind
         )
@@ -197,7 +197,7 @@ class AsyncLLM:
         output_kind: str = "delta",
         **template_arguments: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """The outputs of one conversation as they come; see `add`.
+        """Yield the outputs of one conversation as they land; see `add` and `generate`.
 
         Args:
             template_arguments: passed to the checkpoint's chat template.
@@ -222,7 +222,7 @@ class AsyncLLM:
         request_id: str | None = None,
         output_kind: str = "delta",
     ) -> AsyncIterator[RequestOutput]:
-        """The outputs of branches of one beginning as they come; see `LLM.generate_branches`."""
+        """Yield the outputs of the branches of one prefix as they land; see `LLM.generate_branches`."""
         is_stream = _is_stream(output_kind)
         group = self._client.inputs.branches(
             prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
@@ -234,7 +234,7 @@ class AsyncLLM:
                 yield output
 
     async def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
-        """See `LLM.beam_search`."""
+        """Search as `LLM.beam_search` does."""
         client = self._client
         job = BeamSearchJob(client.core, client.inputs, client.tokenizer, prompts, params)
         return await self._thread.answer(job)
@@ -250,7 +250,7 @@ class AsyncLLM:
         skeleton: str | None = None,
         on_event: Callable[[SkeletonEvent], None] | None = None,
     ) -> SkeletonOutput:
-        """See `LLM.skeleton_of_thought`; `on_event` is called in the running loop."""
+        """Answer as `LLM.skeleton_of_thought` does; `on_event` is called in the running loop."""
         if protocol not in self._skeletons:
             self._skeletons[protocol] = SkeletonOfThought(self._client, protocol)
         loop = asyncio.get_running_loop()
@@ -262,32 +262,33 @@ class AsyncLLM:
         return await self._thread.answer(job)
 
     async def abort(self, request_id: str) -> None:
-        """End all unfinished requests of this name, within a step."""
+        """Abort all unfinished requests of this id, within a step."""
         self._thread.abort(request_id)
 
     async def call[T](self, function: Callable[[], T]) -> T:
-        """Run a function between two steps, in the engine's thread; what it returns or raises."""
+        """Run a function between two steps in the engine's thread; returns or raises what the function does."""
         return await self._thread.call(function)
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget the prefixes that are cached; False if unfinished requests use some of them, which stay."""
+        """Evict all cached prefixes; returns False if unfinished requests still use some, which stay."""
         return await self._thread.call(self._client.core.reset_prefix_cache)
 
     async def warm_up(self, use_tqdm: bool = True) -> None:
-        """Compile every program that requests can need, with a progress line that names it. Requests wait meanwhile."""
+        """Compile every program that requests can need, with a progress line for each. Requests wait meanwhile."""
         await self._thread.call(lambda: self._client.core.warm_up(progress=use_tqdm))
 
     def get_metrics(self) -> EngineMetrics:
-        """Counters since the start and gauges of now.
+        """Return counters since the start and current gauges.
 
         Raises:
-            EngineDeadError, RuntimeError: the engine cannot go on, or was shut down.
+            EngineDeadError: the engine has failed and cannot recover.
+            RuntimeError: the engine was shut down.
         """
         self._thread.check_alive()
         return self._client.get_metrics()
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer.
+        """Return the tokenizer.
 
         Raises:
             ValueError: this engine has none.
@@ -295,11 +296,11 @@ class AsyncLLM:
         return self._client.get_tokenizer()
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
-        """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
+        """Return the given sampling parameters, with defaults from the checkpoint's `generation_config.json`."""
         return self._client.default_sampling_params(**given)
 
     async def shutdown(self) -> None:
-        """Abort what is unfinished and end the engine's thread; later calls raise RuntimeError."""
+        """Abort unfinished requests and end the engine's thread; later calls raise RuntimeError."""
         await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
         self._stop.detach()
 
@@ -312,7 +313,7 @@ class AsyncLLM:
     def _queue(self, item: Item, request_id: str | None, *, stream: bool) -> RequestStream:
         self._thread.check_alive()
         self._client.core.check([item])
-        # A name that no caller can have by chance: `abort` ends all of a name.
+        # A generated id must equal no caller's, because `abort` ends all requests of an id.
         name = uuid.uuid4().hex if request_id is None else request_id
         reader = OutputReader(item.request_id, name, Mailbox(name), asyncio.get_running_loop())
         found = RequestStream(self, self._thread, reader)
@@ -327,11 +328,11 @@ def _is_stream(output_kind: str) -> bool:
 
 
 def _priority(priority: int) -> int | None:
-    """As requests take it: 0, which is the default, needs no policy."""
+    """Return a checked priority for requests: None for the default 0, which needs no scheduling policy."""
     if not isinstance(priority, numbers.Integral) or isinstance(priority, bool):
         raise ValueError(f"priority must be an integer, got {priority!r}")
     return int(priority) or None
 
 
-# The arguments in full, for help texts and editors.
+# `LLM`'s arguments in full, for `help` and editors.
 AsyncLLM.__signature__ = inspect.signature(LLM)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""From the arguments of `LLM` to an engine with its client."""
+"""`build_client`: an engine and its client from the arguments of `LLM`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def build_client(
     ignore_config_fields: Sequence[str],
     warm_up: str | bool,
 ) -> tuple[EngineClient, MemoryBudget]:
-    """An engine with its client, and where its device's memory goes. The arguments and errors are those of `LLM`."""
+    """Build an engine; returns its client and its memory budget. Arguments and errors are those of `LLM`."""
     if warm_up not in ("background", False):
         raise ValueError(f'warm_up must be "background" or False, got {warm_up!r}')
     fields: ConfigOptions = {"strict_config": strict_config, "ignore_config_fields": ignore_config_fields}
@@ -78,13 +78,13 @@ def build_client(
     diffusion = diffusion_of(config, diffusion_config, speculative)
     if diffusion is not None:
         max_num_seqs = min(max_num_seqs, max(1, max_num_batched_tokens // round_width(diffusion, config)))
-        enable_prefix_caching &= not config.is_bidirectional  # what a token is depends on those behind it
+        enable_prefix_caching &= not config.is_bidirectional  # the KV of a token depends on later tokens
         page_size = page_size_for(config, None if page_size == EngineConfig.page_size else page_size)
         branch_mode = "batching"  # blocks of several branches do not share a row
     if max_model_len is None:
         max_model_len = config.max_position_embeddings
         if kv_cache_tokens is not None and kv_cache_tokens >= page_size:
-            # Asking for a pool without a length means: the longest requests that the pool holds.
+            # A pool size without a length asks for the longest requests that the pool holds.
             max_model_len = min(max_model_len, kv_cache_tokens // page_size * page_size)
     else:
         check_model_len(config, max_model_len)
@@ -95,7 +95,7 @@ def build_client(
         # Until memory is planned, room for one request.
         kv_cache_tokens=max_model_len + page_size if kv_cache_tokens is None else kv_cache_tokens,
     )  # fmt: skip
-    # Small files first: what is wrong with them is said before the weights are loaded.
+    # Small files first, so that their faults are reported before the weights are loaded.
     generation_config = read_generation_config(directory)
     tokenizer_directory = Path(tokenizer) if tokenizer is not None else directory
     tokenizer_of_model = None

@@ -1,4 +1,4 @@
-"""The engine's settings, validated where they are made."""
+"""The engine's settings, validated on construction."""
 
 from __future__ import annotations
 
@@ -19,10 +19,28 @@ from jaxinfer.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Limits of an engine. Sizes count tokens, except `max_num_seqs` (requests running at once).
+    """Settings of an engine.
+
+    Attributes:
+        max_model_len: most tokens of prompt and output of a request.
+        max_num_seqs: most requests that run at once.
+        max_num_batched_tokens: most tokens computed in one step.
+        page_size: tokens per KV page, a power of two up to 256.
+        kv_cache_tokens: tokens that the KV pool holds.
+        enable_prefix_caching: cache KV of prefixes for later requests.
+        prefix_cache_policy: which cached pages are evicted first: "lru", "lfu", "fifo" or "priority".
+        scheduling_policy: "fcfs" or "priority".
+        attention_backend: "auto", "xla" or "pallas".
+        branch_mode: how launches read KV that sequences of one request share: "in_one_sequence" once, "batching" once
+            for each.
+        max_parallel_branches: most sequences of one request that run at once; None: all.
+        seed: of requests without a seed of their own.
+        max_decode_steps: most decode steps in one launch, if no request needs the host in between; 1: one step.
+        overlap: launch a step before the results of the previous one are read.
+        strict_compiles: a compile after warm-up is an error.
 
     Raises:
-        ValueError: a field is out of range, named with its value and what is allowed.
+        ValueError: a field is out of range; the message has its name, its value and what is allowed.
     """
 
     max_model_len: int
@@ -31,17 +49,15 @@ class EngineConfig:
     page_size: int = 16
     kv_cache_tokens: int = 65536
     enable_prefix_caching: bool = True
-    prefix_cache_policy: str = "lru"  # what is forgotten first
+    prefix_cache_policy: str = "lru"
     scheduling_policy: str = "fcfs"
     attention_backend: str = "auto"
-    branch_mode: str = (
-        "in_one_sequence"  # how launches read what sequences of one request share: once, or once for each
-    )
-    max_parallel_branches: int | None = None  # sequences of one request that run at once; None: all
+    branch_mode: str = "in_one_sequence"
+    max_parallel_branches: int | None = None
     seed: int = 0
-    max_decode_steps: int = 16  # most decode steps in one launch, where no request needs the host in between; 1: off
-    overlap: bool = True  # launch a step before the results of the one before are read
-    strict_compiles: bool = False  # a compile after warm-up is an error
+    max_decode_steps: int = 16
+    overlap: bool = True
+    strict_compiles: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -88,12 +104,12 @@ class EngineConfig:
 
 
 def page_size_for(config: ModelConfig, page_size: int | None) -> int:
-    """The size that is asked for; None: the default one, or a block of a model whose blocks are larger."""
+    """Return the page size that is asked for; None: the default, or the model's diffusion block if that is larger."""
     return max(EngineConfig.page_size, config.block_size or 0) if page_size is None else page_size
 
 
 def check_model_len(config: ModelConfig, max_model_len: int) -> None:
-    """Raises ValueError, naming both, if the model's positions do not reach so far."""
+    """Raise ValueError, naming both lengths, if `max_model_len` exceeds the model's positions."""
     if max_model_len > config.max_position_embeddings and not config.rope.depends_on_length:
         raise ValueError(
             f"max_model_len={max_model_len} exceeds the model's max_position_embeddings "
@@ -102,7 +118,7 @@ def check_model_len(config: ModelConfig, max_model_len: int) -> None:
 
 
 def resolve_dtype(name: Any) -> jnp.dtype:
-    """The dtype of weights and KV called `name`; "auto" is bfloat16 on accelerators and float32 on CPU.
+    """Return the dtype of weights and KV called `name`; "auto" is bfloat16 on accelerators and float32 on CPU.
 
     XLA's bfloat16 matrix-vector product on CPU runs at a quarter of float32's speed.
 
@@ -116,6 +132,6 @@ def resolve_dtype(name: Any) -> jnp.dtype:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SpeculativeConfig":  # its old home
+    if name == "SpeculativeConfig":  # it was defined here once
         return importlib.import_module("jaxinfer.strategies.draft_options").SpeculativeConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Checks of settings, where they are made."""
+"""Checks of settings on construction."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def fields_of(cls: type, name: str, value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that a dict gives.
+    """Return a copy of a dict whose keys are fields of a dataclass.
 
     Args:
-        name: of what the dict was given as, for messages.
+        name: the setting's name, for messages.
 
     Raises:
-        ValueError: it is no dict, or a key is no field.
+        ValueError: `value` is not a dict, or a key is not a field.
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} must be a {cls.__name__} or a dict, got {value!r}")
@@ -26,6 +26,6 @@ def fields_of(cls: type, name: str, value: Any) -> dict[str, Any]:
 
 
 def check_positive_integer(name: str, value: Any) -> None:
-    """Raises ValueError, naming the setting and its value, unless it is an integer of at least 1."""
+    """Raise ValueError, naming the setting and its value, unless it is an integer of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")

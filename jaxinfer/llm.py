@@ -1,4 +1,4 @@
-"""`LLM`: the engine as users meet it."""
+"""`LLM`: the engine for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -23,51 +23,52 @@ from jaxinfer.skeleton.answer import SkeletonEvent, SkeletonOfThought, SkeletonO
 from jaxinfer.strategies.draft_options import SpeculativeConfig
 from jaxinfer.tokenizer import Tokenizer
 
-_DRAWN = 72  # characters of a node of the cache that are drawn
+_DRAWN = 72  # most characters drawn for one node of the prefix cache
 
 
 class LLM:
-    """Text from a language model: many prompts at once, batched continuously over one KV pool.
+    """Inference engine for a language model: many prompts at once, with continuous batching over one KV pool.
 
     Args:
         model: a converted directory, a Hugging Face directory, a hub id or the name of an embedded checkpoint ("tiny",
             "tiny-draft"); None is "tiny".
         tokenizer: directory of the tokenizer files, if not the model's.
-        skip_tokenizer_init: serve token-id prompts only.
+        skip_tokenizer_init: load no tokenizer; prompts are token ids then.
         dtype: of weights and KV: "auto" (bfloat16 on GPU, float32 on CPU), "float32", "bfloat16" or "float16".
-        max_model_len: most tokens of prompt and output together; None: what the model was made for.
+        max_model_len: most tokens of a request, prompt and output together; None: as many as the model has positions.
         max_num_seqs: most requests running at once.
-        max_num_batched_tokens: most tokens computed in one step, prompts' and outputs' together.
-        page_size: tokens per KV page, a power of two; by default a block of a block-diffusion model where that is more.
-        kv_cache_tokens: size of the KV pool; None: from the device's memory.
-        gpu_memory_utilization: share of a GPU's memory that the engine takes for weights, KV pool and workspace; 3% of
-            that stay free, CUDA's context comes on top, and more than 0.97 is taken as 0.97. JAX takes this share when
-            it starts, which the first LLM sees to. Where JAX runs with less already (a warning says so), or the
-            environment variable XLA_CLIENT_MEM_FRACTION gives it less, that is what the engine takes.
-        enable_prefix_caching: keep what was computed, and start requests behind the longest beginning that is kept.
-        speculative_config: how tokens are drafted, a `SpeculativeConfig` or a dict of its fields; None: one token is
-            decoded after the other. It changes no token.
-        diffusion_config: of a diffusion model, how its blocks are denoised, a `DiffusionConfig` or a dict of its
-            fields; None: the defaults. Its steps compute a block for every request that runs, so `max_num_seqs` is at
-            most `max_num_batched_tokens` over the block's size.
-        branch_mode: how launches read what sequences of one request (samples, branches) begin with: "in_one_sequence"
-            once for all of them, "batching" once for each. It changes no token.
+        max_num_batched_tokens: most tokens computed in one step, of prompts and outputs together.
+        page_size: tokens per KV page, a power of two. A block-diffusion model with larger blocks takes its block size
+            by default.
+        kv_cache_tokens: size of the KV pool in tokens; None: as many as fit in the device's memory.
+        gpu_memory_utilization: share of a GPU's memory for weights, KV pool and workspace, capped at 0.97. 3% of it
+            stay free; CUDA's context comes on top. The first LLM lets JAX start with this share. If JAX runs with less
+            already (a warning says so), or the environment variable XLA_CLIENT_MEM_FRACTION gives it less, the engine
+            takes that.
+        enable_prefix_caching: cache the KV of prefixes. A request resumes after its longest cached prefix.
+        speculative_config: speculative decoding, a `SpeculativeConfig` or a dict of its fields; None: off. It changes
+            no token.
+        diffusion_config: how a diffusion model denoises, a `DiffusionConfig` or a dict of its fields; None: the
+            defaults. A step computes a whole block for every running request, so `max_num_seqs` is at most
+            `max_num_batched_tokens` over the block size.
+        branch_mode: how launches read the prefix that sequences of one request (samples, branches) share:
+            "in_one_sequence" once for all of them, "batching" once for each. It changes no token.
         scheduling_policy: "fcfs" or "priority".
-        tensor_parallel_size: devices that share every layer.
+        tensor_parallel_size: number of devices over which every layer is sharded.
         attention_backend: "auto", "xla" or "pallas" (a kernel for Hopper GPUs).
-        seed: of requests that bring no seed of their own.
-        strict_config: refuse every unknown field of a `config.json`, also one that the reference cannot read.
-        ignore_config_fields: names of unknown fields to ignore, of the model's `config.json` and a drafter's; you know
-            that they change no output.
-        warm_up: "background": compile all programs that requests can need while they run, the likely ones first; False:
-            when they are needed. The method of that name compiles them all before it returns.
+        seed: for requests without a seed of their own.
+        strict_config: refuse every unknown field of a `config.json`, even one that the reference does not read.
+        ignore_config_fields: unknown fields to ignore in the model's and the drafter's `config.json`; for fields that
+            you know change no output.
+        warm_up: "background": compile all programs that requests can need while requests run, the likely ones first;
+            False: compile each when it is first needed. The method `warm_up` compiles all before it returns.
 
     Attributes:
         client: the engine's client; `llm.core` is the engine itself.
-        memory_budget: where the device's memory goes.
+        memory_budget: how the device's memory is divided.
 
     Raises:
-        FileNotFoundError, CheckpointError, UnsupportedConfigError: the checkpoint cannot be used, and why.
+        FileNotFoundError, CheckpointError, UnsupportedConfigError: the checkpoint cannot be used; the message says why.
         ValueError: a setting is out of range.
     """
 
@@ -134,10 +135,10 @@ class LLM:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What each token adds to a text.
+        """The bytes that each token adds to a text.
 
         Raises:
-            ValueError: the engine has no tokenizer, or one whose tokens' bytes are not known here.
+            ValueError: the engine has no tokenizer, or the bytes of its tokens are unknown.
         """
         return self.client.vocabulary
 
@@ -148,13 +149,13 @@ class LLM:
         use_tqdm: bool = True,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts; outputs stand in the order of the prompts.
+        """Complete prompts; returns outputs in the order of the prompts.
 
         Args:
             prompts: str, list[int] or {"prompt_token_ids": [...]}, or a list of these.
             sampling_params: for all prompts, or one for each; None: `default_sampling_params()`.
             use_tqdm: show a progress bar.
-            priority: with `scheduling_policy="priority"`, of all prompts or of each; the lowest runs first.
+            priority: with `scheduling_policy="priority"`, for all prompts or one for each; the lowest runs first.
 
         Raises:
             ValueError: a prompt, its parameters or its priority cannot be served; nothing has run then.
@@ -189,13 +190,13 @@ class LLM:
     def stream(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Iterator[RequestOutput]:
-        """Complete prompts and yield what is new as it comes: text and token ids since the last output of a request.
+        """Complete prompts and yield outputs as they land: the text and token ids since a request's previous output.
 
-        Several prompts run at once; `request_id` tells whose an output is (ids grow in the order of the prompts).
-        A conversation (a list of messages) is a prompt too. Leaving the loop early aborts what still runs.
+        Several prompts run at once; `request_id` tells which one an output is for (ids grow in the order of prompts).
+        A conversation (a list of messages) is a prompt too. Leaving the loop early aborts unfinished requests.
 
         Raises:
-            ValueError: as for `generate`, at the call.
+            ValueError: as for `generate`; raised by the call itself.
         """
         if is_conversation(prompts):
             prompts = [prompts]
@@ -217,21 +218,21 @@ class LLM:
         predicted_lengths: Sequence[int] | None = None,
         use_tqdm: bool = True,
     ) -> RequestOutput:
-        """Complete `prefix + suffix` for every suffix at once; `outputs[i]` is what follows `suffixes[i]`.
+        """Complete `prefix + suffix` for every suffix at once; `outputs[i]` continues `suffixes[i]`.
 
-        What the branches share is computed and kept once. Each gives the tokens that `generate` gives for its prompt
-        alone; where one set of parameters with a seed serves all, branch i has the seed + i.
+        The prefix is computed and stored once. Each branch gets the tokens that `generate` gives for its prompt alone.
+        Where one set of parameters with a seed serves all branches, branch i has seed + i.
 
         Args:
             prefix: text, a list of token ids, or a dict with "prompt" or "prompt_token_ids".
-            suffixes: of each branch, text or token ids as the prefix is; it may be empty.
+            suffixes: one for each branch, text or token ids as the prefix is; a suffix may be empty.
             sampling_params: for all branches, or one for each.
             branch_mode: "in_one_sequence" or "batching"; None: the engine's.
             max_parallel_branches: most branches that run at once; None: all.
-            predicted_lengths: tokens that each branch is expected to have: the longest start first.
+            predicted_lengths: expected number of tokens of each branch; the longest start first.
 
         Raises:
-            ValueError: as for `generate`; or prefix and suffixes do not go together.
+            ValueError: as for `generate`; or a suffix is not of the prefix's form.
         """
         group = self.client.inputs.branches(
             prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
@@ -249,7 +250,7 @@ class LLM:
         max_parallel_branches: int | None = None,
         predicted_lengths: Sequence[int] | None = None,
     ) -> Iterator[RequestOutput]:
-        """As `generate_branches`, and yields what is new as it comes: `outputs[0].index` tells of which branch."""
+        """Complete branches as `generate_branches` does; yields outputs of branch `outputs[0].index` as they land."""
         group = self.client.inputs.branches(
             prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
             predicted=predicted_lengths, stream=True,
@@ -258,16 +259,16 @@ class LLM:
         return self.client.outputs([group], CompileNotice(), stream=True)
 
     def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
-        """The most likely continuations of prompts that beam search finds; outputs stand in the order of the prompts.
+        """Continue prompts by beam search; returns outputs in the order of the prompts.
 
-        Beams are sequences that share the pages of what they have in common: one that forks copies less than a page,
-        and one that is given up gives its own back.
+        Beams share the pages of their common prefix: a beam that forks copies less than a page, and a dropped one
+        frees its own pages.
 
         Args:
             prompts: as for `generate`.
 
         Raises:
-            ValueError: a prompt cannot be served, or there are more end-of-sequence tokens than can be looked for.
+            ValueError: a prompt cannot be served, or there are too many end-of-sequence tokens.
         """
         client = self.client
         job = BeamSearchJob(client.core, client.inputs, client.tokenizer, prompts, params)
@@ -284,18 +285,18 @@ class LLM:
         skeleton: str | None = None,
         on_event: Callable[[SkeletonEvent], None] | None = None,
     ) -> SkeletonOutput:
-        """Answer a question by a plan whose points are written at the same time, as branches of one conversation.
+        """Answer a question with a plan whose points are decoded in parallel, as branches of one conversation.
 
         Args:
-            question: what the user asks.
-            sampling_params: of the plan and of every point (point i of a wave has the seed + i); `max_tokens` is the
-                most that a point may have. None: the checkpoint's defaults.
+            question: the user's message.
+            sampling_params: for the plan and every point (point i of a wave has seed + i); `max_tokens` limits each
+                point. None: the checkpoint's defaults.
             branch_mode: "in_one_sequence" or "batching"; None: the engine's.
-            protocol: "plan" ([PLAN] or [DIRECT], kept to by its grammar), "outline" (a numbered list, for any chat
-                model), or "auto": "plan" where the tokenizer has its markers.
-            max_parallel_branches: most points that are written at once; None: all.
-            skeleton: the text of a plan, to expand instead of asking for one.
-            on_event: is told of text as it comes.
+            protocol: "plan" ([PLAN] or [DIRECT], enforced by a grammar), "outline" (a numbered list, for any chat
+                model), or "auto": "plan" where the tokenizer has its markers, else "outline".
+            max_parallel_branches: most points that are decoded at once; None: all.
+            skeleton: the text of a plan to expand, instead of asking the model for one.
+            on_event: called with new text as it lands.
 
         Raises:
             ValueError: there is no tokenizer or no chat template, or a setting is out of range.
@@ -316,12 +317,12 @@ class LLM:
         arrival_time: float | None = None,
         priority: int | None = None,
     ) -> str:
-        """Queue one prompt for those who call `step` themselves; returns its request id.
+        """Queue one prompt for a caller that calls `step` itself; returns its request id.
 
         Args:
             prompt: as for `generate`, or a conversation.
-            stream: `step` returns what is new as it comes, not the whole at the end.
-            arrival_time: when the request came, by `time.perf_counter`; None: now.
+            stream: `step` returns new text and tokens as they land, not one output at the end.
+            arrival_time: time of arrival by `time.perf_counter`; None: now.
             priority: as for `generate`.
 
         Raises:
@@ -337,39 +338,39 @@ class LLM:
         return request.request_id
 
     def step(self) -> list[RequestOutput]:
-        """Run one step of the engine, if there is work; what came of requests that `add_request` queued."""
+        """Run one step of the engine if there is work; returns new outputs of requests that `add_request` queued."""
         self.client.step()
         return self._outbox.take()
 
     def has_unfinished_requests(self) -> bool:
-        """Whether there is a request, of any caller, that has not come to its end."""
+        """Whether any caller has an unfinished request."""
         return self.core.has_unfinished_requests()
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
-        """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
+        """Return the given sampling parameters, with defaults from the checkpoint's `generation_config.json`."""
         return self.client.default_sampling_params(**given)
 
     def warm_up(self, use_tqdm: bool = True) -> None:
-        """Compile every program that requests can need, with a progress line that names it.
+        """Compile every program that requests can need, with a progress line for each.
 
-        Without it they are compiled when they are first needed. Either way they are kept on disk for the next process.
+        Without it, a program is compiled when it is first needed. Either way it is kept on disk for the next process.
         """
         self.core.warm_up(progress=use_tqdm)
 
     def abort(self, request_id: str) -> bool:
-        """End an unfinished request; False if there is none of that id."""
+        """Abort an unfinished request; returns False if there is none of that id."""
         return bool(self.client.abort(request_id))
 
     def abort_all(self) -> int:
-        """End all unfinished requests, of every caller; returns how many there were."""
+        """Abort all unfinished requests, of every caller; returns how many there were."""
         return len(self.core.abort(*self.core.scheduler.requests))
 
     def reset_prefix_cache(self) -> bool:
-        """Forget the prefixes that are cached; False if unfinished requests use some of them, which stay."""
+        """Evict all cached prefixes; returns False if unfinished requests still use some, which stay."""
         return self.core.reset_prefix_cache()
 
     def draw_prefix_cache(self) -> str:
-        """The tree of cached prefixes with their text, or token ids where there is no tokenizer."""
+        """Draw the tree of cached prefixes with their text, or with token ids if there is no tokenizer."""
         tokenizer = self.tokenizer
         if tokenizer is None:
             return self.core.draw_prefix_cache()
@@ -381,11 +382,11 @@ class LLM:
         return self.core.draw_prefix_cache(show)
 
     def get_metrics(self) -> EngineMetrics:
-        """Counters since the start and gauges of now."""
+        """Return counters since the start and current gauges."""
         return self.core.get_metrics()
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer.
+        """Return the tokenizer.
 
         Raises:
             ValueError: this engine has none.

@@ -1,4 +1,4 @@
-"""Contents of messages in the form that a chat template reads: strings, or lists of parts."""
+"""Message contents in the form that a chat template reads: strings, or lists of parts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _PROBE = "a text that no template has, 7301"
 
 @dataclass(frozen=True)
 class ContentForms:
-    """Which forms of contents a template shows the text of."""
+    """The forms of message content whose text a template renders."""
 
     strings: bool
     lists: bool  # of parts
 
 
 def content_forms(render: Render) -> ContentForms:
-    """The forms that a template reads, found out with a conversation of one message in each.
+    """Find the forms that a template reads, by rendering a conversation of one message in each.
 
     A template that expects strings writes a list as Python does, with its brackets, or refuses it; one that expects
     lists finds no parts in a string.
@@ -29,21 +29,23 @@ def content_forms(render: Render) -> ContentForms:
     def rendered(content: Any) -> str:
         try:
             return render([{"role": "user", "content": content}])
-        except Exception:  # whatever a template raises, it does not read that
+        except Exception:  # whatever the template raises, it does not read this form
             return ""
 
-    of_string, of_list = rendered(_PROBE), rendered([{"type": "text", "text": _PROBE}])
-    if _PROBE not in of_string:
-        # Neither is what a template does that refuses a lone message of a user.
-        return ContentForms(strings=_PROBE not in of_list, lists=_PROBE in of_list)
-    return ContentForms(strings=True, lists=of_list == of_string)
+    from_string, from_list = rendered(_PROBE), rendered([{"type": "text", "text": _PROBE}])
+    if _PROBE not in from_string:
+        # If neither form is read, the template refuses a lone user message; strings are the default then.
+        return ContentForms(strings=_PROBE not in from_list, lists=_PROBE in from_list)
+    return ContentForms(strings=True, lists=from_list == from_string)
 
 
 def in_form(messages: Sequence[Mapping[str, Any]], forms: ContentForms) -> list[dict[str, Any]]:
-    """Copies of messages whose contents a template of these forms reads. The texts of parts become lines of a string.
+    """Return copies of messages with contents that a template of these forms reads.
+
+    Where it reads strings only, the texts of parts become lines of one string.
 
     Raises:
-        ValueError: a part of a content is not text; names message and part.
+        ValueError: a part is not text; the message has its number and the part's.
     """
     return [{**message, **_content_of(message, number, forms)} for number, message in enumerate(messages)]
 

@@ -1,4 +1,4 @@
-"""Old names of modules, which lead to the modules that took their place."""
+"""Old module names, redirected to the modules that replaced them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MOVED = {
     "jaxinfer.engine.speculator": "jaxinfer.strategies.speculator",
     "jaxinfer.engine.trunks": "jaxinfer.scheduling.trunks",
     "jaxinfer.engine.waiting_room": "jaxinfer.scheduling.waiting_room",
-    "jaxinfer.engine.whole_scheduler": "jaxinfer.strategies.whole_scheduler",
+    "jaxinfer.engine.whole_scheduler": "jaxinfer.scheduling.whole_scheduler",
     "jaxinfer.input_processor": "jaxinfer.frontend.input_processor",
     "jaxinfer.models.bailing": "jaxinfer.models.registry",
     "jaxinfer.models.llada": "jaxinfer.models.registry",
@@ -95,7 +95,7 @@ MOVED = {
 
 
 class _Redirect(Loader):
-    """Imports the new module and puts it into the place of the old one."""
+    """Loader that imports the new module under the old name."""
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
@@ -104,7 +104,7 @@ class _Redirect(Loader):
 
 
 class MovedFinder(MetaPathFinder):
-    """Finds modules by their old names."""
+    """Finder of modules by their old names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -115,5 +115,5 @@ class MovedFinder(MetaPathFinder):
 def install() -> None:
     """Let imports by old names work in this process."""
     if not any(isinstance(finder, MovedFinder) for finder in sys.meta_path):
-        # First: others would find the files of a package that has moved once more, under the old name.
+        # First, because other finders would load the files of a moved package again, under the old name.
         sys.meta_path.insert(0, MovedFinder())

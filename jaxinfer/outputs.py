@@ -1,4 +1,4 @@
-"""What a user gets back."""
+"""Outputs of requests and of beam searches, as users get them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Logprob:
 
 @dataclass
 class CompletionOutput:
-    """One completion of a prompt; in a stream, what is new since the last output."""
+    """One completion of a prompt; in a stream, only what is new since the previous output."""
 
-    index: int
-    text: str
-    token_ids: list[int]
-    cumulative_logprob: float | None = None  # of all tokens so far
-    logprobs: list[dict[int, Logprob]] | None = None
+    index: int  # of the sample or branch
+    text: str  # empty with `detokenize=False`
+    token_ids: list[int]  # tokens of the output
+    cumulative_logprob: float | None = None  # sum of log probabilities of all tokens so far
+    logprobs: list[dict[int, Logprob]] | None = None  # for each token, the sampled one first
     finish_reason: str | None = None  # "stop", "length", "abort" or "error"
     stop_reason: int | str | None = None  # the stop token or string that matched; None for end of sequence
 
@@ -33,17 +33,17 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Times of one request in seconds of `time.perf_counter`, and what it had to compute."""
+    """Times of one request in seconds of `time.perf_counter`, and its counters."""
 
-    arrival_time: float
-    first_scheduled_time: float | None = None
-    first_token_time: float | None = None
-    last_token_time: float | None = None
-    finished_time: float | None = None
-    num_preemptions: int = 0
+    arrival_time: float  # when it was queued
+    first_scheduled_time: float | None = None  # when it first took part in a launch
+    first_token_time: float | None = None  # when its first token landed
+    last_token_time: float | None = None  # when its latest token landed
+    finished_time: float | None = None  # when it ended
+    num_preemptions: int = 0  # how often its pages were taken
     num_drafts: int = 0  # rounds in which tokens were drafted
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0  # of these
+    num_draft_tokens: int = 0  # drafted tokens
+    num_accepted_tokens: int = 0  # drafted tokens that were accepted
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -52,17 +52,17 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """One prompt with its completions."""
+    """One prompt with its completions; in a stream, with those that have something new."""
 
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # of a stream, in its first output
-    metrics: RequestMetrics | None = field(default=None, repr=False)
-    num_cached_tokens: int = 0
-    error: str | None = None  # why, when a completion's finish_reason is "error"
+    request_id: str  # ids of one call grow in the order of the prompts
+    prompt: str | None  # the prompt's text, if it was given as text
+    prompt_token_ids: list[int]  # the prompt's tokens
+    outputs: list[CompletionOutput]  # one for each sample or branch
+    finished: bool  # whether this is the last output
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # in a stream, in the first output only
+    metrics: RequestMetrics | None = field(default=None, repr=False)  # its times and counters
+    num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
+    error: str | None = None  # the reason, when a completion's finish_reason is "error"
 
 
 @dataclass
@@ -72,7 +72,7 @@ class BeamSearchSequence:
     token_ids: list[int]  # an end-of-sequence token included
     text: str
     cumulative_logprob: float
-    score: float  # `cumulative_logprob` by the length penalty
+    score: float  # `cumulative_logprob` divided by length ** length_penalty
     finish_reason: str  # "stop" or "length"
 
 

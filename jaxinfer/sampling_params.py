@@ -1,4 +1,4 @@
-"""What a user asks of one generation; names and meanings follow vLLM and OpenAI."""
+"""Sampling parameters of a request; names and meanings follow vLLM and OpenAI."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from jaxinfer.limits import MAX_LOGPROBS, MAX_SAMPLES
 
 _UINT64 = 2**64
-# Devices compute with float32. Up to here products with logits, and sums of them, stay finite there.
+# Devices compute in float32. Within these limits, products with logits and sums of them stay finite.
 _LARGE, _SMALL = 1e30, 1e-30
-_SMALLEST = 2.0**-126  # what is less counts as 0 on some devices
+_SMALLEST = 2.0**-126  # smaller numbers count as 0 on some devices
 
 
 def _is_number(value: Any, kind: type) -> bool:
@@ -21,7 +21,7 @@ def _is_number(value: Any, kind: type) -> bool:
 
 
 def _plain(value: Any, kind: type) -> Any:
-    """A number of NumPy, say, as Python's own, whose sums and comparisons have no limits."""
+    """Return a number (of NumPy, say) as Python's own type, whose sums and comparisons do not overflow."""
     try:
         return kind(value)
     except OverflowError:  # an integer beyond all floats
@@ -42,33 +42,36 @@ def _is_sequence(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Parameters of one request. Bad values raise ValueError naming field and value.
+    """Sampling parameters of one request. A bad value raises ValueError, naming field and value.
 
     Filters apply in vLLM's order: temperature, min_p, top_k, top_p.
 
     Args:
         n: completions per prompt.
-        temperature: 0 is greedy, and so is what float32 does not tell from 0; applies before top_k, top_p and min_p.
-        top_p: keep the most likely tokens up to this mass, in (0, 1], of the mass that min_p and top_k leave.
-        top_k: keep this many tokens; 0 or -1 is off, and so is a number beyond the vocabulary.
+        temperature: divides the logits before min_p, top_k and top_p apply; 0 is greedy, and so is a value below the
+            smallest normal float32.
+        top_p: keep the most likely tokens up to this share, in (0, 1], of the probability that min_p and top_k leave.
+        top_k: keep this many most likely tokens; 0, -1 or at least the size of the vocabulary is off.
         min_p: keep tokens at least this fraction as likely as the most likely one, in [0, 1].
         presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once or per occurrence.
         repetition_penalty: divides positive (multiplies negative) logits of tokens in prompt or output; 1 is off.
         logit_bias: token id -> number in [-100, 100] that is added to its logit.
-        allowed_token_ids: no other tokens are sampled.
-        bad_words: texts that are never completed, with or without a space before them.
-        logprobs, prompt_logprobs: log probabilities of each token and of that many most likely ones, by the model's own
-            distribution (before temperature and adjustments).
+        allowed_token_ids: the only tokens that may be sampled.
+        bad_words: texts that the output never completes, with or without a space before them.
+        logprobs, prompt_logprobs: return log probabilities of each token and of this many most likely ones, by the
+            model's own distribution (before temperature and adjustments).
         seed: the request's random numbers are a function of the seed and the token's position alone. Sample i of `n`
             has seed + i, so choose seeds at least n apart; equal seeds give different prompts equal noise at equal
             positions.
-        stop: strings that end the text (they are not part of it unless `include_stop_str_in_output`).
-        stop_token_ids: tokens that end it, besides the checkpoint's end-of-sequence tokens.
-        ignore_eos: go on after the checkpoint's end-of-sequence tokens.
-        min_tokens: no end-of-sequence or stop token before this many tokens, no stop string in their text.
-        max_tokens: tokens per completion; None: as many as `max_model_len` leaves.
-        skip_reading_prefix_cache: compute the whole prompt, even where its beginning is cached.
-        skip_special_tokens, detokenize: how text is made of tokens, if at all.
+        stop: strings that end the output (they are not part of it unless `include_stop_str_in_output`).
+        include_stop_str_in_output: keep the stop string at the end of the text.
+        stop_token_ids: tokens that end the output, besides the checkpoint's end-of-sequence tokens.
+        ignore_eos: continue after the checkpoint's end-of-sequence tokens.
+        min_tokens: sample no end-of-sequence or stop token before this many tokens, and match no stop string in them.
+        max_tokens: most tokens per completion; None: as many as `max_model_len` leaves.
+        skip_reading_prefix_cache: compute the whole prompt, even if a prefix of it is cached.
+        skip_special_tokens: leave special tokens out of the text.
+        detokenize: return text; False: token ids only.
     """
 
     n: int = 1
@@ -121,8 +124,15 @@ class SamplingParams:
         if self.stop_strings and not self.detokenize:
             raise ValueError(f"stop={self.stop!r} needs detokenize=True")
         self._check_tokens("stop_token_ids", "a list of non-negative integers", least=0)
-        if not isinstance(self.skip_reading_prefix_cache, bool):
-            raise ValueError(f"skip_reading_prefix_cache must be True or False, got {self.skip_reading_prefix_cache!r}")
+        for name in (
+            "include_stop_str_in_output",
+            "ignore_eos",
+            "skip_special_tokens",
+            "detokenize",
+            "skip_reading_prefix_cache",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._check(name, int, lambda x: 0 <= x <= MAX_LOGPROBS, f"an integer in [0, {MAX_LOGPROBS}], or None")
@@ -170,7 +180,7 @@ class SamplingParams:
 
     @classmethod
     def from_generation_config(cls, generation_config: Mapping[str, Any], **given: Any) -> SamplingParams:
-        """Parameters with a checkpoint's `generation_config.json` as defaults below what the user gave."""
+        """Return the given parameters, with defaults from a checkpoint's `generation_config.json`."""
         defaults: dict[str, Any] = {}
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
             if generation_config.get(name) is not None:

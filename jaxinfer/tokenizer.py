@@ -15,12 +15,12 @@ import tokenizers
 from jaxinfer.messages import ContentForms, content_forms, in_form
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-# Of characters that stand for nothing in any text.
+# Noncharacters of Unicode, which occur in no text.
 _NEVER_WRITTEN = "\U0010fffe\U0010ffff\U0010fffe"
 
 
 class Tokenizer:
-    """Hugging Face's fast tokenizer of a directory, with its chat template."""
+    """Hugging Face fast tokenizer from a directory, with its chat template."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         """Load the tokenizer files of `directory`.
@@ -29,7 +29,7 @@ class Tokenizer:
             FileNotFoundError: there is no such directory.
             ValueError: the files are damaged, or there is no fast tokenizer for them.
         """
-        if not Path(directory).is_dir():  # a mistyped path would be taken for a hub id, and looked for at length
+        if not Path(directory).is_dir():  # transformers would take a mistyped path for a hub id, and search at length
             raise FileNotFoundError(f"no tokenizer directory at {Path(directory).absolute()}")
         try:
             self.hf = _loader(Path(directory)).from_pretrained(os.fspath(directory), trust_remote_code=False)
@@ -43,7 +43,7 @@ class Tokenizer:
         self.fast.no_truncation()
         self.fast.no_padding()
         self._encoder = self.fast
-        self._forms: ContentForms | None = None  # of contents that the chat template reads
+        self._forms: ContentForms | None = None  # of contents that the chat template reads, once known
 
     @staticmethod
     def exists(directory: str | os.PathLike[str]) -> bool:
@@ -51,10 +51,10 @@ class Tokenizer:
         return any((Path(directory) / name).is_file() for name in TOKENIZER_FILES)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with what the tokenizer puts around a prompt unless switched off.
+        """Return the token ids of a text, with the special tokens around a prompt unless switched off.
 
         Raises:
-            ValueError: the text has lone surrogates, which are no characters.
+            ValueError: the text has lone surrogates, which are not characters.
         """
         try:
             text.encode()
@@ -63,9 +63,9 @@ class Tokenizer:
         return self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
 
     def without(self, token_id: int) -> Tokenizer:
-        """The same tokenizer, in whose texts this special token does not occur: what it is written as is text.
+        """Return a tokenizer that encodes the text of this special token as plain text.
 
-        Other tokens and texts are as before. A token that is none of the added ones stays as it is.
+        Other tokens and texts are as before. A token that is not an added one stays as it is.
         """
         described = json.loads(self.fast.to_str())
         for token in described["added_tokens"]:
@@ -74,28 +74,28 @@ class Tokenizer:
         encoder = tokenizers.Tokenizer.from_str(json.dumps(described))
         added = self.fast.get_added_tokens_decoder()
         if any(encoder.token_to_id(token.content) != number for number, token in added.items() if number != token_id):
-            return self  # the token is a word of the model's too, and those after it would have other numbers
+            return self  # the token is in the model's vocabulary too, and later added tokens would get other ids
         found = copy.copy(self)
         found._encoder = encoder
         return found
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids; bytes that are no character become U+FFFD."""
+        """Return the text of token ids; bytes that form no character become U+FFFD."""
         return self.fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def decode_after(
         self, prompt_token_ids: Sequence[int], token_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> str:
-        """The text of tokens that follow a prompt: character by character what `stream` gives for them."""
+        """Return the text of tokens that follow a prompt, equal to what `stream` gives for them."""
         stream = self.stream(prompt_token_ids, skip_special_tokens=skip_special_tokens)
         pieces = [stream.append(token) for token in token_ids]
         return "".join([*pieces, stream.finish()])
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer.
+        """Return the token ids of a conversation, ready for the assistant's answer.
 
         Args:
-            messages: whose contents are strings, or lists of parts {"type": "text", "text": ...}.
+            messages: their contents are strings, or lists of parts {"type": "text", "text": ...}.
 
         Raises:
             ValueError: the checkpoint has no chat template, a part is not text, or the template refuses the messages.
@@ -116,17 +116,17 @@ class Tokenizer:
             text = render(messages)
         except Exception as error:  # templates raise jinja's errors for roles that they do not know
             raise ValueError(f"the chat template refused the messages: {error}") from error
-        return self.encode(text, add_special_tokens=False)  # the template has put them in
+        return self.encode(text, add_special_tokens=False)  # the template has added them
 
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TokenStream:
-        """A decoder of tokens that arrive one by one after a prompt."""
+        """Return a decoder of tokens that arrive one by one after a prompt."""
         return TokenStream(self.fast, prompt_token_ids, skip_special_tokens)
 
 
 class TokenStream:
-    """Text of tokens as they arrive after a prompt; what could still change (an incomplete character) is held back.
+    """Incremental decoder of tokens after a prompt; holds back text that could still change (incomplete characters).
 
-    It is the text of these tokens alone: they do not complete a character that the prompt leaves incomplete.
+    It gives the text of these tokens alone: they do not complete a character that the prompt leaves incomplete.
     """
 
     # Some tokenizers decode a token differently at the start of a text: a few tokens of the prompt give the context.
@@ -138,21 +138,21 @@ class TokenStream:
         context = list(prompt_token_ids[-self.CONTEXT_TOKENS :])
         while context and self._decode(context).endswith("\ufffd"):
             context.pop()
-        self._context = context  # tokens whose text is out: what the pending ones are read after
+        self._context = context  # tokens whose text was returned: the pending ones are decoded after them
         self._pending: list[int] = []
-        self._num_shown = 0  # characters of the pending tokens that are out: those before an incomplete one
+        self._num_shown = 0  # characters of the pending tokens that were returned: those before an incomplete one
         self._stream = tokenizers.decoders.DecodeStream(ids=context, skip_special_tokens=skip_special)
 
     def append(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character is incomplete."""
+        """Return the text that this token completes; empty while a character is incomplete."""
         self._pending.append(token_id)
         try:
             text = self._stream.step(self._tokenizer, token_id)
         except Exception as error:
             if not str(error).startswith("Invalid prefix"):
                 raise
-            # With byte fallback, one bad byte takes back the whole run of bytes before it. What was shown stays, and
-            # the tokens after it are read anew.
+            # With byte fallback, one bad byte invalidates the whole run of bytes before it. Text that was returned
+            # stays, and the pending tokens are decoded again.
             self._context = []
             self._stream = tokenizers.decoders.DecodeStream(skip_special_tokens=self._skip_special)
             text = self._stream.step(self._tokenizer, self._pending)
@@ -163,11 +163,11 @@ class TokenStream:
         return self._take(text)
 
     def finish(self) -> str:
-        """The rest, incomplete characters as U+FFFD; nothing more after that."""
+        """Return the rest, with incomplete characters as U+FFFD; a second call returns nothing."""
         return self._take(self._pending_text())
 
     def _take(self, text: str) -> str:
-        """What of the text of all pending tokens is not out yet; they are no longer pending."""
+        """Return the part of the pending tokens' text that was not returned yet; they are no longer pending."""
         text = text[self._num_shown :]
         self._context, self._pending, self._num_shown = self._pending, [], 0
         return text
@@ -181,9 +181,9 @@ class TokenStream:
 
 
 def _loader(directory: Path) -> Any:
-    """What reads the tokenizer files of a directory: tokenizer.json says everything, older files need their class.
+    """Return the class that loads a directory's tokenizer: tokenizer.json is complete, older files need their class.
 
-    AutoTokenizer reads configurations of models too, and so brings in torch where that is installed.
+    AutoTokenizer also reads model configurations, and so imports torch where that is installed.
     """
     with _quiet_import():
         if (directory / "tokenizer.json").is_file():
@@ -195,7 +195,7 @@ def _loader(directory: Path) -> Any:
 
 @contextlib.contextmanager
 def _quiet_import() -> Iterator[None]:
-    """transformers tells everyone who imports it without torch; its tokenizers do not need torch."""
+    """Silence what transformers logs when it is imported without torch: its tokenizers do not need torch."""
     name = "TRANSFORMERS_VERBOSITY"
     before = os.environ.get(name)
     os.environ.setdefault(name, "error")

@@ -1,1 +1,1 @@
-"""GPU kernels, one folder each: what it computes, when it runs, and the kernel itself."""
+"""GPU kernels, one folder each: the reference in XLA, the kernel, and the choice between them."""

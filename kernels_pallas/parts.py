@@ -1,8 +1,8 @@
 """Matrix products in parts: sums over the inner dimension that are not added up yet.
 
-Few rows times a wide matrix give a GPU too few tiles to keep all its cores reading. Cut along the inner dimension there
-are more of them, and the parts have to be added. XLA does so by itself, with one more kernel for the sum; a kernel that
-reads the product anyway can add the parts while it reads them.
+The product of few rows and a wide matrix has too few tiles to keep all of a GPU's cores reading. Cutting it along the
+inner dimension (split-K) gives more tiles, whose results must be added. XLA does so by itself, with one more kernel for
+the sum; a kernel that reads the product anyway can add the parts as it reads them.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 
-# Columns of the product that one program computes; what XLA assumes too.
+# Columns of the product that one program computes, as in XLA's own heuristic.
 _TILE_COLUMNS = 128
-# A shorter inner dimension is all overhead.
+# With a shorter inner dimension, overhead dominates.
 MIN_INNER = 512
-# Below so many tiles a core, XLA cuts by itself what is longer.
+# With fewer tiles per core than this, XLA itself cuts an inner dimension above `MAX_INNER`.
 ENOUGH_TILES, MAX_INNER = 1.25, 1536
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """A product [...] of precision `dtype` as float32 parts [S, ...] whose sum it is, and a bias still to be added."""
+    """A product [...] of dtype `dtype` as float32 parts [S, ...] to be summed, and a bias to be added to the sum."""
 
     values: jax.Array
-    bias: jax.Array | None  # of the trailing axes
+    bias: jax.Array | None  # bias over the trailing axes
     dtype: jnp.dtype = field(metadata={"static": True})
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class Parts:
 
 
 def whole(product: jax.Array | Parts) -> jax.Array:
-    """The product itself, its parts added in float32 and its bias in its own precision."""
+    """Return the product; parts are summed in float32, the bias is added in the product's dtype."""
     if not isinstance(product, Parts):
         return product
     total = jnp.sum(product.values, axis=0).astype(product.dtype)
@@ -42,10 +42,10 @@ def whole(product: jax.Array | Parts) -> jax.Array:
 
 
 def choose_parts(rows: int, inner: int, columns: int, num_cores: int) -> int:
-    """Into how many parts to cut the product of [rows, inner] and [inner, columns] 16-bit numbers.
+    """Return the number of parts into which to cut the product of [rows, inner] and [inner, columns] 16-bit numbers.
 
-    As few as fill the cores, and none where writing and reading the parts would cost more than half of what reading
-    the matrix costs.
+    It is the least that fills the cores, as long as writing and reading the parts costs at most half of reading the
+    matrix.
     """
     tiles = -(-columns // _TILE_COLUMNS)
     parts = 1

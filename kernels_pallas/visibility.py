@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 TAIL_WORD_BITS = 32
-MAX_TAIL_TOKENS = 512  # that the kernel for GPUs takes
-# From so many words on, a query's word is looked up, not found by going through all.
+MAX_TAIL_TOKENS = 512  # limit of the GPU kernel
+# From this many words on, a query's word is gathered instead of selected in a loop over all words.
 _MANY_WORDS = 4
 
 
@@ -21,18 +21,18 @@ def visible(
     tail_start: jax.Array,
     index_branch: jax.Array,
 ) -> jax.Array:
-    """Whether queries see lane indices; all arguments broadcast against each other.
+    """Decide whether queries see lane indices; all arguments broadcast against each other.
 
     Args:
         index: int32, lane indices.
-        limit, branch: int32, of the queries.
-        tail_bits: uint32 [..., W], of the queries; leading axes broadcast with the others.
-        trunk_len, tail_start: int32, of the queries' rows.
+        limit, branch: int32, bounds and branches of the queries.
+        tail_bits: uint32 [..., W], tail bits of the queries; leading axes broadcast with the others.
+        trunk_len, tail_start: int32, values of the queries' rows.
         index_branch: int32, `page_branch` of the page that holds each index.
 
     Returns:
-        bool: below `tail_start`, not beyond the limit and in the trunk or in the query's own branch; from `tail_start`
-        on, whether the query's tail bit is set.
+        bool: below `tail_start`, whether the index is within the limit, and in the trunk or the query's own branch;
+        from `tail_start` on, whether the query's tail bit is set.
     """
     in_context = (index <= limit) & ((index < trunk_len) | (index_branch == branch))
     words = tail_bits.shape[-1]
@@ -43,7 +43,7 @@ def visible(
         shape = jnp.broadcast_shapes(offset.shape, tail_bits.shape[:-1])
         offset = jnp.broadcast_to(offset, shape)
         word = jnp.clip(offset // TAIL_WORD_BITS, 0, words - 1)
-        # The last axis of `shape` is the indices', of which a query's words know nothing.
+        # The last axis of `shape` is that of the indices, on which a query's words do not depend.
         of_query = jnp.broadcast_to(tail_bits, (*shape[:-1], 1, words))[..., 0, :]
         value = jnp.take_along_axis(of_query, word, axis=-1)
         bit = (value >> (offset % TAIL_WORD_BITS).astype(jnp.uint32)) & 1

@@ -1,7 +1,8 @@
-"""Caches and rules of bidirectional diffusion on a random model: tokens a forward, and tokens per second against none.
+"""KV caches and unmasking rules of bidirectional diffusion on a random model: tokens per forward, and speed relative to
+no cache.
 
-All ways take their turns on the same prompts. A random model is as sure as its output head is steep; what its tokens
-are does not matter here, but what a forward costs does.
+All combinations alternate on the same prompts. The scale of its output head decides how confident a random model is;
+what its tokens are does not matter here, but what a forward costs does.
 """
 
 from __future__ import annotations

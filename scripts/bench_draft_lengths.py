@@ -1,7 +1,7 @@
-"""How near the default number of drafts comes to the best that is always the same, and to plain decoding.
+"""Compare the default (adaptive) number of drafts with the best fixed number and with plain decoding.
 
 One pass over the lengths finds the best of them, for a method, a batch and a temperature. Then the default, that
-length and plain decoding serve the same held-out prompts of the embedded checkpoint by turns; ratios are medians. The
+length and plain decoding alternate on the same held-out prompts of the embedded checkpoint; ratios are medians. The
 last two columns are the default's first pass, in which it learns (and compiles), and plain decoding against itself.
 No engine is warmed up: the default knows what it has measured in its first 200 rounds, and in passes that compiled.
 A turn in which it compiles is repeated.

@@ -1,5 +1,5 @@
-"""Experts whose work grows with tokens against experts that all compute every token, by turns: a layer, and a model's
-decode steps for one request.
+"""Sparse mixtures of experts (work grows with the routed tokens) against dense ones (every expert computes all tokens):
+one layer, and the decode steps of one request; the two alternate.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LAYERS, VOCAB, DECODED = 4, 4096, 96
 def dense(
     mixture: Callable[..., jax.Array], given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array
 ) -> jax.Array:
-    """The same sum over all experts, those that a token does not go to with a weight of 0."""
+    """Compute the mixture's sum over all experts; those that a token is not routed to have a weight of 0."""
     tokens, experts, weights = given
     whole = (
         jnp.zeros((len(tokens), len(gate_up)), jnp.float32).at[jnp.arange(len(tokens))[:, None], experts].set(weights)

@@ -1,9 +1,9 @@
-"""What one request that needs something besides costs the seven beside it, and itself.
+"""Cost of one request with an extra need (a bias, penalty, stop string ...) for the seven beside it, and for itself.
 
 Eight requests of the embedded checkpoint run together, on this machine or on a simulated device with longer steps.
 `others` is the seven's tokens a second beside the one, against the same seven beside a plain one; `one` is the one's
-tokens a second against its own in launches of one round. Turns change about; figures are medians. With `--arriving`
-prompts of 500 tokens, whose first token is all that is wanted, come one after the other all the time.
+tokens a second against its own in launches of one round. Variants alternate; figures are medians. With `--arriving`,
+prompts of 500 tokens that want a single token arrive one after the other all the time.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def run(
         for output in llm.step():
             if output.request_id == other:
                 other, answered = None, answered + 1
-            else:
+            elif output.request_id in names:  # not one that a run before has left
                 found[output.request_id] = output
     seconds = time.perf_counter() - begin
     if other is not None:

@@ -1,7 +1,7 @@
 """The host's time for the radix prefix cache, by length of a sequence and size of the tree; no device takes part.
 
-Every sequence of the tree has a beginning of its own, so that the root has a child for each. Matched and inserted are
-sequences of the length that stands in the row; a match ends inside an edge and splits it.
+Sequences of the tree share no prefix, so the root has a child for each. Each row of the table matches and inserts
+sequences of its length; a match ends inside an edge and splits it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxinfer.bench.environment import describe_environment
 from jaxinfer.cache.page_allocator import PageAllocator
-from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
+from jaxinfer.cache.prefix_cache import CacheConfig, PrefixCache
 
 PAGE_SIZE = 16
 LENGTHS = (1024, 4096, 16384, 32768, 65536)
@@ -24,7 +24,7 @@ SEQUENCES = (10, 1000, 10000)
 BACKGROUND_TOKENS = 256  # of every sequence that fills the tree
 EVICTED_PAGES = 1000
 EVICTION_TREES = ((1000, 256), (10000, 256), (10000, 16))  # sequences, tokens of each; 16: a node for every page
-EXTENSIONS = 64  # pages published one by one behind a sequence of the row's length
+EXTENSIONS = 64  # pages published one by one after a sequence of the row's length
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
@@ -45,14 +45,14 @@ def publish(cache: PrefixCache, tokens: list[int]) -> None:
 def make_cache(num_sequences: int, length: int) -> PrefixCache:
     """A cache that holds `num_sequences` sequences of `length` tokens."""
     pages = num_sequences * length // PAGE_SIZE + 4 * max(LENGTHS) // PAGE_SIZE
-    cache = PrefixCache(PrefixCacheConfig(page_size=PAGE_SIZE), PageAllocator(pages))
+    cache = PrefixCache(CacheConfig(page_size=PAGE_SIZE), PageAllocator(pages))
     for index in range(num_sequences):
         publish(cache, tokens_of(index, length))
     return cache
 
 
 def measure_length(cache: PrefixCache, length: int, first: int, rounds: int) -> dict[str, float]:
-    """Median milliseconds of one match and one insertion of `length` tokens, and of publishing one page behind."""
+    """Median milliseconds of one match and one insertion of `length` tokens, and of publishing one page after it."""
     inserts, matches, extensions = [], [], []
     for index in range(first, first + rounds):
         tokens = tokens_of(index, length)

@@ -1,7 +1,7 @@
-"""How much of a run on the CPU is matrix products: the serving requests of `bench_vs_transformers.py`, and by turns the
-products of the same launches alone, as XLA runs them.
+"""How much of a run on the CPU is matrix products: time the serving requests of `bench_vs_transformers.py`, and in turn
+the products of the same launches alone, as XLA runs them.
 
-What stands between the two sums is attention, norms, sampling, launches and the host; no change of those makes a run
+The difference of the two sums is attention, norms, sampling, launches and the host; no change of those makes a run
 faster than its products.
 """
 

@@ -1,10 +1,10 @@
-"""Measures what a program costs at a start that finds all compiled programs on disk: tracing, lowering, loading.
+"""Measure what a program costs at a start that finds all compiled programs on disk: tracing, lowering, loading.
 
     .venv/bin/python scripts/bench_start.py
     .venv/bin/python scripts/bench_start.py --config tests/fixtures/configs/qwen3-0.6b --dtype bfloat16 --layers 8 28
 
-Weights and KV exist as shapes only. The programs are compiled once, into a fresh folder; then JAX forgets all that it
-has traced and loaded, and they are made again.
+Weights and KV exist as shapes only. The programs are compiled once, into a fresh folder; then JAX's caches are
+cleared, and they are made again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The same weights and the same requests through this engine and through Hugging Face's ways to generate, in one run.
+"""Compare this engine with Hugging Face's ways to generate, on the same weights and requests, in one run.
 
 Two comparisons, in float32 on the CPU: 32 greedy requests of 16 to 128 tokens in and out on an 8-layer, 512-wide Qwen3
-(against `generate` one by one, `generate` in a padded batch, and the continuous batching behind `generate_batch`); and
+(against `generate` one by one, `generate` in a padded batch, and the continuous batching of `generate_batch`); and
 decoding of one sequence on the shapes of Qwen3-0.6B. The tokens of all methods are compared.
 
 Needs the parity environment (`make venv-parity`).
@@ -29,7 +29,7 @@ class TorchWorker:
 
     Raises:
         FileNotFoundError: there is no such Python.
-        RuntimeError: the process has died; what it said stands on stderr.
+        RuntimeError: the process has died; its messages are on stderr.
     """
 
     def __init__(self, python: Path, threads: int) -> None:

@@ -1,4 +1,4 @@
-"""Draws the blocks of a diffusion model's answer as they fill in: a line of cells for each round, new words green."""
+"""Draw the blocks of a diffusion model's answer as they fill in: a line of cells for each round, new words green."""
 
 from __future__ import annotations
 

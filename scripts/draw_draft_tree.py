@@ -1,5 +1,5 @@
-"""Draws the draft trees of a prompt's first rounds, with the probability of each token behind its parent; what was
-accepted is marked."""
+"""Draw the draft trees of a prompt's first rounds, with the probability of each token given its path; accepted tokens
+are marked."""
 
 from __future__ import annotations
 

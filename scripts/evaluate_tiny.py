@@ -1,4 +1,4 @@
-"""Scores the embedded checkpoint on held-out combinations, greedy, through the engine."""
+"""Score the embedded checkpoint on held-out combinations, greedy, through the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures on held-out prompts what the embedded draft model's proposals are worth to the embedded target."""
+"""Measure on held-out prompts what the embedded draft model's proposals are worth to the embedded target."""
 
 from __future__ import annotations
 

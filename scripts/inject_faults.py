@@ -1,4 +1,4 @@
-"""Raises at every line that a step of the engine runs, in every way of decoding, and says what became of it.
+"""Raise an exception at every line that a step of the engine runs, in every way of decoding, and report the outcomes.
 
 Lines of a recorded run are tried at their first and one more occurrence, with a RuntimeError and a KeyboardInterrupt.
 After each fault the requests that ran must have the tokens, text, log probabilities and ends of an undisturbed run, and
@@ -32,7 +32,7 @@ DOUBLE, TRACED = 50, 20
 
 
 def try_faults(trial: Trial, faults: list[Fault], what: str) -> tuple[Counter[str], set[Line], Trial]:
-    """Outcomes of faults, the lines that were hit, and the trial to go on with: a new one after an engine has died."""
+    """Outcomes of faults, the lines that were hit, and the trial to use next: a new one after an engine has died."""
     outcomes: Counter[str] = Counter()
     hit: set[Line] = set()
     for fault in tqdm(faults, desc=f"{trial.way.name}, {what}", unit="fault", dynamic_ncols=True):

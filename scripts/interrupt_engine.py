@@ -1,7 +1,7 @@
-"""Sends SIGINT to itself at random moments of `LLM.generate`, and checks what the engine answers afterwards.
+"""Send SIGINT to this process at random moments of `LLM.generate`, and check what the engine answers afterwards.
 
 In each trial one caller streams and another one generates; the signal reaches whichever runs. The stream must end with
-all of its text, the same prompts must be answered as before, and nothing may be left behind.
+all of its text, the same prompts must be answered as before, and nothing may leak.
 
     scripts/interrupt_engine.py --trials 300 --speculative ngram
 """

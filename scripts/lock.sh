@@ -15,6 +15,10 @@ compile() {
 jax=$1
 compile requirements.lock --group build --group test --group train
 compile requirements-cuda13.lock --extra cuda13 --group build --group test
+# The site needs nothing of the engine's environment.
+.venv-lock/bin/uv pip compile --quiet --no-config --upgrade --universal --python-version 3.12 --generate-hashes \
+    --no-emit-index-url --no-emit-find-links --no-annotate --no-header --output-file requirements-docs.lock \
+    --group docs
 # Only what is compared with, and no hashes: builds of torch for other devices are as good.
 .venv-lock/bin/uv pip compile --quiet --no-config --upgrade --no-deps --python-version 3.12 --no-emit-index-url \
     --no-emit-find-links --no-annotate --no-header --output-file requirements-parity.lock --group parity

@@ -1,6 +1,6 @@
-"""Rules and thresholds of unmasking on the embedded diffusion model: tokens a forward, speed, held-out quality.
+"""Compare rules and thresholds of unmasking on the embedded diffusion model: tokens per forward, speed, quality.
 
-Speeds are those of greedy answers to held-out prompts, all rules by turns, with one token a round as 1.
+Speeds are those of greedy answers to held-out prompts, relative to one token a round; all rules alternate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prints samples of the corpus that the embedded checkpoint is trained on, one JSON object a line."""
+"""Print samples of the corpus that the embedded checkpoint is trained on, one JSON object a line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Runs a file of prompts through a diffusion worker, batch after batch, and prints what each batch took.
+"""Run a file of prompts through a diffusion worker, batch after batch, and print what each batch took.
 
 A line of the file is a JSON value: a text, a list of chat messages, or {"prompt_token_ids": [...]}. The model is a
-bidirectional one, or --random: one with random weights, which says nothing but takes its time. The seconds of a batch
-are all that it took: of the first ones of a run, compiling too.
+bidirectional one, or --random: one with random weights, whose text means nothing but whose time is real. The seconds
+of a batch are all that it took: for the first ones of a run, compiling too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "low_threshold": (0.4, "of --unmask hierarchy"),
     "factor": (1.0, "of --unmask factor"),
     "prefix_look": (16, "tokens before a block that are computed with it"),
-    "after_look": (16, "tokens behind a block that are computed with it"),
+    "after_look": (16, "tokens after a block that are computed with it"),
     "warmup_steps": (4, "first iterations, which compute everything"),
     "cont_weight": (0.3, "of smoothed embeddings; 0: none"),
     "maximum_unroll": (4, "most iterations in a launch"),

@@ -1,4 +1,4 @@
-"""Makes the embedded checkpoint from nothing: corpus, tokenizer, training, conversion, scores, model card."""
+"""Make the embedded checkpoint from nothing: corpus, tokenizer, training, conversion, scores, model card."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Makes the embedded diffusion model from the embedded checkpoint: answers, training, conversion, model card.
+"""Make the embedded diffusion model from the embedded checkpoint: answers, training, conversion, model card.
 
-First it learns to write `tiny`'s answers in blocks; then answers in which nothing is left to chance, so that much of a
-block can be said at once; then what its own rounds leave hidden, at last with doubt in what it says surely.
+First it learns to write `tiny`'s answers in blocks; then deterministic answers, so that more of a block is committed at
+once; then the masks that its own rounds leave, at last with more weight on confident mistakes.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ LEARNING = (Phase(_ANSWERS, certainty=1.0), Phase(_CALMING))
 _SETTLED = replace(
     _ANSWERS,
     steps=900,
-    decay=0.002,  # none: the next part goes on from here
+    decay=0.002,  # none: the next part continues from here
     matrix_rate=0.006,
     groups=((2, 256), (5, USUAL_LENGTH)),
     long_groups=((2, 256), (5, USUAL_LENGTH)),
@@ -255,7 +255,7 @@ def fitting_lesson(document: Document, filler: int) -> Lesson:
 
 
 def finish(options: argparse.Namespace) -> None:
-    """Measure the checkpoint if nobody has, draw its pictures and write the model card."""
+    """Measure the checkpoint unless `--figures` has its figures, draw its pictures and write the model card."""
     output = options.output
     parts = [json.loads((options.work / f"{name}.json").read_text(encoding="utf-8")) for name in PARTS]
     facts, own = [RunFacts(**part["facts"]) for part in parts], parts[PARTS.index("own")]

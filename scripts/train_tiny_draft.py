@@ -1,4 +1,4 @@
-"""Makes the embedded draft model from the embedded target: its answers, distillation, conversion, model card."""
+"""Make the embedded draft model from the embedded target: its answers, distillation, conversion, model card."""
 
 from __future__ import annotations
 

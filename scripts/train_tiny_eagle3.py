@@ -1,4 +1,4 @@
-"""Makes an EAGLE-3 head for a target, the embedded one by default: its answers, unrolled training, conversion, card."""
+"""Make an EAGLE-3 head for a target, the embedded one by default: its answers, unrolled training, conversion, card."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ SCHEDULE = TrainingConfig(
     long_groups=((2, 128), (2, 256), (1, CONTEXT)),
 )
 PHASES = ((1, 0.2), (3, 0.25), (7, 0.55))
-"""Drafted tokens of each start, and the share of the training's steps: a head that drafts one well learns fast to go on
-from it, and one token costs a quarter of seven."""
+"""Drafted tokens of each start, and the share of the training's steps: a head that drafts one well learns fast to
+continue from it, and one token costs a quarter of seven."""
 INTERMEDIATE = 2
 """Times the hidden size."""
 WORDS = (1024, 1536)

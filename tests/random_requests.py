@@ -1,4 +1,4 @@
-"""Requests that ask for any mixture of what can be asked for."""
+"""Requests with random mixtures of all sampling parameters and options."""
 
 from __future__ import annotations
 

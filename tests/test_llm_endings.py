@@ -101,7 +101,7 @@ def test_the_longest_prompt_leaves_room_for_one_token(llm):
 
 
 def test_min_tokens_forbids_end_of_sequence_before(llm):
-    """The model goes on with its second choice, and the end may come after."""
+    """The model continues with its second choice, and the end may come after."""
     completion = complete(llm, "Say a", min_tokens=12, max_tokens=14)
     assert completion.text == story_text("a") + story_text("c", 7)
     assert completion.finish_reason == "length"

@@ -1,7 +1,7 @@
-"""Branches copy no KV: their programs update the pool where it lies, and the trunk's pages are held once.
+"""Branches copy no KV: their programs update the pool in place, and the trunk's pages are held once.
 
-A trunk has whole pages, and what is left of less than a page each branch computes for itself: so there is no page to
-copy when branches part, either. As a script it prints the counts of one mode: `test_memory_copy.py --mode batching`.
+A trunk has whole pages, and each branch computes the rest of less than a page itself: so there is no page to copy when
+branches fork, either. As a script it prints the counts of one mode: `test_memory_copy.py --mode batching`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OUTPUT = 24
 
 @dataclass
 class Counts:
-    """Of one mode. The pages are those of every step."""
+    """Counts of one mode; the pages are those of every step."""
 
     programs: list[str]  # that ran and have the pool, in words
     copies: int  # of arrays of the pool, in all of them

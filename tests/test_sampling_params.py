@@ -110,5 +110,13 @@ def test_a_bad_value_in_a_generation_config_is_refused():
 
 def test_skipping_the_prefix_cache_is_yes_or_no():
     assert SamplingParams(skip_reading_prefix_cache=True).skip_reading_prefix_cache
-    with pytest.raises(ValueError, match="skip_reading_prefix_cache must be True or False, got 1"):
-        SamplingParams(skip_reading_prefix_cache=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize", "skip_reading_prefix_cache"],
+)
+@pytest.mark.parametrize("value", [1, "no", None])
+def test_a_switch_is_true_or_false(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be True or False, got {value!r}"):
+        SamplingParams(**{name: value})

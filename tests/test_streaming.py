@@ -1,4 +1,4 @@
-"""`LLM.stream`: what comes bit by bit adds up to what `generate` gives, and whoever leaves early leaves nothing."""
+"""`LLM.stream`: deltas add up to what `generate` gives, and a reader that leaves early leaves no request running."""
 
 from collections import defaultdict
 from itertools import accumulate, zip_longest
@@ -297,7 +297,7 @@ def test_a_request_that_waits_can_be_aborted(llm):
 def test_aborting_what_is_finished_or_unknown_says_so(llm):
     (output,) = llm.generate("Say a", GREEDY, use_tqdm=False)
     assert not llm.abort(output.request_id)
-    assert not llm.abort("nobody")
+    assert not llm.abort("unknown")
 
 
 def test_special_tokens_come_with_the_text_that_follows(llm, token_by_token):

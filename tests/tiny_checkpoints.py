@@ -1,8 +1,8 @@
 """Tiny Hugging Face directories: a byte-level tokenizer, a chat template, and a model whose words are known.
 
 The model is a bigram table: embeddings are one-hot, attention and MLP add nothing, and the output head is the table
-of logits. So what follows a prompt stands here, in STORIES: a prompt that ends in the byte `a` is continued by the
-tokens of story `a`. A token stands in one story only, and therefore knows its successor.
+of logits. So what follows a prompt is defined here, in STORIES: a prompt that ends in the byte `a` is continued by
+the tokens of story `a`. A token is part of one story only, so its successor is known.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_LEN = 128
 ROPE = RopeConfig(max_position_embeddings=MAX_LEN, original_max_position_embeddings=MAX_LEN)
 MERGES = (("t", "h"), ("th", "e"), ("i", "n"))
 # Tokens are bytes, cut where a test wants a token to end in the middle of a character. A story whose last token is
-# END or STOP ends there, unless the end is forbidden: then it goes on with story `c`. The others go round in circles.
+# END or STOP ends there, unless the end is forbidden: then it continues with story `c`. The others go round in circles.
 STORIES: dict[str, tuple[bytes, ...]] = {
     "a": (b"The", b" quick", b" brown", b" fox", b" jumps", b" over", b".", END.encode()),
     "b": (b"caf\xc3", b"\xa9 na", b"\xc3\xafve \xe6", b"\x97", b"\xa5\xe6\x9c\xac", b" \xf0\x9f", b"\x8e", b"\x89!",

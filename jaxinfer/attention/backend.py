@@ -1,4 +1,4 @@
-"""Which code computes attention on this device."""
+"""Selection of the code that computes attention on a device."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class RotateAndWrite(Protocol):
 class AttentionBackend:
     """A way to write K and V into the pool and to attend over it.
 
-    `plan` makes of a step, once for all its layers, what `attention` reads beside queries and pages: a pytree, whose
-    static parts say which code runs. `rotate_and_write` makes queries of a layer's projected heads and writes their
-    keys and values; what it returns, queries and pages, is what `attention` takes. `residual` says of a step of so many
-    tokens how activations lie and how the results of layers are joined around it. A step of fewer than `min_tokens` is
-    padded.
+    `plan` runs once per step and returns a pytree that `attention` reads in every layer beside queries and pages; its
+    static parts say which code runs. `rotate_and_write` turns a layer's projected heads into queries and writes their
+    keys and values; it returns the queries and pages that `attention` takes. `residual` maps the number of tokens of a
+    step to the layout of activations and the way in which results join the residual stream. A step of fewer than
+    `min_tokens` tokens is padded.
     """
 
     name: str
@@ -56,8 +56,8 @@ class AttentionBackend:
 
 
 def _residual_on_cpu(tokens: int) -> Residual:
-    """XLA's products of few tokens take less time there with the weights as the left operand; of one token, or many
-    hundreds, they do not."""
+    """Put features first for few tokens: XLA's products then take less time on a CPU, as the weights are their left
+    operand. With one token, or with many hundreds, they do not."""
     return FEATURES_FIRST if 1 < tokens <= 256 else PLAIN
 
 
@@ -66,13 +66,12 @@ _XLA_ON_CPU = replace(_XLA, residual=_residual_on_cpu)
 
 
 def select_backend(name: str = "auto") -> AttentionBackend:
-    """The backend called `name`; "auto" is the best one for the device that is compiled for.
+    """Return the backend called `name`; "auto" is the best one for the target device of compilation.
 
-    "pallas" takes the Mosaic GPU kernels for what they can run and plain XLA for the rest, with a warning that says
-    why.
+    "pallas" uses the Mosaic GPU kernels where they can run and plain XLA elsewhere, with a warning that says why.
 
     Raises:
-        ValueError: no such backend.
+        ValueError: there is no such backend.
     """
     if name not in ATTENTION_BACKENDS:
         raise ValueError(f"attention_backend must be one of {', '.join(ATTENTION_BACKENDS)}, got {name!r}")
@@ -90,8 +89,8 @@ def select_backend(name: str = "auto") -> AttentionBackend:
     def parts(rows: int, inner: int, columns: int) -> int:
         return 1 if why_not_here() is not None else choose_parts(rows, inner, columns, num_cores())
 
-    # A layer has two of them: jitted by itself, the kernel is traced and lowered once. `partial` makes a function that
-    # is traced for this backend alone: tracing is when it is told why a kernel does not run.
+    # A layer calls the kernel twice: jitted by itself, it is traced and lowered once. `partial` gives each backend a
+    # function, and so a trace, of its own: the warning why a kernel does not run is given while tracing.
     residual = Residual(jax.jit(partial(add_and_norm), static_argnums=3), parts)
     return AttentionBackend(
         "pallas",
@@ -104,6 +103,6 @@ def select_backend(name: str = "auto") -> AttentionBackend:
 
 
 def _platform() -> str:
-    """Of the device that is compiled for, which need not be here."""
+    """Return the platform of the target device of compilation, which need not be present."""
     target = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if target is None else target.platform

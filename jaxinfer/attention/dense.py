@@ -1,4 +1,4 @@
-"""Plain causal attention without a cache: for training, for oracles and as the definition of right."""
+"""Plain causal attention without a cache: for training, for test oracles and as the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels_pallas.rotate_and_write.reference import rotate
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CausalAttend:
-    """An `Attend` by `causal_attention`, of all tokens or of packed documents."""
+    """An `Attend` that runs `causal_attention` over all tokens, or within packed documents."""
 
     documents: jax.Array | None = None  # int32 [..., T]
 
@@ -24,7 +24,7 @@ class CausalAttend:
 
 
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None = None) -> jax.Array:
-    """Attention in which every token sees itself and the tokens before it.
+    """Compute attention in which every token sees itself and the tokens before it.
 
     Args:
         q: [..., T, num_heads, head_dim], not scaled yet.
@@ -32,7 +32,7 @@ def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Ar
         documents: int32 [..., T], optional ids of packed documents; tokens of different ids do not see each other.
 
     Returns:
-        Like q.
+        The output, shaped like q.
     """
     length = k.shape[-3]
     visible = jnp.tril(jnp.ones((length, length), bool))
@@ -42,15 +42,15 @@ def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Ar
 
 
 def masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array) -> jax.Array:
-    """Attention in which a mask says which of the S keys each of the T queries sees.
+    """Compute attention in which a mask says which of the S keys each of the T queries sees.
 
     Args:
         q: [..., T, num_heads, head_dim], not scaled yet.
         k, v: [..., S, num_kv_heads, head_dim].
-        visible: bool [..., T, S], with a key for every query.
+        visible: bool [..., T, S], with at least one key for every query.
 
     Returns:
-        Like q.
+        The output, shaped like q.
     """
     group = q.shape[-2] // k.shape[-2]
     q = q.reshape(*q.shape[:-2], k.shape[-2], group, q.shape[-1])

@@ -1,4 +1,4 @@
-"""What becomes of a layer's projected heads before attention: norms of queries and keys, and their rotation."""
+"""A layer's projected heads before attention, with the norms and the rotation that queries and keys still need."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kernels_pallas.parts import Parts
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ProjectedHeads:
-    """A layer's queries, keys and values as they come from the projection, with all that they still need.
+    """A layer's queries, keys and values as the projection returns them, with norms and rotation still to be applied.
 
-    `rotate` of kernels_pallas/rotate_and_write says in plain XLA what that is; a kernel may do the same in one go (see
-    `AttentionBackend`).
+    `rotate` in kernels_pallas/rotate_and_write applies them in plain XLA; a kernel may fuse that with the write of keys
+    and values (see `AttentionBackend`).
     """
 
     qkv: jax.Array | Parts  # [..., T, num_kv_heads, group + 2, head_dim]: a KV head's queries, its key, its value
     cos: jax.Array  # float32 [..., T, head_dim / 2]
     sin: jax.Array  # float32 [..., T, head_dim / 2]
-    q_scale: jax.Array | None  # [head_dim], of the RMS norm of each head; None: no norms
+    q_scale: jax.Array | None  # [head_dim], scale of the RMS norm of each head; None: no norms
     k_scale: jax.Array | None  # [head_dim]
     eps: float = field(metadata={"static": True})  # of the norms

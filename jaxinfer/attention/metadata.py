@@ -1,4 +1,4 @@
-"""The integers that tell attention which token is whose and what it may see."""
+"""The integers that tell attention which row each token belongs to and what it may see."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """A step's tokens in rows, in two groups.
+    """A step's tokens, in two groups of rows.
 
     The first `decode_rows` rows hold `decode_width` tokens each (a decode token; or a row's branches and draft nodes,
     padded), at tokens [r * decode_width, (r + 1) * decode_width). The other rows hold prefill chunks of any length,
@@ -25,12 +25,12 @@ class AttentionMetadata:
     branch: jax.Array  # int32 [T], -1 for tokens of the trunk
     tail_bits: jax.Array  # uint32 [T, W], bit i: the token sees lane index tail_start + i
     page_table: jax.Array  # int32 [R, P]
-    page_branch: jax.Array  # int32 [R, P], the branch that owns the page (looked at from trunk_len on)
+    page_branch: jax.Array  # int32 [R, P], the branch that owns the page (read from trunk_len on)
     kv_len: jax.Array  # int32 [R], lane indices in use, this step's tokens included
     trunk_len: jax.Array  # int32 [R]
     tail_start: jax.Array  # int32 [R]
     query_start_loc: jax.Array  # int32 [R + 1], the first token of each row
     decode_rows: int = field(metadata={"static": True})
     decode_width: int = field(metadata={"static": True})
-    # Whether tokens or pages may belong to branches: if not, their numbers are -1 throughout.
+    # Whether tokens or pages may belong to branches; if not, all branch numbers are -1.
     is_branched: bool = field(default=True, kw_only=True, metadata={"static": True})

@@ -1,4 +1,4 @@
-"""The residual stream between layers, and what the way of running a model has to say about it."""
+"""The residual stream between layers: its layout, and how results join it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from kernels_pallas.parts import Parts
 
 
 def in_one_piece(rows: int, inner: int, columns: int) -> int:
-    """Products are not cut."""
+    """Return 1 part for every product: none is split."""
     return 1
 
 
 def on_one_device(
     mixture: Callable[..., jax.Array], given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array
 ) -> jax.Array:
-    """Experts are whole."""
+    """Run a mixture whose experts are whole, on one device."""
     return mixture(*given, gate_up, down)
 
 
 @dataclass(frozen=True)
 class Residual:
-    """How activations lie outside of attention, how results join the residual stream, into how many parts (rows,
-    inner, columns) products are cut, and how a mixture of experts, whose kernels may be split over devices, is summed.
+    """The layout of activations outside of attention, and the way in which results join the residual stream.
 
-    Activations are [..., T, features] and the left operands of products; or, with `features_first`, they are
-    [features, T] and the weights are the left operands. Attention has its heads as [..., T, heads, ...] either way.
+    `parts` maps the sizes (rows, inner, columns) of a product to the number of parts it is split into. `over_experts`
+    runs and sums a mixture of experts, whose kernels may be sharded over devices. Activations are [..., T, features]
+    and the left operands of products; with `features_first` they are [features, T], and the weights are the left
+    operands. Attention has its heads as [..., T, heads, ...] either way.
     """
 
     add_and_norm: Callable[[jax.Array, jax.Array | Parts, jax.Array, float], tuple[jax.Array, jax.Array]] = add_and_norm
@@ -42,16 +43,16 @@ class Residual:
 
     @property
     def features_axis(self) -> int:
-        """The last axis of features."""
+        """The last feature axis."""
         return -2 if self.features_first else -1
 
     def from_tokens(self, x: jax.Array) -> jax.Array:
-        """Activations of x [..., T, features...]; features first, of x [T, features...]."""
-        # Behind a barrier: XLA would take the transpose into the product, which loses more than it saves.
+        """Return x [..., T, features...], or [T, features...] with `features_first`, in the layout of activations."""
+        # The barrier keeps XLA from fusing the transpose into the product, which loses more than it saves.
         return lax.optimization_barrier(jnp.moveaxis(x, 0, -1)) if self.features_first else x
 
     def to_tokens(self, x: jax.Array) -> jax.Array:
-        """The inverse."""
+        """Invert `from_tokens`."""
         return jnp.moveaxis(lax.optimization_barrier(x), -1, 0) if self.features_first else x
 
 

@@ -1,4 +1,4 @@
-"""A backend for several devices, each of which keeps some of the KV heads and attends with the queries of those."""
+"""The tensor-parallel backend: each device keeps some of the KV heads and attends with their queries."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.attention.residual import Residual, in_one_piece
 from kernels_pallas.branch_attention.blocks import AttentionSizes
 
-# Of queries and projected heads [T, heads, ...], of pages [num_pages, page_size, heads, head_dim], and of what every
-# device has whole.
+# Specs of queries and projected heads [T, heads, ...], of pages [num_pages, page_size, heads, head_dim], and of
+# replicated arrays.
 _HEADS, _PAGES, _WHOLE = PartitionSpec(None, "tensor"), PartitionSpec(None, None, "tensor"), PartitionSpec()
-# Of the kernels of experts, [experts, inner, 2, hidden] and [experts, hidden, inner].
+# Specs of the kernels of experts: gate and up [experts, inner, 2, hidden], down [experts, hidden, inner].
 _GATE_UP, _DOWN = PartitionSpec(None, "tensor"), PartitionSpec(None, None, "tensor")
 
 
 def sharding_of_pages(mesh: Mesh | None) -> NamedSharding | None:
-    """Of an array of the KV pool, its heads split over the mesh axis "tensor"; None: one device."""
+    """Return the sharding of the KV pool's arrays: heads over the mesh axis "tensor"; None for one device."""
     return None if mesh is None else NamedSharding(mesh, _PAGES)
 
 
 def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBackend:
-    """`backend` with its KV heads split over the mesh axis "tensor"; None: one device, nothing changes.
+    """Return `backend` with its KV heads sharded over the mesh axis "tensor"; without a mesh, `backend` itself.
 
-    Inside, every device runs the code of one device on its own heads: nothing is sent while it attends, and kernels,
-    which XLA cannot split, run as they are. Products are split by XLA, and not cut into parts besides.
+    Every device runs the single-device code on its own heads: attention needs no communication, and kernels, which XLA
+    cannot partition, run as they are. Products are partitioned by XLA, and not split into `Parts` as well.
     """
     if mesh is None:
         return backend
-    # What the loops of attention carry starts the same everywhere, and differs from then on.
+    # check_vma: what the loops of attention carry starts replicated, and differs between devices from then on.
     split = partial(jax.shard_map, mesh=mesh, check_vma=False)
 
     def rotate_and_write(heads: ProjectedHeads, k_pages: jax.Array, v_pages: jax.Array, slots: jax.Array):
@@ -61,13 +61,13 @@ def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBacke
             return backend.attention(q, k_pages, v_pages, whole, scale=scale)
 
         run = split(on_one, in_specs=(_HEADS, _PAGES, _PAGES, _WHOLE), out_specs=_HEADS)
-        # Shardy (in jaxlib 0.11.2) crashes on an input without elements inside a loop: the bits of no tails.
+        # Shardy (in jaxlib 0.11.2) crashes on an input without elements inside a loop, such as tail bits without tails.
         return run(q, k_pages, v_pages, [x for x in leaves if x.size])
 
     def over_experts(
         mixture: Callable[..., jax.Array], given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array
     ) -> jax.Array:
-        # Every device has a share of each expert, so that none waits for another, whatever tokens choose.
+        # Every device has a shard of each expert, so that no device waits for another, whatever experts tokens choose.
         def on_one(given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array) -> jax.Array:
             return lax.psum(mixture(*given, gate_up, down), "tensor")
 

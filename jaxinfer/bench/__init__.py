@@ -1,1 +1,1 @@
-"""Benchmarks of the engine: workloads, what drives them, what is measured, and how it is shown."""
+"""Benchmarks of the engine: workloads, their driver, measurements and reports."""

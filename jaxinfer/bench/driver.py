@@ -1,4 +1,4 @@
-"""Runs a workload through an engine: all at once, a few at a time, or as a Poisson process brings them."""
+"""Benchmark driver: runs a workload all at once, with limited concurrency, or with Poisson arrivals."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def run_workload(
     """Run all requests to their end.
 
     Args:
-        arrivals: seconds after the start, growing, at which each request comes; None: all are there from the start.
-            A request that comes during a step waits for it, and its time to first token counts the wait.
-        concurrency: send a request only while fewer than this many are unfinished; None: no limit. What is held back
-            arrives when it is sent, unless `arrivals` says when.
+        arrivals: seconds after the start, ascending, at which each request arrives; None: all arrive at the start.
+            A request that arrives during a step waits for it, and its time to first token includes the wait.
+        concurrency: send a request only while fewer than this many are unfinished; None: no limit. A request that was
+            held back arrives when it is sent, unless `arrivals` gives its time.
 
     Returns:
         The measurement, and the outputs in the order of `items`.

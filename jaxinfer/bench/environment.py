@@ -1,4 +1,4 @@
-"""Where a measurement was made: versions, device, date. Nothing that names a machine or its owner."""
+"""The environment of a measurement: versions, device and date, but no name of a machine or its owner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import jaxinfer
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, device and date of this process, for a JSON file."""
+    """Return versions, device and date of this process, for a JSON file."""
     device = jax.devices()[0]
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -1,4 +1,4 @@
-"""What one run of a workload measures: exact latencies, and the engine's counters over the run."""
+"""Measurements of one run of a workload: exact latencies, and the engine's counters over the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Summary:
 
     @classmethod
     def of(cls, values: Sequence[float], times: Sequence[int] | None = None) -> Summary | None:
-        """The summary of `values`, value i counted `times[i]` times; None where there are none.
+        """Summarise `values`, value i counted `times[i]` times; None where there are none.
 
         Percentiles between two observations are interpolated linearly.
         """
@@ -37,7 +37,7 @@ class Summary:
 
 @dataclass
 class RecordingHistogram(Histogram):
-    """A histogram that also keeps what it observed, for exact percentiles."""
+    """A histogram that also keeps its observations, for exact percentiles."""
 
     values: list[float] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
@@ -53,10 +53,10 @@ class RecordingHistogram(Histogram):
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run of a workload.
+    """Figures of one run of a workload.
 
-    Latencies are in seconds. Time to first token counts from a request's arrival; the latency of tokens that land
-    together is the time since the landing before, divided by their number.
+    Latencies are in seconds. Time to first token counts from a request's arrival. The inter-token latency of tokens
+    that land together is the time since the previous landing, divided by their number.
     """
 
     num_requests: int
@@ -85,14 +85,14 @@ class Measurement:
         return self.num_requests / self.seconds
 
     def as_json(self) -> dict[str, Any]:
-        """All fields and rates, for a JSON file."""
+        """Return all fields and rates, for a JSON file."""
         rates = ("output_tokens_per_second", "total_tokens_per_second", "requests_per_second")
         return asdict(self) | {name: getattr(self, name) for name in rates}
 
 
 @dataclass
 class Recorder:
-    """Latencies of everything that the engine does while it is in place, and the counters from before."""
+    """Latencies that the engine records while this is in place, and its counters from before."""
 
     llm: LLM
     before: dict[str, Any]
@@ -100,7 +100,7 @@ class Recorder:
     inter_token_latency: RecordingHistogram
 
     def measurement(self, *, num_requests: int, prompt_tokens: int, output_tokens: int, seconds: float) -> Measurement:
-        """The measurement of what ran since the recorder was put in place."""
+        """Return the measurement of the run since the recorder was put in place."""
         metrics = self.llm.get_metrics()
 
         def since(name: str) -> Any:
@@ -129,7 +129,7 @@ _COUNTERS = ("num_steps_total", "num_launches_total", "scheduled_rows_total", "h
 
 @contextlib.contextmanager
 def recording(llm: LLM) -> Iterator[Recorder]:
-    """Record latencies and count from here on; the engine's own histograms miss what happens meanwhile."""
+    """Record latencies and counters from here on; the engine's own histograms miss observations meanwhile."""
     metrics = llm.core.metrics
     own = metrics.time_to_first_token_seconds, metrics.inter_token_latency_seconds
     before = {name: getattr(metrics, name) for name in _COUNTERS}

@@ -16,14 +16,14 @@ MILLISECONDS = "ms: mean / p50 / p95 / p99"
 
 
 def milliseconds(summary: Summary | None) -> str:
-    """Seconds shown in milliseconds, in the order of MILLISECONDS; a dash where nothing was observed."""
+    """Format a summary in seconds as milliseconds, in the order of MILLISECONDS; "-" without observations."""
     if summary is None:
         return "-"
     return " / ".join(f"{1000 * value:.2f}" for value in (summary.mean, summary.p50, summary.p95, summary.p99))
 
 
 def measurement_table(measured: Measurement, *, title: str) -> Table:
-    """A table of one run, a row for each quantity."""
+    """Return the table of one run, with a row for each quantity."""
     table = Table("quantity", "value", title=title, title_justify="left")
     rows = {
         "requests": f"{measured.num_requests}",
@@ -47,7 +47,7 @@ def measurement_table(measured: Measurement, *, title: str) -> Table:
 
 
 def show(table: Table, result: dict[str, Any], file: str | os.PathLike[str] | None) -> None:
-    """Print the table; write the result where a file is named."""
+    """Print the table and, if a file is given, write the result to it."""
     Console().print(table)
     if file is not None:
         Path(file).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Workloads: requests with random or given prompts, and when they arrive."""
+"""Workloads: requests with random or given prompts, and their arrival times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class LengthRange:
-    """Lengths in tokens, uniform from `shortest` to `longest`, both included.
+    """A uniform range of lengths in tokens, from `shortest` to `longest`, both included.
 
     Raises:
         ValueError: not 1 <= shortest <= longest.
@@ -32,10 +32,10 @@ class LengthRange:
 
     @classmethod
     def parse(cls, text: str) -> LengthRange:
-        """The range called "MIN:MAX", or "N" for lengths that are all the same.
+        """Parse "MIN:MAX", or "N" for equal lengths.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: the text is neither.
         """
         numbers = text.split(":")
         if not 1 <= len(numbers) <= 2 or not all(number.isdecimal() for number in numbers):
@@ -43,13 +43,13 @@ class LengthRange:
         return cls(int(numbers[0]), int(numbers[-1]))
 
     def scaled(self, factor: float) -> LengthRange:
-        """Both ends times `factor`, rounded down, at least 1."""
+        """Return the range with both ends multiplied by `factor`, rounded down, at least 1."""
         return LengthRange(max(1, int(self.shortest * factor)), max(1, int(self.longest * factor)))
 
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One request: a prompt as `LLM.generate` takes it, and how many tokens to generate at most."""
+    """One request: a prompt as `LLM.generate` takes it, and the most tokens to generate."""
 
     prompt: str | dict[str, Any]
     max_tokens: int
@@ -58,7 +58,7 @@ class WorkItem:
 def random_workload(
     *, num_requests: int, input_len: LengthRange, output_len: LengthRange, vocab_size: int, seed: int
 ) -> list[WorkItem]:
-    """Prompts of uniformly random tokens and lengths; the same for the same arguments.
+    """Make requests with uniformly random tokens and lengths; equal arguments give equal requests.
 
     Raises:
         ValueError: `num_requests` or `vocab_size` is below 1.
@@ -76,10 +76,10 @@ def random_workload(
 
 
 def fitting_scale(input_len: LengthRange, output_len: LengthRange, max_model_len: int) -> float:
-    """The largest factor, at most 1, at which the longest prompt and output together fit into `max_model_len`.
+    """Return the largest factor, at most 1, at which the longest prompt and output fit into `max_model_len`.
 
     Raises:
-        ValueError: not even a prompt of one token and an output of one fit.
+        ValueError: not even one token of prompt and one of output fit.
     """
     if max_model_len < 2:
         raise ValueError(f"max_model_len={max_model_len} has no room for a prompt and an output")
@@ -88,11 +88,11 @@ def fitting_scale(input_len: LengthRange, output_len: LengthRange, max_model_len
 
 
 def read_workload(file: str | os.PathLike[str]) -> list[WorkItem]:
-    """Requests from a file of JSON lines: {"prompt": TEXT or "prompt_token_ids": [...], "max_tokens": N}.
+    """Read requests from a file of JSON lines: {"prompt": TEXT or "prompt_token_ids": [...], "max_tokens": N}.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line is not such an object, named by its number; or there is none.
+        ValueError: a line is not such an object (the message has its number), or there is none.
     """
     items = []
     for number, line in enumerate(Path(file).read_text(encoding="utf-8").splitlines(), start=1):
@@ -125,7 +125,7 @@ def _work_item(entry: Any) -> WorkItem:
 
 
 def poisson_arrivals(*, num_requests: int, request_rate: float, seed: int) -> list[float]:
-    """Seconds after the start at which requests arrive: a Poisson process of `request_rate` requests per second.
+    """Draw arrival times in seconds after the start, by a Poisson process of `request_rate` requests per second.
 
     Raises:
         ValueError: `request_rate` is not positive.

@@ -1,4 +1,4 @@
-"""Which beams go on: the bookkeeping of beam search, as transformers does it, without a model."""
+"""Choice of the beams that continue: the bookkeeping of beam search, as transformers does it, without a model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from jaxinfer.limits import MAX_LOGPROBS
 
 @dataclass(frozen=True)
 class BeamSearchParams:
-    """What is asked of a beam search. Bad values raise ValueError naming field and value.
+    """Parameters of a beam search. Bad values raise ValueError naming field and value.
 
     Args:
         beam_width: continuations that are followed, and that are returned.
-        max_tokens: of each.
+        max_tokens: most tokens of each.
         length_penalty: the score of a continuation is its log probability divided by its number of tokens to this
             power: 0 compares log probabilities, greater numbers favour long continuations.
         early_stopping: stop as soon as `beam_width` continuations have ended; else when no beam can become better than
             the worst of them at its present length.
-        ignore_eos: go on after end-of-sequence tokens.
+        ignore_eos: continue after end-of-sequence tokens.
     """
 
     beam_width: int
@@ -47,7 +47,7 @@ class BeamSearchParams:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A continuation that is over."""
+    """Finished continuation."""
 
     tokens: tuple[int, ...]  # the end-of-sequence token included
     logprob: float  # of all of them together, in nats
@@ -69,11 +69,11 @@ class BeamSearch:
     """The beams of one prompt, step by step.
 
     Args:
-        params: what is asked for.
+        params: parameters of the search.
         eos_token_ids: tokens that end a continuation.
 
     Raises:
-        ValueError: more end-of-sequence tokens than candidates can be told of.
+        ValueError: with so many end-of-sequence tokens, more than MAX_LOGPROBS candidates are needed.
     """
 
     params: BeamSearchParams
@@ -93,11 +93,11 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """How many of the most likely tokens after each beam are wanted: enough, however many of them end it."""
+        """Number of the most likely tokens needed after each beam: enough, however many of them end it."""
         return max(2, 1 + len(self.eos_token_ids)) * self.params.beam_width
 
     def step(self, candidates: Sequence[Iterable[tuple[int, float]]]) -> list[Extension]:
-        """The beams of the next step, best first; none where the search is over.
+        """Return the beams of the next step, best first; none if the search is over.
 
         Args:
             candidates: for each beam its `num_candidates` most likely tokens with their log probabilities.
@@ -112,12 +112,12 @@ class BeamSearch:
         going_on: list[Extension] = []
         for rank, one in enumerate(found[: self.num_candidates]):
             if one.token in self.eos_token_ids:
-                if rank < width:  # as good as a beam that goes on
+                if rank < width:  # as good as a beam that continues
                     self._add((*self.beams[one.parent][0], one.token), one.logprob, ended=True)
             elif len(going_on) < width:
                 going_on.append(one)
         self.beams = [((*self.beams[one.parent][0], one.token), one.logprob) for one in going_on]
-        # After the last token no beam has another one to be extended by.
+        # After its last token a beam is not extended.
         self.is_done = length == self.params.max_tokens or not going_on or self._is_settled(found[0].logprob, length)
         if self.is_done and not (len(self.hypotheses) >= width and self._is_settled(found[0].logprob, length)):
             for tokens, logprob in self.beams:
@@ -125,8 +125,8 @@ class BeamSearch:
         return [] if self.is_done else going_on
 
     def _is_settled(self, best: float, length: int) -> bool:
-        """Whether enough continuations have ended that no beam, the best of which has the log probability `best`, is
-        waited for."""
+        """Return whether enough continuations have ended that the search need not wait for any beam, the best of which
+        has the log probability `best`."""
         if len(self.hypotheses) < self.params.beam_width:
             return False
         return self.params.early_stopping or self.hypotheses[-1].score >= self._score(best, length)

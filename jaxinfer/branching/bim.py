@@ -1,4 +1,4 @@
-"""The Branch Index Map of a lane, slot by slot: whose every slot is. A view for people and tests.
+"""The Branch Index Map of a lane: the owner of every slot. A view for people and tests.
 
 The engine keeps the map per page (`page_branch`) and computes what a token sees from it and a few integers, see
 kernels_pallas/visibility.py. As SpecSoT draws it, the map has an entry for each slot: -2 empty, -1 trunk, else the
@@ -20,16 +20,16 @@ _BRANCH_MARKS = string.digits + string.ascii_lowercase
 
 
 def branch_index_map(page_size: int, page_branch: Sequence[int], trunk_len: int, written: Iterable[int]) -> np.ndarray:
-    """int32 [P * page_size]: the entry of every lane index.
+    """Return int32 [P * page_size]: the entry of every lane index.
 
     Args:
-        page_branch: of each of the lane's P pages, the branch that owns it; not looked at within the trunk.
-        trunk_len: the first so many lane indices are the trunk's.
-        written: the lane indices that hold content. Those of a draft tree's tail do not belong here: their owners
-            say nothing, what a node sees is in its tail bits.
+        page_branch: the branch that owns each of the lane's P pages; ignored within the trunk.
+        trunk_len: number of lane indices of the trunk, which are the first ones.
+        written: lane indices that hold content, without those of a draft tree's tail: what a node sees is in its tail
+            bits, not in owners.
 
     Raises:
-        ValueError: content outside of the lane, or behind the trunk in a page of no branch.
+        ValueError: content outside of the lane, or after the trunk in a page of no branch.
     """
     bim = np.full(len(page_branch) * page_size, EMPTY, np.int32)
     for index in written:
@@ -37,7 +37,7 @@ def branch_index_map(page_size: int, page_branch: Sequence[int], trunk_len: int,
             raise ValueError(f"written: lane index {index} is outside of a lane of {len(bim)} slots")
         owner = TRUNK if index < trunk_len else page_branch[index // page_size]
         if index >= trunk_len and owner < 0:
-            raise ValueError(f"written: lane index {index} is behind the trunk, in a page of no branch")
+            raise ValueError(f"written: lane index {index} is after the trunk, in a page of no branch")
         bim[index] = owner
     return bim
 
@@ -45,15 +45,15 @@ def branch_index_map(page_size: int, page_branch: Sequence[int], trunk_len: int,
 def bim_mask(
     bim: np.ndarray, query_bim: Sequence[int] | np.ndarray, query_index: Sequence[int] | np.ndarray
 ) -> np.ndarray:
-    """bool [Q, S]: which slots the queries see.
+    """Return bool [Q, S]: which slots the queries see.
 
-    A slot is visible if it is the trunk's or of the query's own branch, and not behind the query. (SpecSoT asks for
+    A slot is visible if it is the trunk's or of the query's own branch, and not after the query. (SpecSoT asks for
     the order within a branch only; for the trunk it follows, unless the query itself is one of the trunk's.)
 
     Args:
         bim: int32 [S].
         query_bim: int32 [Q], the entries of the queries: -1 or a branch; -2 is padding, which sees nothing.
-        query_index: int32 [Q], the lane indices of the queries, or whatever else limits what they see.
+        query_index: int32 [Q], the lane indices of the queries, or other limits of what they see.
     """
     branch, index = (np.asarray(values, np.int32)[:, None] for values in (query_bim, query_index))
     is_mine = (branch != EMPTY) & ((bim == TRUNK) | (bim == branch))
@@ -61,7 +61,7 @@ def bim_mask(
 
 
 def draw_bim(bim: np.ndarray, page_size: int) -> str:
-    """The map as text, a line for each page, pages of the same content on one line:
+    """Draw the map as text, a line for each page, pages of the same content on one line:
 
     pages 0-1  ________  trunk x8
     page 2     ___000..  trunk x3, branch 0 x3, empty x2

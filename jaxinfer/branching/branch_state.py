@@ -1,10 +1,10 @@
-"""Where the branches of one request stand: pages and their owners, positions, tips, and the lanes that launches read.
+"""State of the branches of one request: pages and their owners, positions, tips, and the lanes that launches read.
 
-Every branch has a page table of its own: the pages of the trunk, which all of them begin with, and then its own. Tokens
-stand at their positions in it, so that its pages are those of the same sequence alone, for the prefix cache and for a
-drafter too. A lane is how a launch reads them. "batching" reads each table by itself. "in_one_sequence" puts the
-trunk's pages, once, and the own pages of many branches behind each other: which branch owns a page is what attention
-asks, so nothing has to be moved when a branch ends, and the next launch simply has a shorter lane.
+Every branch has a page table of its own: first the pages of the trunk, which all branches share, then its own. A
+token's index in it is its position, so that the prefix cache and a drafter see the pages of an ordinary sequence. A
+launch reads branches in lanes. "batching" has a lane for each table. "in_one_sequence" has the trunk's pages once,
+followed by the own pages of many branches: attention depends on which branch owns a page, so nothing has to be moved
+when a branch ends, and the next launch simply has a shorter lane.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BranchSequence(Protocol):
 
 @dataclass(frozen=True)
 class Lane:
-    """What one row of a launch reads. P pages, of which the first `trunk_pages` are everybody's."""
+    """Pages that one row of a launch reads. Of its P pages, the first `trunk_pages` belong to all branches."""
 
     pages: list[int]
     owners: list[int]  # [P], the branch that owns the page; TRUNK: all of them
@@ -45,7 +45,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class DecodeInputs:
-    """The next token of each of S branches in L lanes: what one step computes, branches in the order of their lanes."""
+    """Inputs of one step: the latest token of each of S branches in L lanes, branches in the order of their lanes."""
 
     token_ids: np.ndarray  # int32 [S]
     positions: np.ndarray  # int32 [S], depth in its own branch
@@ -56,8 +56,8 @@ class DecodeInputs:
     lanes: list[Lane]
 
 
-class BranchStateManager:
-    """The branches of one request, in either mode.
+class BranchLanes:
+    """Record of the branches of one request, in either mode.
 
     Args:
         page_size: of the pool.
@@ -80,7 +80,7 @@ class BranchStateManager:
         return 0 if self.trunk is None else len(self.trunk.token_ids)
 
     def init_prefix(self, trunk: BranchSequence) -> None:
-        """Say what all branches begin with.
+        """Set the trunk, which all branches start with.
 
         Raises:
             ValueError: it does not end with a page, or there are branches already.
@@ -92,10 +92,10 @@ class BranchStateManager:
         self.trunk = trunk
 
     def add_branch(self, branch: int, sequence: BranchSequence) -> None:
-        """A branch, whose tokens begin with the trunk's.
+        """Add a branch, whose tokens start with the trunk's.
 
         Raises:
-            ValueError: its number is taken or negative, or it does not begin with the trunk.
+            ValueError: its number is taken or negative, or it does not start with the trunk.
         """
         if branch < 0 or branch in self.sequences:
             raise ValueError(f"branch {branch} is {'negative' if branch < 0 else 'there already'}")
@@ -107,18 +107,18 @@ class BranchStateManager:
         self.sequences[branch] = sequence
 
     def finish(self, branch: int) -> list[int]:
-        """The branch is over; which pages were its own, for whoever gave them to take back."""
+        """End a branch, and return its own pages, for the caller to free."""
         sequence = self.sequences.pop(branch)
         return list(sequence.pages[self.trunk_len // self.page_size :])
 
     @property
     def active_branches(self) -> list[int]:
-        """Those that have pages."""
+        """Branches that have pages."""
         return [branch for branch, sequence in self.sequences.items() if sequence.pages]
 
     @property
     def branch_outputs(self) -> dict[int, list[int]]:
-        """What follows each branch's prompt."""
+        """Tokens after each branch's prompt."""
         return {branch: list(s.token_ids[s.num_prompt_tokens :]) for branch, s in self.sequences.items()}
 
     def lanes(
@@ -128,14 +128,14 @@ class BranchStateManager:
         max_pages: int | None = None,
         max_branches: int | None = None,
     ) -> list[Lane]:
-        """The lanes in which a launch reads these branches; None: all that have pages.
+        """Return the lanes in which a launch reads these branches; None: all that have pages.
 
-        A branch whose table does not begin with the same pages as the others' (the prefix cache may have given it equal
+        A branch whose table does not start with the same pages as the others' (the prefix cache may have given it equal
         ones) has a lane of its own.
 
         Args:
             max_pages, max_branches: of a lane that a launch can read; None: any number. Branches that do not fit into
-                one stand in several, each of which reads the trunk.
+                one lane are spread over several, each of which reads the trunk.
         """
         chosen = self.active_branches if branches is None else list(branches)
         if self.branch_mode == "batching":
@@ -172,11 +172,11 @@ class BranchStateManager:
         return lanes
 
     def get_tip_positions(self) -> dict[int, int]:
-        """Of each branch, the position of its latest token."""
+        """Return the position of the latest token of each branch."""
         return {branch: len(sequence.token_ids) - 1 for branch, sequence in self.sequences.items()}
 
     def get_branch_tip_indices(self) -> dict[int, tuple[int, int]]:
-        """Of each branch that has pages, the number of its lane and the lane index of its latest token."""
+        """Return for each branch that has pages the number of its lane and the lane index of its latest token."""
         positions = self.get_tip_positions()
         return {
             branch: (number, self._lane_index(lane, branch, positions[branch]))
@@ -189,7 +189,7 @@ class BranchStateManager:
         return (lane.first_own[branch] + own) * self.page_size + position % self.page_size
 
     def prepare_decode_inputs(self, branches: Iterable[int] | None = None) -> DecodeInputs:
-        """The step that computes the latest token of each of these branches, and so answers what follows it."""
+        """Return the inputs of a step that computes the latest token of each of these branches, for the next one."""
         lanes = self.lanes(branches)
         rows = [(number, lane, branch) for number, lane in enumerate(lanes) for branch in lane.branches]
         positions = self.get_tip_positions()
@@ -209,7 +209,7 @@ class BranchStateManager:
         return DecodeInputs(**{name: np.asarray(column, np.int32) for name, column in columns.items()}, lanes=lanes)
 
     def bim(self, lane: Lane) -> np.ndarray:
-        """int32 [P * page_size]: of every slot of a lane whose it is, TRUNK, EMPTY or a branch."""
+        """Return int32 [P * page_size]: the owner of every slot of a lane, TRUNK, EMPTY or a branch."""
         size, batching = self.page_size, self.branch_mode == "batching"
         trunk_len = lane.trunk_pages * size
         written = list(range(self.trunk_len))
@@ -217,3 +217,6 @@ class BranchStateManager:
             first = lane.first_own[branch] * size
             written += range(first, first + len(self.sequences[branch].token_ids) - self.trunk_len)
         return branch_index_map(size, lane.owners, trunk_len if batching else self.trunk_len, written)
+
+
+BranchStateManager = BranchLanes  # the sources' name, by which it was known here before

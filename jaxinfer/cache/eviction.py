@@ -1,4 +1,4 @@
-"""Which cached pages go first: eviction policies, and the queue of what may go."""
+"""Eviction of cached pages: policies, and the queue of candidates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxinfer.cache.radix_node import RadixNode
 
 
 class CacheHistory(Protocol):
-    """What a policy may look at. Times are ticks of the tree's clock, not seconds."""
+    """The history of a node, as policies see it. Times are ticks of the tree's clock, not seconds."""
 
     @property
     def created(self) -> int: ...
@@ -24,10 +24,10 @@ class CacheHistory(Protocol):
 
 
 class EvictionPolicy(Protocol):
-    """Orders candidates: the smallest key goes first.
+    """An order of candidates: the node with the smallest key is evicted first.
 
-    A key must not fall from one time that its node may go to the next. All numbers of a history only rise, but for a
-    hit that is taken back while its lock keeps the node; so this holds for every tuple of them. The queue counts on it.
+    A node's key must not be smaller than it was when the node was last a candidate: the queue relies on that. Every
+    tuple of a history's numbers qualifies, as they only rise; a hit is taken back only while a lock keeps the node.
     """
 
     def key(self, history: CacheHistory) -> Any: ...
@@ -35,7 +35,7 @@ class EvictionPolicy(Protocol):
 
 @dataclass(frozen=True)
 class LRU:
-    """The least recently used goes first."""
+    """Evict the least recently used node first."""
 
     def key(self, history: CacheHistory) -> int:
         return history.last_access
@@ -43,7 +43,7 @@ class LRU:
 
 @dataclass(frozen=True)
 class LFU:
-    """The least often matched goes first, among equals the least recently used."""
+    """Evict the least often matched node first, among equals the least recently used."""
 
     def key(self, history: CacheHistory) -> tuple[int, int]:
         return history.hits, history.last_access
@@ -51,7 +51,7 @@ class LFU:
 
 @dataclass(frozen=True)
 class FIFO:
-    """The oldest goes first. A node is as old as its first page, also when it has grown since."""
+    """Evict the oldest node first. A node is as old as its first page, even if it has grown since."""
 
     def key(self, history: CacheHistory) -> int:
         return history.created
@@ -59,7 +59,7 @@ class FIFO:
 
 @dataclass(frozen=True)
 class Priority:
-    """The lowest priority goes first, among equals the least recently used.
+    """Evict the node of lowest priority first, among equals the least recently used.
 
     Pages have the highest priority of all insertions that went through them.
     """
@@ -77,10 +77,10 @@ EVICTION_POLICIES: dict[str, type[LRU] | type[LFU] | type[FIFO] | type[Priority]
 
 
 def make_eviction_policy(name: str) -> EvictionPolicy:
-    """The policy of that name.
+    """Make the policy called `name`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such policy.
     """
     if name not in EVICTION_POLICIES:
         raise ValueError(f"eviction_policy must be one of {', '.join(EVICTION_POLICIES)}, got {name!r}")
@@ -88,32 +88,32 @@ def make_eviction_policy(name: str) -> EvictionPolicy:
 
 
 class EvictionQueue:
-    """Candidates in the order of a policy: a heap that is put right when it is read, not when a node changes.
+    """Candidates in the order of a policy: a heap that is corrected when it is read, not when a node changes.
 
-    A node has at most one entry. It may be out of date: the node may have been used since, be locked, have children
-    or have left the tree. Because keys only rise, an entry that is out of date stands too far in front, never too far
-    behind, and is met before it can do harm.
+    A node has at most one entry. The entry may be stale: the node may have been used since, be locked, have children
+    or have left the tree. Because keys only rise, a stale entry is too early in the order, never too late, so it is
+    found in time.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
-        # Entries are [key, order, node], corrected in place: ten thousand new ones would wake the garbage collector.
+        # Entries are [key, order, node], corrected in place: ten thousand new ones would trigger the garbage collector.
         self._heap: list[list[Any]] = []
         self._order = itertools.count()  # equal keys: first queued, first out; nodes are never compared
         self._num_gone = 0  # entries whose node has left the tree
-        self._num_corrected = 0  # entries that were found out of date since the last rebuild
+        self._num_corrected = 0  # stale entries found since the last rebuild
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, node: RadixNode) -> None:
-        """Take in a node that has become a candidate."""
+        """Add a node that has become a candidate."""
         if not node.queued:
             node.queued = True
             heapq.heappush(self._heap, [self.policy.key(node), next(self._order), node])
 
     def first(self) -> RadixNode | None:
-        """The candidate that goes first; it stays in the queue. None: there is no candidate."""
+        """Return the candidate to evict first, which stays in the queue; None if there is none."""
         heap = self._heap
         while heap:
             key, _, node = entry = heap[0]
@@ -127,16 +127,16 @@ class EvictionQueue:
             else:
                 return node
             self._num_corrected += 1
-            if self._num_corrected > 64 + len(heap) // 64:  # the rest is likely no better: put all right at once
+            if self._num_corrected > 64 + len(heap) // 64:  # many others are likely stale too: correct all at once
                 self._rebuild()
         return None
 
     def pop(self) -> None:
-        """Drop what `first` has returned."""
+        """Remove the candidate that `first` has returned."""
         heapq.heappop(self._heap)[2].queued = False
 
     def note_gone(self, node: RadixNode) -> None:
-        """A node has left the tree without being popped."""
+        """Note that a node has left the tree without being popped."""
         if node.queued:
             self._num_gone += 1
             if self._num_gone * 2 > len(self._heap):
@@ -162,8 +162,8 @@ class EvictionQueue:
         self._num_gone = self._num_corrected = 0
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every entry's node says that it has one, and only one."""
+        """Raise AssertionError unless every entry's node is marked as queued and has only this entry."""
         nodes = [node for _, _, node in self._heap]
-        assert len(set(map(id, nodes))) == len(nodes), "a node stands twice in the eviction queue"
+        assert len(set(map(id, nodes))) == len(nodes), "a node is twice in the eviction queue"
         assert all(node.queued for node in nodes), "a queued node does not know that it is queued"
         assert self._num_gone == sum(node.parent is None for node in nodes), "miscounted nodes that left the tree"

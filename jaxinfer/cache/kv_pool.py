@@ -14,7 +14,7 @@ from jaxinfer.models.config import ModelConfig
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVPool:
-    """Keys and values of all slots. Steps take it donated and return it: the same memory with new contents."""
+    """Keys and values of all slots. Steps take it as a donated argument and return it: the same memory, updated."""
 
     k: tuple[jax.Array, ...]  # per layer [num_pages, page_size, num_kv_heads, head_dim]
     v: tuple[jax.Array, ...]  # per layer [num_pages, page_size, num_kv_heads, head_dim]
@@ -29,7 +29,7 @@ class KVPool:
         dtype: jnp.dtype,
         sharding: jax.sharding.Sharding | None = None,
     ) -> KVPool:
-        """A zeroed pool of `num_pages` pages of `page_size` slots; `sharding` None: on the default device."""
+        """Allocate a zeroed pool of `num_pages` pages of `page_size` slots; `sharding` None: on the default device."""
         shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
         arrays = [jnp.zeros(shape, dtype, device=sharding) for _ in range(2 * config.num_layers)]
         return cls(k=tuple(arrays[::2]), v=tuple(arrays[1::2]))
@@ -44,14 +44,14 @@ class KVPool:
         dtype: jnp.dtype,
         sharding: jax.sharding.Sharding | None = None,
     ) -> KVPool:
-        """A pool of shapes alone: to compile for, not to run with."""
+        """Return a pool that consists of shapes only, to compile for."""
         shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
         pages: Any = (jax.ShapeDtypeStruct(shape, dtype, sharding=sharding),) * config.num_layers
         return cls(k=pages, v=pages)
 
     @property
     def is_abstract(self) -> bool:
-        """Whether it is made of shapes alone."""
+        """Whether the pool consists of shapes only."""
         return isinstance(self.k[0], jax.ShapeDtypeStruct)
 
     @property
@@ -73,11 +73,11 @@ class KVPool:
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype) -> int:
-    """Bytes that one slot takes in all layers."""
+    """Return the bytes that one slot takes in all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
 
 
 def __getattr__(name: str) -> Any:
-    if name == "KVCache":  # its old name, which is the textbook's by now
+    if name == "KVCache":  # the former name, which a class of the textbook has now
         return KVPool
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""In which state every page of the pool is: free, held by requests or kept by the cache; every misuse is an error."""
+"""The state of every page of the pool: free, held by requests, or cached. Every misuse is an error."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _NAMES = ("held", "free", "cached")
 
 
 class OutOfPagesError(RuntimeError):
-    """More pages were asked for than are free."""
+    """More pages were requested than are free."""
 
 
 class PageAllocator:
-    """Hands out page ids 0..num_pages-1; a page is free, held or cached: free + held + cached = total.
+    """The allocator of page ids 0..num_pages-1. A page is free, held or cached: free + held + cached = total.
 
-    A held page has one holder or, among lanes that share it, several, and is free again when the last of them frees it.
-    Who its holders are is theirs to know: here they are a number. A cached page belongs to the prefix cache, however
-    many requests read it: those hold a lock there, and nothing here. Not thread-safe: one caller drives it.
+    A held page has a count of holders: one or, among lanes that share it, several. It is free again when the last
+    holder frees it. A cached page belongs to the prefix cache, however many requests read it: they hold a lock there,
+    and nothing here. Not thread-safe: one caller drives it.
     """
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 1:
             raise ValueError(f"num_pages must be at least 1, got {num_pages}")
         self.num_pages = num_pages
-        # A heap: the lowest page is handed out first, so that pages of a sequence are neighbours in memory, too, as far
-        # as there are any. A CPU reads those a tenth faster than pages from anywhere.
+        # A heap: the lowest page is handed out first, so that the pages of a sequence are adjacent in memory where
+        # possible. A CPU reads adjacent pages a tenth faster than scattered ones.
         self._free = list(range(num_pages))
         self._state = bytearray((_FREE,)) * num_pages
         self._shared: dict[int, int] = {}  # the number of holders of pages that have several
@@ -42,21 +42,21 @@ class PageAllocator:
 
     @property
     def num_held(self) -> int:
-        """Pages that are held, however many hold each."""
+        """Held pages; a page with several holders counts once."""
         return self.num_pages - len(self._free) - self._num_cached
 
     def num_holders(self, page: int) -> int:
-        """How often a page is held: 0 if it is free or cached.
+        """Return the number of holders of a page: 0 if it is free or cached.
 
         Raises:
-            ValueError: it is out of range.
+            ValueError: the page is out of range.
         """
         if not 0 <= page < self.num_pages:
             raise self._out_of_range(page)
         return self._shared.get(page, 1) if self._state[page] == _HELD else 0
 
     def allocate(self, count: int) -> list[int]:
-        """`count` page ids that nobody else holds, in ascending order; the caller is the one holder of each.
+        """Take `count` free pages and return their ids in ascending order; the caller is the only holder of each.
 
         Raises:
             OutOfPagesError: fewer than `count` pages are free; nothing is taken then.
@@ -71,9 +71,9 @@ class PageAllocator:
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
-        """One more holder for each held page: all of them, or none when it raises.
+        """Add a holder to each of these held pages: to all of them, or to none if it raises.
 
-        A page that stands several times in `pages` gets as many.
+        A page that is several times in `pages` gets as many holders.
 
         Raises:
             ValueError: a page is out of range or not held.
@@ -84,7 +84,7 @@ class PageAllocator:
             self._shared[page] = self._shared.get(page, 1) + 1
 
     def free(self, pages: Iterable[int]) -> None:
-        """Take pages back from one holder of each; those that nobody holds then are free.
+        """Remove one holder of each page; a page without holders is free again.
 
         Raises:
             ValueError: a page is out of range, free already, or cached.
@@ -98,13 +98,13 @@ class PageAllocator:
             heappush(self._free, page)
 
     def cache(self, pages: Sequence[int]) -> None:
-        """Hand held pages over to the prefix cache: all of them, or none when it raises.
+        """Hand held pages over to the prefix cache: all of them, or none if it raises.
 
-        The cache gives a page away when nobody locks it. A holder beside the one that hands it over would know nothing
-        of that, and so a page can be cached by its only holder alone.
+        The cache may evict a page that has no lock. A second holder would not know of that, and so only the sole holder
+        of a page can hand it over.
 
         Raises:
-            ValueError: a page is out of range, not held, has several holders, or stands twice in `pages`.
+            ValueError: a page is out of range, not held, has several holders, or is twice in `pages`.
         """
         for done, page in enumerate(pages):
             try:
@@ -119,7 +119,7 @@ class PageAllocator:
         self._num_cached += len(pages)
 
     def free_cached(self, pages: Iterable[int]) -> None:
-        """Take back pages that the prefix cache has given up.
+        """Free pages that the prefix cache has evicted.
 
         Raises:
             ValueError: a page is out of range or not cached.
@@ -131,7 +131,7 @@ class PageAllocator:
             self._num_cached -= 1
 
     def _drop_holder(self, page: int) -> None:
-        """Of a page that has several."""
+        """Remove one holder of a page that has several."""
         self._shared[page] -= 1
         if self._shared[page] == 1:
             del self._shared[page]
@@ -150,10 +150,10 @@ class PageAllocator:
         raise ValueError(f"page {page} must be {_NAMES[state]} to be {verb}, it is {_NAMES[found]}")
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless the free list and the pages' states tell the same story."""
+        """Raise AssertionError unless the free list and the pages' states agree."""
         assert len(self._free) == self._state.count(_FREE), "free list and states disagree on the count"
         assert all(self._state[page] == _FREE for page in self._free), "a page in the free list is held or cached"
-        assert len(set(self._free)) == len(self._free), "a page stands twice in the free list"
+        assert len(set(self._free)) == len(self._free), "a page is twice in the free list"
         assert self._num_cached == self._state.count(_CACHED), "miscounted cached pages"
         assert all(self._state[page] == _HELD for page in self._shared), "a page that is not held has holders"
-        assert all(count > 1 for count in self._shared.values()), "a page of one holder stands among those of several"
+        assert all(count > 1 for count in self._shared.values()), "a page of one holder is among those of several"

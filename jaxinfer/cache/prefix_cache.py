@@ -1,7 +1,7 @@
-"""The prefix cache: pages of finished and running requests, found again by the tokens that they were computed from.
+"""The prefix cache: pages of finished and running requests, looked up by the tokens that they were computed from.
 
 Keys are token ids, never text: a history that is tokenized anew may differ from what was generated, and then it shares
-less. Only tokens whose keys and values are in their pages may be published; a token that was sampled last is known,
+less. Only tokens whose keys and values are in their pages may be published; the token that was sampled last is known,
 but not computed yet.
 """
 
@@ -18,17 +18,17 @@ from jaxinfer.cache.radix_tree import RadixTree
 
 
 @dataclass(frozen=True)
-class PrefixCacheConfig:
-    """How much is kept, and what goes first.
+class CacheConfig:
+    """Size and eviction policy of the prefix cache.
 
-    Pages are given up when somebody needs them, not at a level of use; and as sharing a page costs nothing, there is
-    no shortest prefix that is worth it but a page.
+    Pages are evicted when a request needs them, not at a watermark. Sharing a page costs nothing, so every prefix of at
+    least a page is shared.
     """
 
     page_size: int = 16  # slots of a page
-    eviction_policy: str | EvictionPolicy = "lru"  # lru, lfu, fifo, priority, or an object of one's own
+    eviction_policy: str | EvictionPolicy = "lru"  # lru, lfu, fifo, priority, or a policy object
     max_cached_tokens: int | None = None  # None: the pool is the limit
-    enable_prefix_caching: bool = True  # False: nothing is found and nothing kept
+    enable_prefix_caching: bool = True  # False: nothing is found and nothing is kept
 
     def __post_init__(self) -> None:
         if self.page_size < 1:
@@ -43,24 +43,24 @@ class PrefixCacheConfig:
 
 
 class PrefixHandle:
-    """A request's lock on the path of its cached pages. Handed back once, with `release` or `cancel`."""
+    """A request's lock on the path of its cached pages. It is given back once, by `release` or `cancel`."""
 
     __slots__ = ("extra_key", "is_open", "node", "num_pages")
 
     def __init__(self, node: RadixNode, num_pages: int, extra_key: Hashable) -> None:
         self.node = node
-        self.num_pages = num_pages  # from the sequence's beginning to the node's end
+        self.num_pages = num_pages  # from the start of the sequence to the node's end
         self.extra_key = extra_key
         self.is_open = True
 
 
 @dataclass(frozen=True)
-class PrefixMatchResult:
-    """What the cache has of a sequence, locked until `handle` is released. A match of nothing has a handle too."""
+class CacheMatch:
+    """The cached prefix of a sequence, locked until `handle` is released. An empty match has a handle too."""
 
     num_tokens: int  # of the sequence
     num_cached_tokens: int  # a multiple of the page size
-    pages: list[int]  # that hold them, in order
+    pages: list[int]  # the pages that hold them, in order
     handle: PrefixHandle
 
     @property
@@ -79,27 +79,27 @@ class PrefixMatchResult:
 
     @property
     def reuse_ratio(self) -> float:
-        """Cached tokens among all, 0 to 1."""
+        """Share of the tokens that is cached, 0 to 1."""
         return self.num_cached_tokens / self.num_tokens if self.num_tokens else 0.0
 
 
 class PrefixInsertResult(NamedTuple):
-    """What became of the pages that were offered."""
+    """The offered pages: those that the cache took, and those that it has already."""
 
-    taken: list[int]  # the cache's from now on; the caller may read them while its handle is open
+    taken: list[int]  # owned by the cache from now on; the caller may read them while its handle is open
     duplicates: list[int]  # still the caller's, to use and to free: the cache has others for the same tokens
 
 
 @dataclass
 class PrefixCacheStats:
-    """Counts since the cache was made."""
+    """Counts since the cache was created."""
 
     total_requests: int = 0  # matches
-    cache_hits: int = 0  # matches of a page at least
-    total_tokens_processed: int = 0  # that a match was asked for
+    cache_hits: int = 0  # matches of at least a page
+    total_tokens_processed: int = 0  # tokens that matches were asked for
     tokens_reused: int = 0
     tokens_inserted: int = 0
-    eviction_count: int = 0  # times that something was evicted
+    eviction_count: int = 0  # evictions of at least a page
     tokens_evicted: int = 0
 
     @property
@@ -112,28 +112,26 @@ class PrefixCacheStats:
 
     @property
     def hit_rate(self) -> float:
-        """Requests that found something, 0 to 1; 0 before the first one."""
+        """Share of requests that found something, 0 to 1; 0 before the first one."""
         return self.cache_hits / self.total_requests if self.total_requests else 0.0
 
     @property
     def reuse_rate(self) -> float:
-        """Tokens found among tokens asked for, 0 to 1; 0 before the first one."""
+        """Share of the tokens asked for that was found, 0 to 1; 0 before the first one."""
         return self.tokens_reused / self.total_tokens_processed if self.total_tokens_processed else 0.0
 
 
 class PrefixCache:
-    """Owns the cached pages of an allocator. Not thread-safe: one caller drives it.
+    """The owner of an allocator's cached pages. Not thread-safe: one caller drives it.
 
-    A request opens a handle with `match_and_lock`, publishes pages as they fill with `extend`, and ends it with
-    `release`. What a handle covers is never evicted. Tokens may be given as ids or as a key from `page_key`.
+    A request opens a handle with `match_and_lock`, publishes pages as they fill with `extend`, and closes it with
+    `release`. Pages that a handle covers are never evicted. Tokens may be given as ids or as a key from `page_key`.
 
     Args:
-        stats: counts to continue; None: they begin at 0.
+        stats: counts to continue; None: counts start at 0.
     """
 
-    def __init__(
-        self, config: PrefixCacheConfig, allocator: PageAllocator, stats: PrefixCacheStats | None = None
-    ) -> None:
+    def __init__(self, config: CacheConfig, allocator: PageAllocator, stats: PrefixCacheStats | None = None) -> None:
         self.config = config
         self.allocator = allocator
         policy = config.eviction_policy
@@ -149,7 +147,7 @@ class PrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        """Cached pages that no handle covers: `evict` can free so many."""
+        """Cached pages that no handle covers, which `evict` can free."""
         return self._tree.num_evictable
 
     @property
@@ -159,27 +157,27 @@ class PrefixCache:
 
     @property
     def stats(self) -> PrefixCacheStats:
-        """The counts now, in a copy."""
+        """A copy of the current counts."""
         return replace(self._stats)
 
     def match_and_lock(
         self, token_ids: Sequence[int] | bytes, extra_key: Hashable = None, *, max_tokens: int | None = None
-    ) -> PrefixMatchResult:
-        """The longest cached prefix in whole pages, kept from eviction until its handle is released.
+    ) -> CacheMatch:
+        """Return the longest cached prefix in whole pages, locked against eviction until its handle is released.
 
         Args:
             extra_key: the namespace; nothing is shared between two of them.
-            max_tokens: at most so many. Whoever wants logits has to compute a token, so a request asks for one less
-                than it knows.
+            max_tokens: the most tokens to match. Logits need at least one computed token, so a request asks for one
+                token less than it knows.
         """
         if max_tokens is not None and max_tokens < 0:
             raise ValueError(f"max_tokens must be None or at least 0, got {max_tokens}")
         key = page_key(token_ids)
         num_tokens = len(key) // TOKEN_BYTES
         if not self.config.enable_prefix_caching:
-            return PrefixMatchResult(num_tokens, 0, [], self._open(self._tree.root, 0, extra_key))
+            return CacheMatch(num_tokens, 0, [], self._open(self._tree.root, 0, extra_key))
         pages, node = self._tree.match(key if max_tokens is None else key[: max_tokens * TOKEN_BYTES], extra_key)
-        result = PrefixMatchResult(
+        result = CacheMatch(
             num_tokens, len(pages) * self.config.page_size, pages, self._open(node, len(pages), extra_key)
         )
         self._count(result, 1)
@@ -194,14 +192,14 @@ class PrefixCache:
     def extend(
         self, handle: PrefixHandle, token_ids: Sequence[int] | bytes, pages: Sequence[int], *, priority: int = 0
     ) -> PrefixInsertResult:
-        """Publish the computed pages that follow what `handle` covers, and let it cover them too.
+        """Publish the computed pages that follow those that `handle` covers, and let it cover them too.
 
-        Costs nothing for what the handle covers already.
+        The cost does not depend on what the handle covers already.
 
         Args:
-            token_ids, pages: of the new pages only, from `handle.num_pages` on. Tokens beyond whole pages are passed
-                over.
-            priority: for the policy of that name.
+            token_ids, pages: the new tokens and pages only, from page `handle.num_pages` on. Tokens beyond whole pages
+                are ignored.
+            priority: read by the eviction policy "priority".
 
         Raises:
             ValueError: `pages` are not as many as the tokens' whole pages, a page to take over is not held, or the
@@ -232,14 +230,15 @@ class PrefixCache:
         *,
         priority: int = 0,
     ) -> PrefixInsertResult:
-        """Publish a sequence from its beginning: with a handle like `extend`, without one nothing stays locked.
+        """Publish a sequence from its first token: with a handle like `extend`; without one, nothing stays locked.
 
         Args:
-            token_ids, pages: of the whole sequence; what the handle covers is passed over.
-            extra_key: the namespace, when there is no handle.
+            token_ids, pages: those of the whole sequence; what the handle covers is skipped.
+            extra_key: the namespace, if there is no handle.
 
         Raises:
-            ValueError: as for `extend`; or the sequence does not begin with the handle's, or not in its namespace.
+            ValueError: as for `extend`; or the sequence does not begin with the handle's prefix, or `extra_key` is not
+                the handle's.
         """
         key = page_key(token_ids)
         if handle is None:
@@ -257,21 +256,21 @@ class PrefixCache:
         return self.extend(handle, rest, pages[handle.num_pages :], priority=priority)
 
     def release(self, handle: PrefixHandle) -> None:
-        """Give a handle back: what it covered stays in the cache, and may be evicted.
+        """Close a handle: the pages that it covered stay cached, and may be evicted unless another handle covers them.
 
         Raises:
-            ValueError: it is released already.
+            ValueError: the handle is released already.
         """
         self._check_open(handle)
         handle.is_open = False
         self._tree.unlock(handle.node)
         self._keep_to_limit()
 
-    def cancel(self, result: PrefixMatchResult) -> None:
-        """Release a match that was not made use of, and take it out of the counts, also those of the pages it found.
+    def cancel(self, result: CacheMatch) -> None:
+        """Release an unused match, and take it out of the counts, including the hits of the nodes that it found.
 
         Raises:
-            ValueError: it is released already.
+            ValueError: the match is released already.
         """
         self._check_open(result.handle)
         if self.config.enable_prefix_caching:
@@ -280,7 +279,7 @@ class PrefixCache:
         self.release(result.handle)
 
     def evict(self, num_pages: int) -> int:
-        """Free up to `num_pages` pages that no handle covers; returns how many."""
+        """Free up to `num_pages` pages that no handle covers; return their number."""
         freed = self._tree.evict(num_pages)
         self.allocator.free_cached(freed)
         if freed:
@@ -289,26 +288,26 @@ class PrefixCache:
         return len(freed)
 
     def remove(self, token_ids: Sequence[int] | bytes, extra_key: Hashable = None) -> int:
-        """Forget a sequence: free the pages at its end that no other one shares and no handle covers.
+        """Remove a sequence: free the pages at its end that no other sequence shares and no handle covers.
 
-        Returns how many. Pages in use, and stems that other sequences continue, stay.
+        Returns their number. Pages in use, and prefixes that other sequences continue, stay.
         """
         freed = self._tree.remove(token_ids, extra_key)
         self.allocator.free_cached(freed)
         return len(freed)
 
     def clear(self) -> int:
-        """Free all pages that no handle covers; returns how many. `num_pages` says how many are left, in use."""
+        """Free all pages that no handle covers; return their number. `num_pages` then counts the pages left in use."""
         freed = self._tree.clear()
         self.allocator.free_cached(freed)
         return len(freed)
 
     def dump(self, show: Callable[[list[int]], str] | None = None) -> str:
-        """The tree, drawn; `show` says what to write of a node's tokens, for instance their text."""
+        """Draw the tree; `show` formats a node's tokens, for instance as text."""
         return self._tree.dump(show)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless tree and allocator are sound and know the same number of cached pages."""
+        """Raise AssertionError unless tree and allocator are sound and know the same number of cached pages."""
         self._tree.check_integrity()
         self.allocator.check_integrity()
         cached, known = self.allocator.num_cached, self._tree.num_pages
@@ -322,13 +321,17 @@ class PrefixCache:
         if not handle.is_open:
             raise ValueError("handle must be open, got one that is released already")
 
-    def _count(self, result: PrefixMatchResult, sign: int) -> None:
+    def _count(self, result: CacheMatch, sign: int) -> None:
         self._stats.total_requests += sign
         self._stats.cache_hits += sign * result.cache_hit
         self._stats.total_tokens_processed += sign * result.num_tokens
         self._stats.tokens_reused += sign * result.num_cached_tokens
 
     def _keep_to_limit(self) -> None:
-        # Pages that requests use cannot go, and would not be free for others if they did.
+        # Pages that requests use cannot be evicted, and would not be free for others if they were.
         if self._max_pages is not None and self._tree.num_pages > self._max_pages:
             self.evict(self._tree.num_pages - self._max_pages)
+
+
+# The sources' names, by which they were known here before.
+PrefixCacheConfig, PrefixMatchResult = CacheConfig, CacheMatch

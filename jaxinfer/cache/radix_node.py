@@ -1,4 +1,4 @@
-"""A node of the radix tree, and the keys through which tokens are compared at the speed of memory."""
+"""A node of the radix tree, and the byte keys by which tokens are compared at the speed of memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ TOKEN_BYTES = array("i").itemsize
 
 
 def page_key(token_ids: Sequence[int] | bytes) -> bytes:
-    """Token ids as the bytes that a tree compares: `TOKEN_BYTES` for each.
+    """Return token ids as the bytes that a tree compares: `TOKEN_BYTES` for each.
 
-    A key passes through, so that a request may compute its own once and hand it to every call that takes tokens.
+    A key is returned as it is, so that a request may compute its key once and pass it to every call that takes tokens.
 
     Raises:
         ValueError: a token id does not fit in 32 bits, or a key ends inside a token.
@@ -29,8 +29,8 @@ def page_key(token_ids: Sequence[int] | bytes) -> bytes:
 class RadixNode:
     """The edge from a parent: whole pages of tokens, and the pool's pages that hold their keys and values.
 
-    A node object stands for its *end*: whoever locks it means the path from the root to there. A split makes a new
-    node for the upper half, so that the end stays where it was.
+    A node object stands for its *end*: a lock on it covers the path from the root to there. A split makes a new node
+    for the upper half, so that the object keeps its end.
     """
 
     __slots__ = (
@@ -50,10 +50,10 @@ class RadixNode:
     def __init__(self, edge: bytearray, pages: list[int], label: Hashable, parent: RadixNode | None) -> None:
         self.edge = edge  # token bytes, a multiple of a page's
         self.pages = pages  # page ids, one for each page of the edge
-        self.label = label  # where it stands among the parent's children: its first page, at the root with a namespace
-        self.parent = parent  # None for the root, and for what has left the tree
+        self.label = label  # its key in the parent's `children`: its first page; below the root, with the namespace
+        self.parent = parent  # None for the root, and for a node that has left the tree
         self.children: dict[Hashable, RadixNode] = {}
-        self.locks = 0  # of this node's end and of all ends below it
+        self.locks = 0  # locks on this node's end and on all ends below it
         self.hits = 0  # matches that went through it
         self.created = 0  # ticks of the tree's clock
         self.last_access = 0
@@ -62,7 +62,7 @@ class RadixNode:
 
     @property
     def is_candidate(self) -> bool:
-        """Whether eviction may take it: in the tree, the last of its path, locked by nobody."""
+        """Whether the node may be evicted: it is an unlocked leaf of the tree."""
         return self.parent is not None and not self.children and self.locks == 0
 
     @property
@@ -71,7 +71,7 @@ class RadixNode:
         return array("i", bytes(self.edge)).tolist()
 
     def common_pages(self, key: bytes, start: int, page_bytes: int) -> int:
-        """How many pages of the edge `key` repeats from byte `start` on; the first is known to agree."""
+        """Return how many leading pages of the edge `key` repeats from byte `start` on; the first is known to agree."""
         edge = self.edge
         if key.startswith(edge, start):
             return len(self.pages)

@@ -1,8 +1,8 @@
-"""The radix tree: which pages of the pool hold the keys and values of which tokens.
+"""The radix tree: a map from token sequences to the pages of the pool that hold their keys and values.
 
-After RadixAttention (SGLang, Zheng et al. 2024). Paths are compressed, one node holds as many pages as nothing
-branches off from, and a match may end inside an edge: any shared stem of whole pages is found, not only sequences that
-were inserted as such. The tree holds page ids and knows nothing of what is in the pages, nor in how many caches.
+After RadixAttention (SGLang, Zheng et al. 2024). Paths are compressed: one node holds all pages up to the next
+branching. A match may end inside an edge: any shared prefix of whole pages is found, not only sequences that were
+inserted as such. The tree holds page ids; it does not know what the pages contain, nor how many pools use them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TreeMatch(NamedTuple):
 
 
 class TreeInsert(NamedTuple):
-    """What an insertion found: how many of the pages were in the tree already, the tree's ids of all of them (these
+    """The result of an insertion: how many of the pages were in the tree already, the tree's ids of all of them (which
     need not be the caller's ids), and the node that ends with the last one."""
 
     num_present: int
@@ -32,10 +32,10 @@ class TreeInsert(NamedTuple):
 
 
 class RadixTree:
-    """Token sequences by pages, below one root for every namespace (`extra_key`: a salt, a model's or adapter's id).
+    """Token sequences in pages; namespaces (`extra_key`: a salt, a model's or adapter's id) share one root.
 
-    Token arguments are ids or a key from `page_key`; only their whole pages count. Costs are linear in tokens, at the
-    speed of a memory comparison, with a constant for every node on the path.
+    Token arguments are ids or a key from `page_key`; only their whole pages count. A call takes time linear in tokens,
+    at the speed of a memory comparison, plus a constant for every node on the path.
     """
 
     def __init__(self, page_size: int, policy: EvictionPolicy | None = None) -> None:
@@ -44,8 +44,8 @@ class RadixTree:
         self.page_size = page_size
         self.root = RadixNode(bytearray(), [], None, None)
         self.queue = EvictionQueue(policy or LRU())
-        self.num_evictable = 0  # pages that nobody has locked
-        self.num_protected = 0  # pages that somebody has locked
+        self.num_evictable = 0  # unlocked pages
+        self.num_protected = 0  # locked pages
         self.clock = 0
         self._page_bytes = page_size * TOKEN_BYTES
 
@@ -55,7 +55,7 @@ class RadixTree:
         return self.num_evictable + self.num_protected
 
     def match(self, token_ids: Sequence[int] | bytes, extra_key: Hashable = None) -> TreeMatch:
-        """The longest prefix that the tree has; its nodes count a hit and have just been used.
+        """Return the longest prefix that the tree has; its nodes count a hit and a use.
 
         A match that ends inside an edge splits it, so that the result's node can be locked.
         """
@@ -71,13 +71,13 @@ class RadixTree:
         return TreeMatch(pages, path[-1] if path else self.root)
 
     def take_back(self, node: RadixNode) -> None:
-        """Count a match that ended in `node`, which its lock still keeps, as one that was never asked for."""
+        """Take back the hits of a match that ended in `node`; the match's lock must still hold the node."""
         while node.parent is not None:
             node.hits -= 1
             node = node.parent
 
     def count_present(self, node: RadixNode, token_ids: Sequence[int] | bytes, extra_key: Hashable = None) -> int:
-        """How many pages of `token_ids` the tree has below `node`. Changes nothing."""
+        """Return how many pages of `token_ids` the tree has below `node`. Changes nothing."""
         path, _, common = self._walk(node, page_key(token_ids), extra_key)
         return sum(len(node.pages) for node in path) + common
 
@@ -89,7 +89,7 @@ class RadixTree:
         *,
         priority: int = 0,
     ) -> TreeInsert:
-        """Add a sequence that nobody holds a lock for.
+        """Add a sequence, and leave it unlocked.
 
         Raises:
             ValueError: `pages` are not as many as the tokens' whole pages.
@@ -112,19 +112,19 @@ class RadixTree:
         *,
         priority: int = 0,
     ) -> TreeInsert:
-        """Add what follows the end of `node`, and move one lock of the caller's from there to the new end.
+        """Add the pages that follow the end of `node`, and move one lock of the caller's from there to the new end.
 
-        Costs nothing for what lies above `node`. A node whose end nobody else has locked grows, so that a sequence
-        published page by page does not become a chain of nodes; where another lock or a branch ends there, a child
-        is made.
+        The cost does not depend on the path above `node`. A node whose end only the caller has locked grows, so that a
+        sequence published page by page does not become a chain of nodes; if another lock or a branch ends there, a
+        child is made.
 
         Args:
-            token_ids, pages: what comes after the node's end; the counts and pages of the result are of these.
-            extra_key: the namespace, which is looked at only when `node` is the root.
-            priority: raised to, for the whole path.
+            token_ids, pages: those after the node's end; the counts and pages of the result are of these.
+            extra_key: the namespace, which is read only if `node` is the root.
+            priority: the least priority that the whole path has afterwards.
 
         Raises:
-            ValueError: `pages` are not as many as the tokens' whole pages, or nobody has locked `node`.
+            ValueError: `pages` are not as many as the tokens' whole pages, or `node` is not locked.
         """
         key = page_key(token_ids)
         self.check_count(key, pages)
@@ -150,7 +150,7 @@ class RadixTree:
         return TreeInsert(num_present, present, node)
 
     def check_count(self, key: bytes, pages: Sequence[int]) -> None:
-        """Raises ValueError unless there is one of `pages` for every whole page of `key`."""
+        """Raise ValueError unless there is one of `pages` for every whole page of `key`."""
         if len(pages) != len(key) // self._page_bytes:
             raise ValueError(
                 f"pages must be {len(key) // self._page_bytes}, one for every {self.page_size} of "
@@ -165,10 +165,10 @@ class RadixTree:
             current = current.parent
 
     def unlock(self, node: RadixNode) -> None:
-        """Take one lock from the path to `node`, which has been in use until now.
+        """Remove one lock from the path to `node`, which counts as used until now.
 
         Raises:
-            ValueError: there is no lock to take.
+            ValueError: the node is not locked.
         """
         if node.locks == 0:
             raise ValueError("node must be locked, got one without locks")
@@ -185,9 +185,9 @@ class RadixTree:
             current = current.parent
 
     def evict(self, num_pages: int) -> list[int]:
-        """Take out up to `num_pages` pages that nobody has locked, ends of sequences first, as the policy says.
+        """Remove up to `num_pages` unlocked pages, ends of sequences first, in the policy's order; return them.
 
-        The last node taken from is trimmed from its end, so that no more goes than was asked for.
+        The last node is trimmed from its end, so that no more pages are removed than requested.
         """
         freed: list[int] = []
         while len(freed) < num_pages and (node := self.queue.first()) is not None:
@@ -203,7 +203,7 @@ class RadixTree:
         return freed
 
     def remove(self, token_ids: Sequence[int] | bytes, extra_key: Hashable = None) -> list[int]:
-        """Forget a sequence: take out, from its end upwards, the pages that no other one continues and nobody locks."""
+        """Remove a sequence: from its end upwards, the unlocked pages that no other sequence continues."""
         path, _, _ = self._walk(self.root, page_key(token_ids), extra_key)
         freed: list[int] = []
         while path and path[-1].is_candidate:
@@ -214,7 +214,7 @@ class RadixTree:
         return freed
 
     def clear(self) -> list[int]:
-        """Take out everything that nobody has locked."""
+        """Remove all unlocked pages; return them."""
         self.queue.clear()
         freed: list[int] = []
         nodes = [self.root]
@@ -229,7 +229,7 @@ class RadixTree:
         return freed
 
     def path_key(self, node: RadixNode) -> bytes:
-        """The key of all tokens from the root to the end of `node`."""
+        """Return the key of all tokens from the root to the end of `node`."""
         edges: list[bytearray] = []
         current: RadixNode | None = node
         while current is not None:
@@ -238,21 +238,21 @@ class RadixTree:
         return b"".join(reversed(edges))
 
     def dump(self, show: Callable[[list[int]], str] | None = None) -> str:
-        """The tree, drawn: for every node its tokens, pages, locks, hits and age in ticks.
+        """Draw the tree: for every node its tokens, pages, locks, hits and age in ticks.
 
         Args:
-            show: what to write of a node's tokens, for instance their text.
+            show: formats a node's tokens, for instance as text.
         """
         return draw_tree(self.root, self.clock, show)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless structure, locks, sums and the eviction queue agree. Looks at everything."""
+        """Raise AssertionError unless structure, locks, sums and the eviction queue agree. Visits every node."""
         assert check_tree(self.root, self._page_bytes) == (self.num_evictable, self.num_protected), "miscounted pages"
         self.queue.check_integrity()
 
     def _walk(self, node: RadixNode, key: bytes, extra_key: Hashable) -> tuple[list[RadixNode], RadixNode | None, int]:
-        """The nodes below `node` that `key` passes through whole; then the one that it agrees with in part, if there
-        is one, and in how many pages."""
+        """Return the nodes below `node` that `key` matches whole; then the node that it matches in part, if there is
+        one, and the number of matching pages of that."""
         page_bytes = self._page_bytes
         path: list[RadixNode] = []
         start = 0
@@ -269,7 +269,7 @@ class RadixTree:
         return path, None, 0
 
     def _label(self, parent: RadixNode, key: bytes | bytearray, start: int, extra_key: Hashable) -> Hashable:
-        """Where the page at byte `start` of `key` stands among the children of `parent`."""
+        """Return the label, among the children of `parent`, of the page at byte `start` of `key`."""
         page = bytes(key[start : start + self._page_bytes])
         return page if parent.parent is not None else (extra_key, page)
 
@@ -280,7 +280,7 @@ class RadixTree:
         node.locks += 1
 
     def _split(self, node: RadixNode, num_pages: int) -> RadixNode:
-        """Put the first pages of `node` into a new node above it, and return that."""
+        """Move the first pages of `node` into a new node above it, and return the new node."""
         parent = node.parent
         assert parent is not None, "the root has no edge to split"
         size = num_pages * self._page_bytes
@@ -312,7 +312,7 @@ class RadixTree:
     def _grow(
         self, node: RadixNode, key: bytes, pages: Sequence[int], num_present: int, extra_key: Hashable
     ) -> RadixNode:
-        """Put the pages from `num_present` on at the end of `node`, which the caller has locked, or into a child."""
+        """Append the pages from `num_present` on to `node`, which the caller has locked, or put them into a child."""
         start, end = num_present * self._page_bytes, len(pages) * self._page_bytes
         new = list(pages[num_present:])
         self.num_protected += len(new)
@@ -329,7 +329,7 @@ class RadixTree:
         return child
 
     def _raise_priority(self, node: RadixNode, priority: int) -> None:
-        # The path above has at least the priority of what lies below: the climb ends at the first that needs nothing.
+        # A node has at least the priority of its children, so the climb ends at the first node that is high enough.
         while node.parent is not None and node.priority < priority:
             node.priority = priority
             node = node.parent

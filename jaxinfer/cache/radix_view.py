@@ -1,4 +1,4 @@
-"""Looking at a whole radix tree: drawing it, and checking that it is sound."""
+"""Views of a whole radix tree: a drawing, and a check that it is sound."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from jaxinfer.cache.radix_node import RadixNode
 
 
 def draw_tree(root: RadixNode, clock: int, show: Callable[[list[int]], str] | None = None) -> str:
-    """One line for every node, branches drawn with box characters.
+    """Draw the tree, one line for every node, with box characters for branches.
 
     Args:
-        root: where to begin; it has no tokens of its own.
+        root: the root, which has no tokens of its own.
         clock: the tree's clock now, from which ages are counted.
-        show: what to write of a node's tokens.
+        show: formats a node's tokens.
     """
     lines = ["root" if root.children else "root (empty)"]
-    # Depth first; what is pushed last is drawn first. Trees are deeper than Python's recursion may be.
+    # Depth first, last pushed, first drawn. A stack, because a tree may be deeper than Python's recursion limit.
     stack = [(child, "", index == 0) for index, child in enumerate(reversed(root.children.values()))]
     while stack:
         node, indent, is_last = stack.pop()
@@ -46,7 +46,7 @@ def _count(number: int, what: str) -> str:
 
 
 def walk_tree(root: RadixNode) -> Iterator[RadixNode]:
-    """Every node below `root`, parents before their children."""
+    """Yield every node below `root`, parents before their children."""
     stack = list(root.children.values())
     while stack:
         node = stack.pop()
@@ -55,10 +55,10 @@ def walk_tree(root: RadixNode) -> Iterator[RadixNode]:
 
 
 def check_tree(root: RadixNode, page_bytes: int) -> tuple[int, int]:
-    """How many pages nobody has locked, and how many somebody has.
+    """Return the number of unlocked pages and the number of locked pages.
 
     Raises:
-        AssertionError: a node contradicts its parent, its siblings, its own edge, or shares a page with another one.
+        AssertionError: a node contradicts its parent, its siblings or its own edge, or shares a page with another one.
     """
     evictable = protected = 0
     seen: set[int] = set()
@@ -66,7 +66,7 @@ def check_tree(root: RadixNode, page_bytes: int) -> tuple[int, int]:
     for node in walk_tree(root):
         assert node.pages, "a node without pages"
         assert len(node.edge) == len(node.pages) * page_bytes, "a node's tokens do not fill its pages"
-        assert not seen & set(node.pages) and len(set(node.pages)) == len(node.pages), "a page stands twice in the tree"
+        assert not seen & set(node.pages) and len(set(node.pages)) == len(node.pages), "a page is twice in the tree"
         assert node.queued or not node.is_candidate, "a node that could be evicted is not queued"
         seen.update(node.pages)
         evictable += len(node.pages) * (node.locks == 0)
@@ -80,7 +80,7 @@ def _check_children(node: RadixNode, page_bytes: int) -> None:
     for label, child in node.children.items():
         page = label[1] if isinstance(label, tuple) else label
         assert child.parent is node and child.label == label, "parent and child disagree about each other"
-        assert page == child.edge[:page_bytes], "a child does not stand under its first page"
+        assert page == child.edge[:page_bytes], "a child is not labelled with its first page"
         if node.parent is not None:
             assert node.priority >= child.priority, "a path's priority rises towards its end"
             assert node.last_access >= child.last_access or child.locks, "a child was used after its parent"

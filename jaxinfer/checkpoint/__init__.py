@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints in, Orbax checkpoints out, models onto a mesh."""
+"""Checkpoints: conversion from Hugging Face to Orbax, loading onto a mesh, and export."""
 
 from jaxinfer.checkpoint.convert import convert_checkpoint
 from jaxinfer.checkpoint.directory import read_config, read_generation_config

@@ -43,25 +43,25 @@ def convert_checkpoint(
 
     EAGLE-3 heads are converted too; their configuration tells them from models.
 
-    One parameter and one source tensor are in memory at a time. Everything is written beside `dst` under another name
-    and renamed at the end, so `dst` is either what it was or complete.
+    One parameter and one source tensor are in memory at a time. The result is written beside `dst` under another name
+    and renamed at the end, so that `dst` is either unchanged or complete.
 
     Args:
         src: a directory with safetensors, single or sharded, or a hub id.
         dst: the directory to make.
-        dtype: of the weights ("float32", "bfloat16", "float16"); None or "auto" keeps the source's.
+        dtype: dtype of the weights ("float32", "bfloat16", "float16"); None or "auto" keeps the source's.
         revision: branch, tag or commit of a hub id.
         overwrite: replace an existing `dst`.
         progress: show a progress bar.
         options: `ignore_config_fields` and `strict_config`, about unknown fields of the configuration, see
-            `ConfigOptions`. The configuration is copied as it is, so that loading the result asks for them again.
+            `ConfigOptions`. The configuration is copied unchanged, so that loading the result needs them again.
 
     Returns:
         `dst` as a path.
 
     Raises:
         FileNotFoundError: `src` does not exist.
-        FileExistsError: `dst` exists and is not to be overwritten, or somebody else is writing it.
+        FileExistsError: `dst` exists and is not to be overwritten, or another conversion is writing it.
         CheckpointError: the source is incomplete, damaged, of an unsupported kind or does not fit its configuration.
         UnsupportedConfigError: the source's configuration asks for something that the engine does not compute.
         ValueError: unknown `dtype`.
@@ -97,9 +97,9 @@ def _in_use(path: Path) -> bool:
 
 @contextmanager
 def _unfinished(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target`, for one writer at a time; if it still has that name in the end, it is deleted.
+    """Provide an empty folder beside `target` for one writer at a time; it is deleted unless it was renamed.
 
-    The folder itself carries the lock, which ends with its process: what a killed conversion left is taken over.
+    The lock is on the folder itself and ends with its process, so that what a killed conversion left is reused.
     """
     target.absolute().parent.mkdir(parents=True, exist_ok=True)
     folder = target.absolute().with_name(f".{target.name}.unfinished")
@@ -131,7 +131,7 @@ def _empty(folder: Path) -> None:
 
 
 def _put_in_place(folder: Path, target: Path) -> None:
-    """Rename `folder` to `target`; what is there is kept until the new one stands in its place."""
+    """Rename `folder` to `target`; an old `target` is kept until the new one is in place."""
     if not _in_use(target):
         folder.rename(target)
         return

@@ -1,4 +1,4 @@
-"""Checkpoint directories: finding them, telling their kind, reading their configuration files."""
+"""Checkpoint directories: how to find them, tell their kind, and read their configuration files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT_VERSION = 2
 WEIGHTS_FOLDER = "weights"
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
-# What travels with the weights, where the source has it.
+# Files that are downloaded and converted with the weights if the source has them.
 COMPANIONS = (
     CONFIG_FILE, GENERATION_CONFIG_FILE, "chat_template.jinja", "chat_template.json", "tokenizer.json",
     "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -28,8 +28,8 @@ COMPANIONS = (
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
-# The checkpoints that travel with the engine: a model to try it with, a model and an EAGLE-3 head that draft for it,
-# and a diffusion model with experts.
+# The checkpoints that are shipped with the engine: a model to try it with, a model and an EAGLE-3 head that draft for
+# it, and a diffusion model with experts.
 EMBEDDED_CHECKPOINT = "tiny"
 EMBEDDED_DRAFT = "tiny-draft"
 EMBEDDED_EAGLE3 = "tiny-eagle3"
@@ -38,10 +38,10 @@ _EMBEDDED = (EMBEDDED_CHECKPOINT, EMBEDDED_DRAFT, EMBEDDED_EAGLE3, EMBEDDED_DIFF
 
 
 def embedded_checkpoint(name: str = EMBEDDED_CHECKPOINT) -> Path:
-    """Where an embedded checkpoint lies: beside the package in a checkout, inside it in an installation.
+    """Path of an embedded checkpoint: beside the package in a checkout, inside it in an installation.
 
     Raises:
-        FileNotFoundError: neither is there.
+        FileNotFoundError: it is in neither place.
     """
     package = Path(__file__).parent.parent
     places = [folder / "checkpoints" / name for folder in (package.parent, package)]
@@ -52,14 +52,14 @@ def embedded_checkpoint(name: str = EMBEDDED_CHECKPOINT) -> Path:
 
 
 def find_checkpoint(source: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """The directory that `source` names, downloaded first if it is a hub id.
+    """Return the directory that `source` names; a hub id is downloaded first.
 
     Args:
         source: a directory, the name of an embedded checkpoint, or a hub id such as "organisation/model".
         revision: branch, tag or commit of a hub id.
 
     Raises:
-        FileNotFoundError: there is no such directory, and `source` is not a hub id or names a place in a local folder.
+        FileNotFoundError: there is no such directory, and `source` is not a hub id or is a path in a local folder.
         CheckpointError: `source` is a file, or the download failed.
     """
     local = _local_directory(source)
@@ -72,8 +72,9 @@ def find_checkpoint(source: str | os.PathLike[str], revision: str | None = None)
 
 
 def find_config(source: str | os.PathLike[str]) -> Path:
-    """The configuration file that `source` names: the file itself, that of a directory or an embedded checkpoint, or
-    that of a hub id, of which nothing else is downloaded.
+    """Return the configuration file of `source`, which is a file, a directory, an embedded checkpoint or a hub id.
+
+    Nothing else of a hub id is downloaded.
 
     Raises:
         FileNotFoundError: as for `find_checkpoint`.
@@ -86,7 +87,7 @@ def find_config(source: str | os.PathLike[str]) -> Path:
 
 
 def _local_directory(source: str | os.PathLike[str]) -> Path | None:
-    """The directory at `source`, or of an embedded checkpoint of this name, if there is one."""
+    """Return the directory at `source`, or the embedded checkpoint of this name; None if there is neither."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path
@@ -102,9 +103,9 @@ def _config_file(directory: str | os.PathLike[str]) -> Path:
 
 
 def _hub_id(source: str | os.PathLike[str]) -> str:
-    """`source` as a hub id, if it can be one."""
+    """Return `source` as a hub id; raise FileNotFoundError if it cannot be one."""
     name, path = os.fspath(source), Path(source).expanduser()
-    # Two words with a slash may be either; where the first is a folder here, the second was meant to be in it.
+    # "a/b" may be a path or a hub id; if the folder a exists, a path was meant.
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) or path.parent.is_dir():
         raise FileNotFoundError(f"no checkpoint directory at {path.absolute()}")
     return name
@@ -133,7 +134,7 @@ def is_converted(directory: Path) -> bool:
 
 
 def read_config(path: str | os.PathLike[str], **options: Unpack[ConfigOptions]) -> tuple[dict[str, Any], ModelConfig]:
-    """`config.json` of a checkpoint directory, as it stands there and as the engine understands it.
+    """Read `config.json` of a checkpoint directory; return its fields and the model configuration.
 
     Args:
         options: `ignore_config_fields` and `strict_config`, about unknown fields, see `ConfigOptions`.
@@ -147,7 +148,7 @@ def read_config(path: str | os.PathLike[str], **options: Unpack[ConfigOptions]) 
 
 
 def read_hf_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """`config.json` of a checkpoint directory as it stands there, a model's or a head's.
+    """Read the fields of `config.json` in the checkpoint directory of a model or a head.
 
     Raises:
         CheckpointError: as for `read_config`.
@@ -156,7 +157,7 @@ def read_hf_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_config_file(file: Path, **options: Unpack[ConfigOptions]) -> ModelConfig:
-    """The configuration in a file, whatever its name.
+    """Read a model configuration from a file of any name.
 
     Args:
         options: as for `read_config`.
@@ -168,7 +169,7 @@ def read_config_file(file: Path, **options: Unpack[ConfigOptions]) -> ModelConfi
 
 
 def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """`generation_config.json` of a checkpoint directory; empty if there is none.
+    """Read `generation_config.json` of a checkpoint directory; the result is empty if there is none.
 
     Raises:
         CheckpointError: the file is not a JSON object.
@@ -178,10 +179,10 @@ def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Read a JSON object from a file.
 
     Raises:
-        CheckpointError: the file holds something else.
+        CheckpointError: the file is not JSON, or holds another value.
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -193,7 +194,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
-    import huggingface_hub  # a local directory needs none of it
+    import huggingface_hub  # imported here: a local directory does not need it
 
     try:
         found = huggingface_hub.snapshot_download(

@@ -1,4 +1,4 @@
-"""Dtypes of weights: their names, and what does not fit into them."""
+"""Dtypes of weights: their names, and the check that values fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = {
 
 
 def parse_dtype(dtype: Any) -> np.dtype | None:
-    """A dtype of weights from its name or from a dtype object; None for None and "auto" (what the checkpoint has).
+    """Return the dtype for a name or dtype object; None for None and "auto", which keep the checkpoint's.
 
     Raises:
         ValueError: any other value.
@@ -39,7 +39,7 @@ def parse_dtype(dtype: Any) -> np.dtype | None:
 
 
 def narrow(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """`values` in another dtype, or themselves if they have it.
+    """Cast `values` to a dtype; they are not copied if they have it already.
 
     Raises:
         CheckpointError: see `check_narrowed`.
@@ -51,10 +51,10 @@ def narrow(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
 
 
 def check_narrowed(narrowed: np.ndarray, source: np.dtype, name: str) -> None:
-    """Check weights that were cast from `source`: float16 has a much smaller range than the others.
+    """Check weights that were cast from `source`: float16 has a much smaller range than the other dtypes.
 
     Raises:
-        CheckpointError: a value became infinite, or was no number; says that it was in `name`.
+        CheckpointError: a value is infinite or NaN; the message names the tensor `name`.
     """
     if narrowed.dtype == np.float16 and source != np.float16 and not np.isfinite(narrowed).all():
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads from their checkpoints: what a directory holds, whether it fits its target, and loading it."""
+"""EAGLE-3 heads from their checkpoints: contents of a directory, check against the target, and loading."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ HEAD_ENTRY = "head"
 
 @dataclass(frozen=True)
 class HeadContents:
-    """What the weights of a head say, and its `config.json` does not.
+    """Properties of a head that its weights tell and its `config.json` does not.
 
     Attributes:
-        num_features: of the target that it takes for one token.
-        has_embeddings: whether it has embeddings of its own.
-        has_token_ids: whether it says which token each of its words is; else they are the target's in their order.
+        num_features: features of the target that it takes for one token.
+        has_embeddings: whether it has its own embeddings.
+        has_token_ids: whether it maps draft tokens to target ids; else draft token i is the target's token i.
     """
 
     num_features: int
@@ -55,18 +55,18 @@ class HeadContents:
     has_token_ids: bool
 
     def layout(self, hf: Mapping[str, Any]) -> Layout:
-        """Of the parameters, for whatever target it is.
+        """Layout of the parameters, which is the same for every target.
 
         Raises:
             UnsupportedConfigError: see `Eagle3Config.from_hf`.
         """
-        # Which layers the features are of changes no parameter: they may as well be those of one.
+        # The captured layers change no parameter, so any one layer stands for them.
         config = Eagle3Config(head_layer(hf), draft_vocab_size(hf), self.num_features, (0,), self.has_embeddings)
         return head_layout(config, self.has_token_ids)
 
 
 def head_contents(tensors: Mapping[str, StoredTensor], hf: Mapping[str, Any]) -> HeadContents:
-    """What the tensors of a Hugging Face directory are.
+    """Return the contents of a head, from the tensors of its Hugging Face directory.
 
     Raises:
         UnsupportedConfigError: see `Eagle3Config.from_hf`.
@@ -78,20 +78,21 @@ def head_contents(tensors: Mapping[str, StoredTensor], hf: Mapping[str, Any]) ->
     return HeadContents(
         num_features=fc[1] if len(fc) == 2 else layer.hidden_size,
         has_embeddings="embed_tokens.weight" in found,
-        # Words that are all of the target's need no ids; if they are fewer, lacking ids will be missed.
+        # A full draft vocabulary needs no ids. A smaller one does: without `d2t`, loading reports it as missing.
         has_token_ids="d2t" in found or draft_vocab_size(hf) < layer.vocab_size,
     )
 
 
 def layout_in(directory: Path, **options: Unpack[ConfigOptions]) -> tuple[Layout, dict[str, Any]]:
-    """The layout of the weights in a Hugging Face directory, a model's or a head's, and what only its weights say, for
-    the converted directory's `jaxinfer.json`.
+    """Return the layout of the weights in a Hugging Face directory of a model or a head.
+
+    The second result holds what only the weights tell, for the converted directory's `jaxinfer.json`.
 
     Args:
         options: about unknown fields of the configuration, see `ConfigOptions`.
 
     Raises:
-        CheckpointError: it holds no configuration or no readable weights.
+        CheckpointError: the directory holds no configuration or no readable weights.
         UnsupportedConfigError: its configuration is not supported.
     """
     hf = read_hf_config(directory)
@@ -110,27 +111,27 @@ def load_head(
     mesh: Mesh | None = None,
     **options: Unpack[ConfigOptions],
 ) -> Eagle3Head:
-    """The EAGLE-3 head of a converted directory, a Hugging Face directory or a hub id, on its devices.
+    """Load the EAGLE-3 head of a converted directory, a Hugging Face directory or a hub id onto its devices.
 
-    Attention heads and the MLP are split over the mesh as the target's layers are, embeddings of its own too; `fc`,
-    norms and the output head are whole on every device.
+    Attention heads, the MLP and the head's own embeddings are sharded like the target's; `fc`, norms and the output
+    head are replicated.
 
     Args:
         path: the directory, or a hub id.
         target: the model that it drafts for.
-        dtype: of the weights ("float32", "bfloat16", "float16"); None or "auto" for the checkpoint's. Token ids are
-            int32 always.
+        dtype: dtype of the weights ("float32", "bfloat16", "float16"); None or "auto" for the checkpoint's. Token ids
+            are always int32.
         mesh: as for `load_checkpoint`.
         options: `ignore_config_fields` and `strict_config`, about unknown fields, see `ConfigOptions`.
 
     Returns:
-        The head; its `config` is as the devices compute it, like that of `load_checkpoint`.
+        The head; its `config` is the one that the devices compute, as for `load_checkpoint`.
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
         CheckpointError: the checkpoint is incomplete, damaged, does not fit its configuration, or does not fit the
-            target; names what differs.
-        UnsupportedConfigError: it is no head, a head of another target, or one that is not computed here.
+            target; the message names what differs.
+        UnsupportedConfigError: it is not a head, is a head of another target, or is not supported.
         ValueError: unknown `dtype`, or the mesh cannot split the head evenly.
     """
     wanted, directory = parse_dtype(dtype), find_checkpoint(path)

@@ -1,4 +1,4 @@
-"""Models and heads to Hugging Face directories: the inverse of loading one."""
+"""Export of models and heads to Hugging Face directories: the inverse of loading one."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def export_hf(
     """Write `config.json` and safetensors with Hugging Face's names and layouts.
 
     Args:
-        model: has `config`'s parameters.
-        config: describes the model; raises if no Hugging Face configuration says the same.
-        directory: made if it is not there; must hold no weights yet.
-        dtype: of the stored weights.
+        model: module with `config`'s parameters.
+        config: describes the model; a Hugging Face configuration must be able to express it.
+        directory: created if it is missing; must hold no weights yet.
+        dtype: dtype of the stored weights.
         max_shard_bytes: start a new file when one would grow past this; None for a single file.
 
     Raises:
@@ -51,12 +51,12 @@ def export_hf(
 
 
 def export_head(head: Eagle3Head, directory: str | os.PathLike[str], *, dtype: Any = "float32") -> None:
-    """Write an EAGLE-3 head as its publishers do, `config.json` and safetensors.
+    """Write an EAGLE-3 head in its publishers' format: `config.json` and safetensors.
 
     Args:
-        head: with parameters.
+        head: head with parameters.
         directory: as for `export_hf`.
-        dtype: of the stored weights.
+        dtype: dtype of the stored weights.
 
     Raises:
         FileExistsError, ValueError: as for `export_hf`.
@@ -96,10 +96,10 @@ def _export(
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
-    """The Hugging Face `config.json` of `config`, such that `ModelConfig.from_hf` gives `config` back.
+    """Return the Hugging Face `config.json` from which `ModelConfig.from_hf` reads `config` back.
 
     Raises:
-        ValueError: the architecture's Hugging Face class cannot express it; names the field.
+        ValueError: the architecture's Hugging Face class cannot express it; the message names the field.
     """
     family = FAMILIES[config.architecture]
     eos = config.eos_token_ids
@@ -152,7 +152,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def head_hf_config(config: Eagle3Config) -> dict[str, Any]:
-    """The `config.json` of a head, such that `Eagle3Config.from_hf` with its target gives `config` back.
+    """Return the `config.json` of a head from which `Eagle3Config.from_hf` with its target reads `config` back.
 
     Raises:
         ValueError: as for `hf_config`.
@@ -164,7 +164,7 @@ def head_hf_config(config: Eagle3Config) -> dict[str, Any]:
         "target_hidden_size": config.target_hidden_size,
         LAYER_IDS: list(config.capture),
     }
-    if config.capture[0]:  # as output of the layer before, which the first has not
+    if config.capture[0]:  # as the output of the layer before, which the first layer lacks
         values["eagle_config"] = {LAYER_IDS: [number - 1 for number in config.capture], "use_aux_hidden_state": True}
     return values
 
@@ -173,7 +173,7 @@ def _rope_fields(rope: RopeConfig, family: Family) -> dict[str, Any]:
     parameters = _rope_parameters(rope)
     if "rope_parameters" not in family.absent:
         return {"rope_parameters": parameters}
-    # As transformers wrote them before version 5, which the published code of these families reads.
+    # The format of transformers before version 5, which the published code of these families reads.
     theta = parameters.pop("rope_theta")
     return {"rope_theta": theta, "rope_scaling": None if rope.rope_type == "default" else parameters}
 
@@ -209,12 +209,12 @@ def _shards(placed: Sequence[Placement], dtype: np.dtype, limit: int | None) -> 
 
 
 def _write(file: Path, shard: Sequence[Placement], arrays: Mapping[str, Any], dtype: np.dtype) -> None:
-    """One safetensors file: the header's length, the header, the tensors one after the other."""
+    """Write one safetensors file: the header's length, the header, the tensors in order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for placement in shard:
         end = offset + _nbytes(placement, dtype)
-        # Of a tensor that is made of several parameters, or of parts of one, the parts lie one after the other.
+        # A source tensor may be made of several parameters, or of parts of one: these parts are contiguous.
         begin = header[placement.source]["data_offsets"][0] if placement.source in header else offset
         header[placement.source] = {
             "dtype": _DTYPE_NAMES[placement.target.dtype or dtype],
@@ -231,7 +231,7 @@ def _write(file: Path, shard: Sequence[Placement], arrays: Mapping[str, Any], dt
 
 
 def _tensors(shard: Sequence[Placement], arrays: Mapping[str, Any]) -> Iterator[np.ndarray]:
-    """The tensors of a shard; a parameter that several of them share is fetched once."""
+    """Yield the tensors of a shard; a parameter that several of them share is fetched once."""
     path, whole = "", np.empty(0)
     for placement in shard:
         if placement.target.path != path:

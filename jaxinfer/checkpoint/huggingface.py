@@ -22,19 +22,19 @@ logger = logging.getLogger(__name__)
 
 
 class HuggingFaceWeights:
-    """The parameters of `config` that lie as safetensors in `directory`.
+    """The parameters of `config`, from safetensors in `directory`.
 
-    Opening checks names, shapes and files; contents are read when a parameter is asked for, so the memory in use is
-    one parameter and one source tensor.
+    Opening checks names, shapes and files. Contents are read when a parameter is asked for, so that one parameter and
+    one source tensor are in memory.
 
     Args:
         directory: holds `model.safetensors`, or shards and their index.
-        config: what the parameters are checked against, or its layout.
-        dtype: of the parameters, but for those with their own; None for the dtype of the files.
-        on_read: called with the number of bytes after each source tensor.
+        config: the configuration that the parameters are checked against, or its layout.
+        dtype: dtype of parameters without their own dtype; None for the dtype of the files.
+        on_read: called after each source tensor with its number of bytes.
 
     Raises:
-        CheckpointError: files are missing or damaged, tensors missing, left over or of the wrong shape.
+        CheckpointError: files are missing or damaged; tensors are missing, left over or of the wrong shape.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class HuggingFaceWeights:
         return {target: parts[0][0].target.shape for target, parts in self._parts.items()}
 
     def dtype_of(self, target: str) -> np.dtype:
-        """Of a parameter: that of all weights, or its own."""
+        """Dtype of a parameter: its own, or that of all weights."""
         return self._parts[target][0][0].target.dtype or self.dtype
 
     def read(self, target: str) -> np.ndarray:
-        """The whole parameter, in fresh memory.
+        """Read the whole parameter into fresh memory.
 
         Raises:
-            CheckpointError: a value does not fit into the dtype that was asked for.
+            CheckpointError: a value does not fit into the requested dtype.
         """
         parts = self._parts[target]
         first, tensor = parts[0]
@@ -102,7 +102,7 @@ class HuggingFaceWeights:
         return parameter
 
     def view(self, target: str, index: Any = ...) -> Callable[[Any], np.ndarray]:
-        """Gives any part (a slice per axis) of a parameter, or of what `index` selects of it; assembles it at once."""
+        """Assemble a parameter; return a function that gives parts (a slice per axis) of what `index` selects of it."""
         parameter = self.read(target)[index]
         return lambda part: parameter[part]
 
@@ -110,7 +110,7 @@ class HuggingFaceWeights:
         placed = (each for parts in self._parts.values() for each in parts)
         found = {tensor.dtype for placement, tensor in placed if placement.target.dtype is None}
         if len(found) > 1:
-            # One parameter may come from several tensors, and a model computes in one dtype: the configuration decides.
+            # A parameter may come from several tensors, and a model has one dtype: the configuration decides.
             if layout.dtype is None:
                 names = some_of(sorted(map(str, found)))
                 raise CheckpointError(f"{self.directory} mixes {names} and config.json names no dtype; pass dtype")

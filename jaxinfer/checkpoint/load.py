@@ -1,4 +1,4 @@
-"""Checkpoints onto devices: a converted directory or a Hugging Face directory in, a model out."""
+"""Loading of checkpoints onto devices: a converted or Hugging Face directory in, a model out."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def load_checkpoint(
     config: ModelConfig | None = None,
     **options: Unpack[ConfigOptions],
 ) -> tuple[ModelConfig, DecoderLM]:
-    """The model of a converted directory, a Hugging Face directory or a hub id, its parameters on their devices.
+    """Load the model of a converted directory, a Hugging Face directory or a hub id onto its devices.
 
-    A converted directory is read share by share, straight onto the mesh; of a Hugging Face directory, one parameter at
-    a time is assembled on the host.
+    A converted directory is read shard by shard, straight onto the mesh; parameters of a Hugging Face directory are
+    assembled on the host, one at a time.
 
     Args:
         path: the directory, or a hub id.
-        dtype: of the parameters ("float32", "bfloat16", "float16"); None or "auto" for the checkpoint's.
-        mesh: has an axis "tensor" over which the parameters are split; None for the default device.
-        config: as `read_config` has returned it; None to read it here.
-        options: `ignore_config_fields` and `strict_config` for reading it, see `ConfigOptions`.
+        dtype: dtype of the parameters ("float32", "bfloat16", "float16"); None or "auto" for the checkpoint's.
+        mesh: mesh with an axis "tensor", over which the parameters are sharded; None for the default device.
+        config: the configuration, as `read_config` returns it; None to read it here.
+        options: `ignore_config_fields` and `strict_config` for reading the configuration, see `ConfigOptions`.
 
     Returns:
-        The configuration as the devices compute it (its dtype is the parameters'; on a mesh of more devices than
-        key/value heads, these are repeated, see `for_tensor_parallel`) and the model.
+        The configuration that the devices compute, and the model. The configuration's dtype is the parameters'; on a
+        mesh of more devices than key/value heads, these are replicated, see `for_tensor_parallel`.
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
@@ -82,30 +82,30 @@ def load_parameters(
     num_kv_heads: int,
     mesh: Mesh | None,
 ) -> dict[str, jax.Array]:
-    """Parameters on their devices, by their paths.
+    """Load parameters onto their devices; the result has them by their paths.
 
     Args:
-        source: has them as `stored` says.
-        final: the same with `num_kv_heads` key/value heads, see `for_tensor_parallel`.
+        source: source of the parameters in the layout of `stored`.
+        final: the parameters with `num_kv_heads` key/value heads, see `for_tensor_parallel`.
         mesh: as for `load_checkpoint`.
 
     Raises:
-        CheckpointError: one is damaged, or does not fit into the dtype.
+        CheckpointError: a parameter is damaged, or does not fit into the dtype.
     """
     arrays = {}
     for before, after in zip(stored, final, strict=True):
         index = ... if before.shape == after.shape else regrouping(before, num_kv_heads)
         array = _on_devices(source.view(before.path, index), after, mesh)
-        # Waiting keeps the host's share at one parameter: transfers would otherwise queue up with their sources.
+        # Waiting keeps one parameter on the host: queued transfers would keep their sources in memory.
         arrays[before.path] = jax.block_until_ready(array)
     return arrays
 
 
 def tensor_size(mesh: Mesh | None) -> int:
-    """Over how many devices a mesh splits parameters.
+    """Number of devices over which a mesh shards parameters.
 
     Raises:
-        ValueError: it has no axis for that.
+        ValueError: the mesh has no axis "tensor".
     """
     if mesh is None:
         return 1
@@ -115,7 +115,7 @@ def tensor_size(mesh: Mesh | None) -> int:
 
 
 def _on_devices(read: Callable[[Any], np.ndarray], parameter: Parameter, mesh: Mesh | None) -> jax.Array:
-    """A parameter on its devices; a share that several of them keep is read once."""
+    """Put a parameter on its devices; a shard that several of them hold is read once."""
     sharding = SingleDeviceSharding(jax.devices()[0]) if mesh is None else NamedSharding(mesh, parameter.spec)
     shares: dict[Any, np.ndarray] = {}
 
@@ -128,13 +128,13 @@ def _on_devices(read: Callable[[Any], np.ndarray], parameter: Parameter, mesh: M
 
 
 def module_around(config: ModelConfig, arrays: Mapping[str, Any]) -> DecoderLM:
-    """The module of `config` around `arrays`, or their shapes, by their paths; none is ever initialised."""
+    """Build the module of `config` from `arrays` by their paths, or from their shapes, without initialising any."""
     dtype = jnp.dtype(config.dtype)
     return around(nnx.eval_shape(lambda: build_model(config, dtype=dtype, rngs=nnx.Rngs(0))), arrays)
 
 
 def around[M: nnx.Module](abstract: M, arrays: Mapping[str, Any]) -> M:
-    """A module that has shapes only, with `arrays` by their paths in their place."""
+    """Replace the shapes of an abstract module with `arrays`, which are given by their paths."""
     graph, state = nnx.split(abstract)
     flat = {path: variable.replace(arrays[".".join(map(str, path))]) for path, variable in nnx.to_flat_state(state)}
     return nnx.merge(graph, nnx.from_flat_state(flat))

@@ -1,4 +1,4 @@
-"""Parameters in an Orbax checkpoint: written one at a time, read share by share."""
+"""Parameters in an Orbax checkpoint: written one at a time, read shard by shard."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jaxinfer.checkpoint.dtypes import narrow, parse_dtype
 from jaxinfer.checkpoint.errors import CheckpointError, some_of
 from jaxinfer.checkpoint.weight_map import Parameter
 
-# A chunk is the least that a device reads of an array.
+# Size of a chunk, the least that can be read of an array.
 CHUNK_BYTES = 16 * 2**20
 # Parameters are written one by one, or this many bytes of smaller ones together.
 WRITE_BYTES = 16 * 2**20
 
 
 class ParameterSource(Protocol):
-    """Parameters that are made when they are asked for."""
+    """Parameters that are assembled on demand."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -34,14 +34,14 @@ class ParameterSource(Protocol):
 def save_parameters(path: Path, source: ParameterSource) -> None:
     """Write every parameter of `source` to a new Orbax checkpoint at `path`; few are in memory at a time.
 
-    Weights hardly compress, and compressing would cost memory and time here and whenever they are read; so they are
-    stored plain.
+    Weights are stored uncompressed: they hardly compress, and compression costs memory and time at every write and
+    read.
     """
     import jax
-    import orbax.checkpoint as ocp  # reading needs none of it, and it takes a while
+    import orbax.checkpoint as ocp  # imported here: it is slow to import, and reading does not need it
 
     class Pending:
-        """A leaf that is not in memory yet; it has what Orbax asks of an array before it writes one."""
+        """A leaf that is not in memory yet, with the attributes that Orbax reads before it writes an array."""
 
         def __init__(self, name: str) -> None:
             self.name, self.shape, self.dtype = name, source.shapes[name], source.dtype_of(name)
@@ -49,7 +49,7 @@ def save_parameters(path: Path, source: ParameterSource) -> None:
             self.nbytes = self.size * self.dtype.itemsize
 
     class InTurn(ocp.type_handlers.NumpyHandler):
-        """Makes pending leaves, writes them, and waits, before it turns to the next: one large or some small ones."""
+        """Handler that reads pending leaves, writes them, and waits before the next: one large or some small ones."""
 
         async def serialize(
             self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
@@ -76,22 +76,20 @@ def save_parameters(path: Path, source: ParameterSource) -> None:
     handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path.resolve(), args=ocp.args.PyTreeSave(tree, save_args=chunks))
-    # A note for file systems without rename; it would carry this machine's path into the checkpoint.
+    # Orbax's marker for file systems without rename would carry this machine's path into the checkpoint.
     (path / "commit_success.txt").unlink(missing_ok=True)
 
 
 class StoredParameters:
     """The parameters of an Orbax checkpoint, as arrays of which any part can be read.
 
-    Orbax keeps its arrays in TensorStore's formats (zarr in an OCDBT database, keys are tree paths). They are opened
-    there directly: Orbax's own restore holds several arrays of a model on the host at once, and takes three times as
-    long.
+    Orbax stores arrays in TensorStore's formats (zarr in an OCDBT database, keys are tree paths). They are opened there
+    directly: Orbax's own restore holds several arrays of a model on the host at once, and takes three times as long.
 
     Args:
         path: the checkpoint.
-        parameters: those that must be there.
-        dtype: of the parameters as they are read, but for those with their own; None for the dtype in which they are
-            stored.
+        parameters: the parameters that it must hold.
+        dtype: dtype in which parameters without their own dtype are read; None for the dtype in which they are stored.
 
     Raises:
         CheckpointError: a parameter is missing, superfluous, damaged, or has another shape.
@@ -132,10 +130,10 @@ class StoredParameters:
         self.dtype = parse_dtype(dtype) or next(weights).dtype.numpy_dtype
 
     def view(self, name: str, index: Any = ...) -> Callable[[Any], np.ndarray]:
-        """Reads any part (a slice per axis) of a parameter, or of what `index` selects of it.
+        """Return a function that reads any part (a slice per axis) of a parameter, or of what `index` selects of it.
 
         Raises:
-            CheckpointError: from the reading; the parameter is damaged or does not fit into the dtype.
+            CheckpointError: on reading, if the parameter is damaged or does not fit into the dtype.
         """
         array = self._arrays[name][index]
 
@@ -153,7 +151,7 @@ class StoredParameters:
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a.b": x} -> {"a": {"b": x}}."""
+    """Nest dotted names: {"a.b": x} -> {"a": {"b": x}}."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         *folders, name = path.split(".")

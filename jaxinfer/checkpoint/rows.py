@@ -1,4 +1,4 @@
-"""Rows of the weight map as data, of decoders and of EAGLE-3 heads, and the layouts that they are applied to."""
+"""Rows of the weight map as data, for decoders and EAGLE-3 heads, and the layouts that they are applied to."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jaxinfer.models.families import FAMILIES
 
 @dataclass(frozen=True)
 class Row:
-    """One source tensor, or of each layer, or of each expert: its name, its parameter, how its axes are regrouped.
+    """One source tensor, or one for each layer or expert: its name, its parameter, and how its axes are regrouped.
 
     `axes` reads "source axes -> parameter axes"; axes in parentheses are fused in the source. Sizes of the axes: v
     vocabulary, h hidden, f intermediate, kv key/value heads, g query heads per key/value head, d head dimension, e
-    experts, x intermediate of an expert, s of shared experts; of a head also p a pair of embedding and feature, n
-    features, w words it drafts. The axis `slot` is where several sources share one parameter; `slot` names this
-    source's share of it. With {j} in its name, a source is one expert's, and its axis e has that expert alone.
+    experts, x intermediate of an expert, s of shared experts; for EAGLE-3 heads also p pair of embedding and feature, n
+    features, w draft vocabulary. On the axis `slot`, several sources share one parameter; `slot` names this source's
+    share of it. A source with {j} in its name is one expert's, and its axis e has size 1.
     """
 
     source: str
@@ -30,16 +30,16 @@ class Row:
     when: str | None = None  # only if this field of the configuration is true
     unless: str | None = None  # only if this field of the configuration is false
     layers: str | None = None  # only of "dense" layers, or of "sparse" ones
-    offsets: bool = False  # token ids, int32; the source has each one less its own number
-    is_one_of_three: bool = False  # q, k or v of a source that has them one after the other
-    is_rotated: bool = False  # the axis d is that of a head's rotated dimensions
-    is_normed: bool = False  # divided by the norms of its columns, where the configuration says so
-    dtype: str | None = None  # its own, whatever that of the weights is
+    offsets: bool = False  # token ids, int32; in the source, element i is the id minus i
+    is_one_of_three: bool = False  # q, k or v of a source that concatenates them
+    is_rotated: bool = False  # rotary embeddings apply to the axis d
+    is_normed: bool = False  # divided by its columns' norms if the configuration says so
+    dtype: str | None = None  # its own dtype; None: that of the weights
 
 
 @dataclass(frozen=True)
 class Names:
-    """What publishers call the tensors of a model, and within the beginning of a layer's names, those of a layer."""
+    """Publishers' names of a model's tensors; names of a layer's tensors follow the prefix `layer`."""
 
     embeddings: str = "model.embed_tokens"
     layer: str = "model.layers.{i}."
@@ -75,7 +75,7 @@ NAMES = {
 
 
 def _layer(hf: str, ours: str, inputs: str = "h", names: Names = NAMES["llama"]) -> tuple[Row, ...]:
-    """Attention, its norm behind it and the MLP of one layer, whose attention reads the axis `inputs`."""
+    """Rows of one layer's attention, post-attention norm and MLP; attention reads the axis `inputs`."""
     kernel, bias = f"(kv slot d) {inputs} -> kv slot d {inputs}", "(kv slot d) -> kv slot d"
     attention, mlp = hf + names.attention, ours + "mlp."
     qkv = []
@@ -105,7 +105,7 @@ def _layer(hf: str, ours: str, inputs: str = "h", names: Names = NAMES["llama"])
 
 
 def _mlp(hf: str, ours: str, inner: str, names: Names, **options: Any) -> tuple[Row, ...]:
-    """A gated MLP with `inner` intermediate features."""
+    """Rows of a gated MLP with the intermediate axis `inner`."""
     halves = (("gate", names.gate), ("up", names.up))
     kernel, bias = f"(slot {inner}) h -> {inner} slot h", f"(slot {inner}) -> {inner} slot"
     biased: dict[str, Any] = {**options, "when": "mlp_bias"}
@@ -118,8 +118,8 @@ def _mlp(hf: str, ours: str, inner: str, names: Names, **options: Any) -> tuple[
 
 
 _EXPERTS, _GATE_UP, _DOWN = "model.layers.{i}.mlp.", "layers.{i}.mlp.gate_up.kernel", "layers.{i}.mlp.down.kernel"
-# The ways in which experts are stored, the usual one first: each by itself; all in one tensor for each of gate, up and
-# down; gate and up in one besides.
+# Formats in which experts are stored, the usual one first: a tensor per expert; all experts in one tensor for each of
+# gate, up and down; gate and up fused as well, under either of two names.
 _SPARSE: dict[str, Any] = {"layers": "sparse"}
 EXPERT_ROWS = (
     (
@@ -158,7 +158,7 @@ def _decoder(names: Names) -> tuple[Row, ...]:
 
 
 DECODER_ROWS = {name: _decoder(names) for name, names in NAMES.items()}
-# The words are not split over devices, as whoever drafts looks for the likeliest of all of them in every step.
+# The draft vocabulary (axis w) is not sharded, because every draft step takes the argmax over all of it.
 HEAD_ROWS = (
     Row("embed_tokens.weight", "embed.embedding", "v h -> v h", when="has_embeddings"),
     Row("fc.weight", "fc.kernel", "h n -> h n", when="has_fc"),
@@ -169,32 +169,32 @@ HEAD_ROWS = (
     Row("lm_head.weight", "lm_head.kernel", "w h -> w h"),
     Row("d2t", "target_ids", "w -> w", when="has_token_ids", offsets=True),
 )
-# Other beginnings that publishers give to a head's names, and what stands for them here, one after the other.
+# Other prefixes in publishers' names of a head's tensors -> the prefix here; applied in order.
 HEAD_ALIASES = (("model.", ""), ("layers.0.", "midlayer."))
 
-# Tensors that may stand in a checkpoint without being weights of the model: buffers that are computed here, and of
-# heads, which of the target's tokens have a word.
+# Tensors of a checkpoint that are not weights: buffers that are computed here, and a head's mask of the target tokens
+# that are in its draft vocabulary.
 IGNORED = ("*.rotary_emb.inv_freq",)
 HEAD_IGNORED = (*IGNORED, "*.t2d")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Rows, and all that they need to know of one configuration.
+    """Rows, and the values of one configuration that they depend on.
 
     Attributes:
-        name: of the architecture, for messages.
-        sizes: of the axes, by their letters.
-        fields: those of the configuration that are true.
-        num_layers: how often a row with {i} stands for a tensor.
-        dense_layers: numbers of those that have no experts.
-        rotary_dim: how many dimensions of a head are rotated.
-        alternatives: other rows for the same parameters, of which a checkpoint may have its tensors instead.
-        dtype: that the configuration names, if it does.
+        name: name of the architecture, for messages.
+        sizes: sizes of the axes, by their letters.
+        fields: names of the configuration's fields that are true.
+        num_layers: number of layers that {i} counts.
+        dense_layers: numbers of the layers that have no experts.
+        rotary_dim: number of rotated dimensions of a head.
+        alternatives: other rows for the same parameters; a checkpoint may hold the tensors of one of them instead.
+        dtype: dtype that the configuration names, if any.
         aliases: see `HEAD_ALIASES`.
-        ignored: patterns of names that carry no weights.
+        ignored: patterns of names of tensors that are not weights.
         left_out: patterns of names of weights that are not used.
-        tied_copies: name of a tensor that repeats another one -> that one's.
+        tied_copies: name of a tensor that repeats another one -> name of the other.
     """
 
     name: str
@@ -212,7 +212,7 @@ class Layout:
     tied_copies: Mapping[str, str] | None = None
 
     def stored_as(self, names: Collection[str]) -> Layout:
-        """The same parameters, out of the tensors that a checkpoint has."""
+        """Return the layout with the alternative rows whose tensors a checkpoint has."""
         sparse = (number for number in range(self.num_layers) if number not in self.dense_layers)
         first = next(sparse, None)
         for rows in self.alternatives:
@@ -226,7 +226,7 @@ _FIELDS = ("tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "
 
 
 def layout_of(config: ModelConfig | Layout) -> Layout:
-    """The layout of a decoder; one that is given comes back."""
+    """Return the layout of a decoder's configuration; a layout is returned as it is."""
     if isinstance(config, Layout):
         return config
     publisher, layers = FAMILIES[config.architecture].names, range(config.num_layers)
@@ -250,7 +250,7 @@ def layout_of(config: ModelConfig | Layout) -> Layout:
 
 
 def head_layout(config: Eagle3Config, has_token_ids: bool = True) -> Layout:
-    """The layout of an EAGLE-3 head; without token ids of its own, its words are the target's in their order."""
+    """Return the layout of an EAGLE-3 head; without token ids, draft token i is the target's token i."""
     layer = config.layer
     own = {
         "has_embeddings": config.has_embeddings,

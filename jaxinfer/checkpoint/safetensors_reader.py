@@ -1,4 +1,4 @@
-"""Safetensors files read one tensor at a time, each file checked before anything is taken from it."""
+"""Reader of safetensors files, one tensor at a time; each file is checked before anything is read from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_HEADER = 100 * 2**20  # the format's own limit
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor's bytes lie: `offset` counts from the beginning of `file`."""
+    """Location of one tensor's bytes: `offset` counts from the start of `file`."""
 
     name: str
     file: Path
@@ -45,11 +45,11 @@ class StoredTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> np.ndarray:
-        """The tensor, read into fresh memory: a mapped file would keep every page that was touched resident."""
+        """Read the tensor into fresh memory: a mapped file would keep every touched page resident."""
         return self._read(0, math.prod(self.shape)).reshape(self.shape)
 
     def rows(self, part: slice | None) -> StoredTensor:
-        """Some of its first axis as a tensor; all of it for None."""
+        """Return a slice of the first axis as a tensor; None: the whole tensor."""
         if part is None:
             return self
         shape = (part.stop - part.start, *self.shape[1:])
@@ -57,7 +57,7 @@ class StoredTensor:
         return replace(self, shape=shape, offset=self.offset + part.start * row_bytes)
 
     def pieces(self, max_bytes: int = 16 * 2**20) -> Iterator[np.ndarray]:
-        """The tensor's elements in order, flat, a bounded number at a time."""
+        """Yield the tensor's elements in order, flat, a bounded number at a time."""
         count, step = math.prod(self.shape), max(1, max_bytes // self.dtype.itemsize)
         for start in range(0, count, step):
             yield self._read(start, min(step, count - start))
@@ -70,7 +70,7 @@ class StoredTensor:
 
 
 def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a Hugging Face directory, by name, from one file or from the shards that the index lists.
+    """Return every tensor of a Hugging Face directory by name, from one file or from the shards that the index lists.
 
     Raises:
         CheckpointError: no safetensors, only pickle files, a missing shard, or a truncated or corrupt file.
@@ -107,7 +107,7 @@ def _open_shards(directory: Path) -> dict[str, StoredTensor]:
     for shard in shards:
         for name, tensor in read_header(directory / shard).items():
             if name in tensors:
-                raise CheckpointError(f"{name} stands in both {tensors[name].file} and {tensor.file}")
+                raise CheckpointError(f"{name} is in both {tensors[name].file} and {tensor.file}")
             tensors[name] = tensor
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].file.name != shard:
@@ -116,10 +116,10 @@ def _open_shards(directory: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file, by name, after a check that its header accounts for every byte.
+    """Return the tensors of one safetensors file by name; check that its header accounts for every byte.
 
     Raises:
-        CheckpointError: the file is truncated, has bytes to spare, or its header is damaged.
+        CheckpointError: the file is truncated or too long, or its header is damaged.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -153,7 +153,7 @@ def _entry(file: Path, name: str, entry: Mapping, data: int) -> StoredTensor:
 
 
 def _check_extent(file: Path, size: int, data: int, tensors: Mapping[str, StoredTensor]) -> None:
-    """The tensors must lie one after the other from the header's end to the end of the file."""
+    """Check that the tensors are contiguous from the end of the header to the end of the file."""
     expected = data
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if tensor.offset != expected:

@@ -1,4 +1,4 @@
-"""Tensor parallelism over more devices than a checkpoint has key/value heads: each head is kept by several devices."""
+"""Tensor parallelism over more devices than key/value heads: each head is replicated on several devices."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from jaxinfer.models.config import ModelConfig
 
 
 def for_tensor_parallel(config: ModelConfig, size: int) -> ModelConfig:
-    """The configuration that `size` devices compute: `config`, or one with each key/value head repeated.
+    """Return the configuration that `size` devices compute: `config`, or one with each key/value head replicated.
 
-    With more devices than key/value heads, every head is repeated on `size / num_kv_heads` devices and its group of
+    With more devices than key/value heads, every head is replicated on `size / num_kv_heads` devices and its group of
     query heads is split among them; the model's output is the same.
 
     Raises:
-        ValueError: a dimension cannot be split evenly; names the field.
+        ValueError: a dimension cannot be split evenly; the message names the field.
     """
     split = {name: getattr(config, name) for name in ("vocab_size", "intermediate_size", "num_heads")}
     if config.experts is not None:
-        # Every device keeps a share of each expert, so that all have as much to do, whichever are chosen.
+        # Every device has a share of each expert, so that the load is equal whichever experts are chosen.
         split["moe_intermediate_size"] = config.experts.intermediate_size
         split["the shared experts' size"] = config.experts.shared_size
     for name, value in split.items():
@@ -38,11 +38,11 @@ def for_tensor_parallel(config: ModelConfig, size: int) -> ModelConfig:
 
 
 def regrouping(parameter: Parameter, num_kv_heads: int) -> tuple[Any, ...]:
-    """The index that takes a parameter of the checkpoint to its layout with `num_kv_heads` key/value heads.
+    """Return the index that maps a checkpoint's parameter to its layout with `num_kv_heads` key/value heads.
 
-    `num_kv_heads` is a multiple of the heads that the parameter has. In the fused projection [kv, g + 2, d, h], or its
-    bias, every new head gets its share of an old head's queries, and the old head's k and v; in the output projection
-    [h, kv, g, d] it gets the same share. Other parameters stay as they are.
+    `num_kv_heads` is a multiple of the parameter's heads. In the fused projection [kv, g + 2, d, h], or its bias, every
+    new head gets its share of an old head's queries, and the old head's k and v; in the output projection
+    [h, kv, g, d] it gets the same share. Other parameters do not change.
     """
     if "kv" not in parameter.axes:
         return (...,)

@@ -1,4 +1,4 @@
-"""The weight map: which Hugging Face tensor fills which slot of which parameter, by the rows of a layout."""
+"""The weight map: which Hugging Face tensor fills which share of which parameter, by the rows of a layout."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jaxinfer.checkpoint.rows import Layout, Row, layout_of
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.rope import order_of_head
 
-# A parameter is split over the mesh axis "tensor" along the first of these axes that it has.
+# A parameter is sharded over the mesh axis "tensor" along the first of these axes that it has.
 SHARDED_AXES = ("kv", "f", "x", "s", "v")
 MESH_AXIS = "tensor"
 
-# A checkpoint of the bare decoder (without head) has its names without this prefix.
+# In a checkpoint of the bare decoder (without output head), names lack this prefix.
 BASE_PREFIX = "model."
 
 _SMALLEST_NORM = 1e-7  # added to the norms of an output head's columns
@@ -27,29 +27,29 @@ _SMALLEST_NORM = 1e-7  # added to the norms of an output head's columns
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a configuration: its path in the module tree, its shape, its axes, its split over a mesh."""
+    """One parameter of a configuration: its path in the module tree, its shape, its axes, its sharding."""
 
     path: str
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     spec: PartitionSpec
-    dtype: np.dtype | None = None  # its own; None: that of the weights
+    dtype: np.dtype | None = None  # its own dtype; None: that of the weights
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A row of the map applied to one configuration and one layer: everything with its size.
+    """A row of the map applied to one configuration, layer and expert, with sizes filled in.
 
     Attributes:
         source, source_shape: the Hugging Face tensor.
         taken: the part of its first axis that goes into the parameter; None: all of it.
-        target: the parameter, whole.
+        target: the whole parameter.
         part: the index of this source's share in the parameter.
-        grouped_shape: the shape of the source with its fused axes apart.
-        order: the parameter's axes as numbers of the source's axes, apart.
-        offsets: each element of the source is one of the parameter less its own number.
-        head: the axis of the source, apart, that lies in the order of `order_of_head`; None: none does.
-        rotary_dim: how many dimensions of that are rotated.
+        grouped_shape: the shape of the source with its fused axes separated.
+        order: the parameter's axes as numbers of the source's separated axes.
+        offsets: element i of the source is element i of the parameter minus i.
+        head: the separated source axis that is permuted by `order_of_head`; None: no axis is.
+        rotary_dim: number of rotated dimensions of that axis.
         is_normed: the parameter's columns are the source's divided by their norms.
     """
 
@@ -67,14 +67,12 @@ class Placement:
 
     @property
     def is_whole_as_stored(self) -> bool:
-        """Whether the source tensor is the parameter, element for element in the same order."""
+        """Whether the source tensor has the parameter's elements in the same order."""
         same = self.grouped_shape == self.target.shape and self.order == tuple(range(len(self.order)))
         return same and not self.offsets and self.head is None and not self.is_normed
 
     def store(self, source: np.ndarray, parameter: np.ndarray) -> None:
-        """Write what is taken of the source tensor into its share of the whole parameter, with a cast where the dtypes
-        differ.
-        """
+        """Write the taken part of the source tensor into its share of the whole parameter; cast if dtypes differ."""
         values = source.reshape(self.grouped_shape)
         if self.head is not None:
             values = values.take(order_of_head(self.grouped_shape[self.head], self.rotary_dim), axis=self.head)
@@ -85,7 +83,7 @@ class Placement:
         parameter[self.part] = values + np.arange(len(values)) if self.offsets else values
 
     def to_source(self, target: np.ndarray) -> np.ndarray:
-        """What is taken of the source tensor, out of the whole parameter: the inverse of `store`, but for norms."""
+        """Return the taken part of the source tensor from the whole parameter; inverse of `store`, except for norms."""
         values = target[self.part].transpose(np.argsort(self.order))
         if self.head is not None:
             order = np.argsort(order_of_head(self.grouped_shape[self.head], self.rotary_dim))
@@ -95,14 +93,14 @@ class Placement:
 
     @property
     def taken_shape(self) -> tuple[int, ...]:
-        """Of what is taken of the source tensor."""
+        """Shape of the taken part of the source tensor."""
         if self.taken is None:
             return self.source_shape
         return (self.taken.stop - self.taken.start, *self.source_shape[1:])
 
 
 def placements(config: ModelConfig | Layout) -> tuple[Placement, ...]:
-    """The weight map of a configuration: one placement per tensor of its checkpoint, parameter by parameter."""
+    """Return the weight map of a configuration: a placement for each row, layer and expert, parameter by parameter."""
     layout = layout_of(config)
     found: dict[str, list[Placement]] = {}
     for row in layout.rows:
@@ -118,12 +116,12 @@ def placements(config: ModelConfig | Layout) -> tuple[Placement, ...]:
 
 
 def parameters(config: ModelConfig | Layout) -> tuple[Parameter, ...]:
-    """Every parameter of a configuration, once."""
+    """Return every parameter of a configuration once."""
     return tuple(dict.fromkeys(placement.target for placement in placements(config)))
 
 
 def mapped_name(name: str, layout: Layout) -> str:
-    """A tensor's name in the map, which publishers may have begun otherwise."""
+    """Return a tensor's name in the map; publishers may use another prefix."""
     for alias, beginning in layout.aliases:
         if name.startswith(alias):
             name = beginning + name.removeprefix(alias)
@@ -131,10 +129,10 @@ def mapped_name(name: str, layout: Layout) -> str:
 
 
 def match_sources(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | Layout) -> dict[str, str]:
-    """Which tensor of a checkpoint fills each placement: source name of the map -> name in the checkpoint.
+    """Return the tensor of a checkpoint for each source: source name in the map -> name in the checkpoint.
 
-    Every tensor in `shapes` is consumed exactly once, or is known to carry nothing (`ignored` and `tied_copies` of the
-    layout; the reader compares the contents of the latter).
+    Every tensor in `shapes` is the tensor of one source, or is known to be unused (`ignored`, `left_out` and
+    `tied_copies` of the layout; the reader compares the contents of the last).
 
     Raises:
         CheckpointError: tensors are missing, left over, or have another shape than `config` says.
@@ -143,7 +141,7 @@ def match_sources(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | L
     wanted = {placement.source: placement for placement in placements(layout)}
     bare = not any(name.startswith(BASE_PREFIX) for name in shapes)
     stored: dict[str, str] = {}
-    # Last come those that need no alias: they are what the map means, and others of that name are left over.
+    # Names without an alias come last, so that they win; an aliased tensor with the same mapped name is left over.
     for name in sorted(shapes, key=lambda name: (mapped_name(name, layout) == name, name)):
         stored[mapped_name(name, layout)] = name
     named = {}
@@ -172,7 +170,7 @@ def match_sources(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | L
 
 
 def tied_copies(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | Layout) -> dict[str, str]:
-    """Tensors of a checkpoint that repeat another one because embeddings are tied: name of the copy -> original."""
+    """Return tensors that repeat another one because embeddings are tied: name of the copy -> name of the original."""
     found = {}
     for pair in (layout_of(config).tied_copies or {}).items():
         copy, original = (name if name in shapes else name.removeprefix(BASE_PREFIX) for name in pair)
@@ -182,7 +180,7 @@ def tied_copies(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | Lay
 
 
 def _place(row: Row, layer: int, expert: int, layout: Layout) -> Placement:
-    # Where each source stands on the shared axis: (start, length), and the length of the whole axis.
+    # (start, length) of each source on the axis `slot`, and the length of the whole axis.
     sizes = layout.sizes
     group = sizes["g"]
     slots = {"q": (0, group), "k": (group, 1), "v": (group + 1, 1), "gate": (0, 1), "up": (1, 1)}
@@ -231,7 +229,7 @@ def _place(row: Row, layer: int, expert: int, layout: Layout) -> Placement:
 
 
 def _fused_shape(axes: list[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The sizes of axes, where those between parentheses count as one."""
+    """Return the sizes of axes; those between parentheses are one axis."""
     shape: list[int] = []
     fused: list[int] | None = None
     for axis in axes:

@@ -29,13 +29,13 @@ examples:
 
 
 def add_benchmarks(bench: argparse.ArgumentParser, parents: list[argparse.ArgumentParser]) -> None:
-    """Give the verb `bench` its benchmarks; `parents` hold the options of model and errors."""
+    """Add the benchmarks to the verb `bench`; `parents` hold the options of model and errors."""
     benchmarks = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     limits = argparse.ArgumentParser(add_help=False)
     add_engine_limits(limits)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--temperature", type=float, default=0.6, metavar="X", help="default: %(default)s; 0 is greedy")
-    common.add_argument("--seed", type=int, default=0, metavar="N", help="of lengths, tokens, arrivals and sampling")
+    common.add_argument("--seed", type=int, default=0, metavar="N", help="for lengths, tokens, arrivals and sampling")
     common.add_argument("--json", metavar="FILE", help="write the result to FILE too")
 
     def add(name: str, summary: str, examples: str) -> argparse.ArgumentParser:
@@ -57,7 +57,7 @@ def add_benchmarks(bench: argparse.ArgumentParser, parents: list[argparse.Argume
     work.add_argument("--concurrency", type=int, metavar="N", help="at most N unfinished requests (default: no limit)")
     work.add_argument(
         "--ignore-eos", action=argparse.BooleanOptionalAction,
-        help="generate max_tokens whatever comes (default: for random requests)",
+        help="always generate max_tokens (default: for random requests)",
     )  # fmt: skip
     throughput.set_defaults(run=_throughput)
 

@@ -1,4 +1,4 @@
-"""The options about unknown fields of a model's `config.json`; imports no JAX."""
+"""Options for unknown fields of a model's `config.json`; imports no JAX."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def add_config_field_options(parser: Any) -> None:
-    """Give a parser, or a group of one, --ignore-config-field and --strict-config."""
+    """Add --ignore-config-field and --strict-config to a parser or a group of one."""
     parser.add_argument(
         "--ignore-config-field",
         action="append",
@@ -18,7 +18,7 @@ def add_config_field_options(parser: Any) -> None:
 
 
 def config_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments, as far as options give them, of whatever reads a configuration."""
+    """Return the given options as keyword arguments of functions that read a configuration."""
     given: dict[str, Any] = {}
     if args.ignore_config_field:
         given["ignore_config_fields"] = tuple(args.ignore_config_field)

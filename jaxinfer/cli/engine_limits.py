@@ -1,4 +1,4 @@
-"""The engine's limits in a benchmark: the options that set them, and what a result says of them. Imports no JAX."""
+"""The engine's limits in a benchmark: options that set them, and their record in results. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _OPTIONS = ("max_num_seqs", "max_num_batched_tokens", "kv_cache_tokens", "tensor
 
 
 def add_engine_limits(parser: argparse.ArgumentParser) -> None:
-    """Give a benchmark the options of the engine's limits."""
+    """Add the options of the engine's limits to a benchmark."""
     group = parser.add_argument_group("engine (default: as LLM(...))")
     for name in _OPTIONS:
         group.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
 
 
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments of `LLM` as far as options give them."""
+    """Return the given options as keyword arguments of `LLM`."""
     names = ("dtype", "max_model_len", *_OPTIONS)
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     return {**given, **config_options(args), "speculative_config": speculative_config(args)}
 
 
 def engine_settings(llm: LLM) -> dict[str, Any]:
-    """The engine's limits that a measurement depends on."""
+    """Return the engine's limits that a measurement depends on."""
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "kv_cache_tokens")
     config = llm.core.config
     return {name: getattr(config, name) for name in names} | {"dtype": str(llm.core.kv.k[0].dtype)}

@@ -1,4 +1,4 @@
-"""`jaxinfer bench latency`: one batch of fixed lengths, repeated; how long it takes, in all and per token."""
+"""`jaxinfer bench latency`: total and per-token time of one batch of fixed lengths, repeated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_latency(args: argparse.Namespace) -> None:
     llm = LLM(args.model, **engine_arguments(args))
     llm.warm_up()
     runs: list[Measurement] = []
-    # The first round is not counted: it touches memory that the others find in place.
+    # The first iteration is not counted: it touches memory that the others find resident.
     for iteration in range(args.num_iters + 1):
         items = random_workload(
             num_requests=args.batch_size, input_len=input_len, output_len=output_len,
@@ -52,7 +52,7 @@ def run_latency(args: argparse.Namespace) -> None:
 
 
 def summarize(runs: list[Measurement], output_len: int) -> dict[str, Any]:
-    """Summaries over the iterations in seconds, of the whole and of one output position; and each iteration."""
+    """Return summaries over the iterations, in seconds per batch and per output token, and each iteration."""
     total, per_token = _summaries(runs, output_len)
     return {
         "seconds": asdict(total),

@@ -1,4 +1,4 @@
-"""The `jaxinfer` command: one verb, few options. Heavy modules are imported by the verb that needs them."""
+"""The `jaxinfer` command: one verb, few options. Each verb imports the heavy modules that it needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 DEFAULT_MAX_TOKENS = 256
-SHOW_CACHE_HELP = "show, on stderr, what was reused of earlier prompts and answers, and draw what is cached now"
+SHOW_CACHE_HELP = "show on stderr how many prompt tokens were cached, and draw the prefix cache"
 
 GENERATE_EXAMPLES = """\
 examples:
@@ -49,8 +49,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code: 0, 1 for an error that is reported on one line of stderr, or what the verb
-    says (a plan that does not fit).
+    """Run one verb; returns its exit code: 0, 1 after an error, reported on one line of stderr, or the verb's own.
 
     Raises:
         SystemExit: from argparse, with code 2 for wrong usage and 0 after --help.
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe has left; without this, the interpreter would complain when it flushes at exit.
+        # The reader of a pipe is gone; without this, the interpreter would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except (ValueError, OSError, RuntimeError) as error:
@@ -75,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of all verbs; the namespace's `run` is the verb's function of that namespace, which may return an exit
-    code."""
+    """Build the parser of all verbs. The namespace's `run` is the verb's function, which takes the namespace and may
+    return an exit code."""
     parser = argparse.ArgumentParser(prog="jaxinfer", description="Language model inference on JAX.")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
@@ -97,13 +96,13 @@ def build_parser() -> argparse.ArgumentParser:
 
     generate = add_verb("generate", "answer one or more prompts", GENERATE_EXAMPLES, [engine, sampling, verbose])
     generate.add_argument("prompts", nargs="+", metavar="PROMPT", help="one prompt streams; several run as one batch")
-    generate.add_argument("--raw", action="store_true", help="continue the text as it stands, without a chat template")
+    generate.add_argument("--raw", action="store_true", help="continue the text as it is, without a chat template")
     generate.add_argument("--show-cache", action="store_true", help=SHOW_CACHE_HELP)
     generate.add_argument(
-        "--show-drafts", action="store_true", help="of one prompt with --speculative: accepted drafts in colour"
+        "--show-drafts", action="store_true", help="show accepted drafts in colour (one prompt with --speculative)"
     )
     generate.add_argument(
-        "--show-denoising", action="store_true", help="of one prompt to a diffusion model: blocks, round by round"
+        "--show-denoising", action="store_true", help="show blocks round by round (one prompt to a diffusion model)"
     )
     generate.set_defaults(run=run_generate)
 
@@ -153,14 +152,14 @@ def _sampling_options() -> argparse.ArgumentParser:
 
 
 def run_generate(args: argparse.Namespace) -> None:
-    """`jaxinfer generate`: one prompt is streamed, several are printed in order once all are done."""
+    """Run `jaxinfer generate`: one prompt is streamed, several are printed in order once all are done."""
     if args.show_drafts and (len(args.prompts) > 1 or args.speculative is None):
         raise ValueError("--show-drafts shows the drafts of one prompt: give one, and --speculative METHOD")
     if args.show_denoising and len(args.prompts) > 1:
         raise ValueError("--show-denoising shows the blocks of one prompt: give one")
     llm, params = _open(args)
     if not args.raw and not llm.get_tokenizer().hf.chat_template:
-        raise ValueError("the checkpoint has no chat template: add --raw to continue the text as it stands")
+        raise ValueError("the checkpoint has no chat template: add --raw to continue the text as it is")
     prompts: list[Any] = args.prompts if args.raw else [[{"role": "user", "content": p}] for p in args.prompts]
     if args.show_drafts:
         from jaxinfer.cli.show_drafts import drafts_line, print_drafts
@@ -181,7 +180,7 @@ def run_generate(args: argparse.Namespace) -> None:
 
 
 def _print_denoising(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
-    """Show the rounds of an answer, then the answer; all of its output."""
+    """Show the rounds of an answer, then the answer; returns its output."""
     from jaxinfer.cli.show_denoising import DenoisingPicture
     from jaxinfer.strategies.diffusion import DiffusionStrategy
 
@@ -204,7 +203,7 @@ def _print_denoising(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOu
 
 
 def run_chat(args: argparse.Namespace) -> None:
-    """`jaxinfer chat`: every line of stdin is a user's turn, answered with the whole conversation as context."""
+    """Run `jaxinfer chat`: every line of stdin is a user's turn, answered with the whole conversation as context."""
     llm, params = _open(args)
     opening = [{"role": "system", "content": args.system}] if args.system else []
     messages = list(opening)
@@ -219,7 +218,7 @@ def run_chat(args: argparse.Namespace) -> None:
         try:
             reply, output = _print_stream(llm.stream(turn, params))
         except ValueError as error:
-            # A person can go on after a turn that is refused (too long, say); a script must learn of it.
+            # A user can continue after a refused turn (too long, say); a script must get the error.
             if not interactive:
                 raise
             print(f"jaxinfer: error: {_one_line(error)} (/clear starts afresh)", file=sys.stderr)
@@ -230,7 +229,7 @@ def run_chat(args: argparse.Namespace) -> None:
 
 
 def run_convert(args: argparse.Namespace) -> None:
-    """`jaxinfer convert`: the command line of `convert_checkpoint`."""
+    """Run `jaxinfer convert`, the command line of `convert_checkpoint`."""
     from jaxinfer.checkpoint.convert import convert_checkpoint
 
     convert_checkpoint(
@@ -240,7 +239,7 @@ def run_convert(args: argparse.Namespace) -> None:
 
 
 def _open(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
-    """The engine, and the checkpoint's sampling defaults overridden by the options that were given."""
+    """Return the engine, and the checkpoint's sampling defaults overridden by the given options."""
     from jaxinfer import LLM, SamplingParams
 
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
@@ -254,7 +253,7 @@ def _open(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
 
 
 def _print_stream(deltas: Iterable[RequestOutput]) -> tuple[str, RequestOutput]:
-    """Print text as it comes, end the line, return the whole and the last output."""
+    """Print text as it lands and end the line; returns the whole text and the last output."""
     pieces = []
     for delta in deltas:
         text = delta.outputs[0].text
@@ -276,7 +275,7 @@ def _show_cache(llm: LLM, outputs: Sequence[RequestOutput]) -> None:
 
 
 def _user_lines(interactive: bool) -> Iterator[str]:
-    """The non-empty lines of stdin, stripped; with a prompt and line editing where a person types."""
+    """Yield the non-empty lines of stdin, stripped; with a prompt and line editing if interactive."""
     if interactive:
         import readline  # noqa: F401  (importing it gives `input` its line editing)
     while True:

@@ -24,19 +24,19 @@ exit status: 0 if it fits, {EXIT_DOES_NOT_FIT} if it does not, 1 after an error,
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the verb `plan` its options."""
+    """Add the options of the verb `plan`."""
     parser.add_argument(
         "model", metavar="MODEL_OR_CONFIG_DIR",
-        help="a directory with config.json, the file itself, or a hub id (of which config.json alone is loaded)",
+        help="a directory with config.json, the file itself, or a hub id (only its config.json is downloaded)",
     )  # fmt: skip
     parser.add_argument("--device", default="h200", metavar="GPU", help="h200, h100 or b200 (default: %(default)s)")
-    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="sequences at once (default: the engine's, 256)")
+    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="running requests (default: the engine's, 256)")
     parser.add_argument(
-        "--max-model-len", type=int, metavar="N", help="tokens of each (default: what the model allows)"
+        "--max-model-len", type=int, metavar="N", help="longest prompt plus output (default: what the model allows)"
     )
-    parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens of a step (default: 2048)")
+    parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="most tokens of a step (default: 2048)")
     parser.add_argument("--page-size", type=int, metavar="N", help="tokens of a KV page (default: 16)")
-    parser.add_argument("--dtype", default="bfloat16", help="of weights and KV (default: %(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", help="dtype of weights and KV (default: %(default)s)")
     parser.add_argument(
         "--gpu-memory-utilization", type=float, default=0.9, metavar="X", help="as for LLM (default: %(default)s)"
     )
@@ -48,7 +48,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    # The compiler warns of what it cannot tune without the GPU, which is known; the variable is read as JAX is loaded.
+    # Hides the compiler's warnings that it cannot tune without the GPU. The variable is read when JAX is imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from jaxinfer.cli.plan_command import run_plan
 

@@ -1,4 +1,4 @@
-"""`jaxinfer plan`: from its options to the printed plan."""
+"""`jaxinfer plan`: computes and prints the plan that its options ask for."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 
 def run_plan(args: argparse.Namespace) -> bool:
-    """Plan and report as the options say; whether it fits.
+    """Plan and report as the options say; returns whether the model fits.
 
     Raises:
-        ValueError, FileNotFoundError: an option or the model's configuration is not usable, and why.
+        ValueError, FileNotFoundError: an option or the model's configuration is not usable; the message says why.
     """
-    # A plan needs no GPU, and must not take the memory of one that is here and at work.
+    # A plan needs no GPU, and must not take memory of a local one that is in use.
     jax.config.update("jax_platforms", "cpu")
     request = request_of(args)
     compiled, remark = None, ""
@@ -52,7 +52,7 @@ def run_plan(args: argparse.Namespace) -> bool:
 
 
 def request_of(args: argparse.Namespace) -> PlanRequest:
-    """What the options ask for.
+    """Return the plan's request that the options describe.
 
     Raises:
         ValueError, FileNotFoundError: as for `run_plan`.
@@ -90,7 +90,7 @@ def _speculation(args: argparse.Namespace, target: ModelConfig) -> PlannedSpecul
 
 
 def _engine(args: argparse.Namespace, model: ModelConfig) -> EngineConfig:
-    """An engine whose pool holds every sequence at full length."""
+    """Return the configuration of an engine whose pool holds every sequence at full length."""
     length = args.max_model_len
     if length is None:
         length = model.max_position_embeddings

@@ -1,4 +1,4 @@
-"""Blocks of a diffusion model as they fill in, a line for each round, for terminals and for everything else."""
+"""Blocks of a diffusion model as they are denoised, a line for each round, in colour on terminals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIGNS = {"\n": "⏎", "\t": "⇥", "\r": ""}
 
 @dataclass(frozen=True)
 class BlockRound:
-    """What one forward made of a block."""
+    """A block after one round."""
 
     number: int  # within its block, from 1 on
     start: int  # position of the block's first token
@@ -30,13 +30,13 @@ class BlockRound:
 
 
 class BlockHistory:
-    """Follows the blocks of one request through launches."""
+    """The blocks of one request, followed through launches."""
 
     def __init__(self) -> None:
         self._latest: BlockRound | None = None
 
     def rounds(self, landed: LandedRounds[DenoiseOutput], index: int = 0) -> Iterator[BlockRound]:
-        """The rounds of a launch, of the request with that index in it."""
+        """Yield the rounds of a launch for the request with this index in it."""
         row, num_given = int(landed.rows[index]), landed.requests[index].num_prompt_tokens
         ran, starts, blocks = (
             np.asarray(x)[:, row] for x in (landed.output.ran, landed.output.start, landed.output.blocks)
@@ -53,12 +53,12 @@ class BlockHistory:
 
 
 class DenoisingPicture:
-    """Writes a line for each round of one request: its block, masks as `░░`, what is new in colour or brackets.
+    """Listener that writes a line for each round of one request: masks as `░░`, new tokens in colour or brackets.
 
     Args:
         tokenizer: of the model.
-        mask_token_id: what stands where there is no token yet.
-        out: None: the standard output.
+        mask_token_id: the token of a place that is not denoised yet.
+        out: where to write; None: the standard output.
     """
 
     def __init__(self, tokenizer: Tokenizer, mask_token_id: int, out: TextIO | None = None) -> None:

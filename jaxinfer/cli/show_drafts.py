@@ -1,4 +1,4 @@
-"""Streamed text with accepted drafts in colour, for terminals, and in brackets for everything else."""
+"""Streamed text with accepted drafts in colour on terminals, and in brackets elsewhere."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ACCEPTED, _PLAIN = "\x1b[32m", "\x1b[0m"
 
 
 def print_drafts(deltas: Iterable[RequestOutput], tokenizer: Tokenizer, out: TextIO | None = None) -> RequestOutput:
-    """Print a stream token by token and say what was accepted; the last output.
+    """Print a stream with its accepted drafts marked; returns the last output.
 
-    A round lands some accepted drafts and one token more: of what came at once all but the last was drafted.
+    A round lands its accepted drafts and one more token: all tokens of an output but the last were drafted.
     """
     to: TextIO = sys.stdout if out is None else out
     in_colour = to.isatty() and "NO_COLOR" not in os.environ
@@ -36,7 +36,7 @@ def print_drafts(deltas: Iterable[RequestOutput], tokenizer: Tokenizer, out: Tex
 
 
 def drafts_line(output: RequestOutput) -> str:
-    """What became of a request's drafts, in one line."""
+    """Return a line on how many of a request's drafts were accepted."""
     own = output.metrics
     if own is None or not own.num_drafts:
         return "nothing was drafted: plain decoding was expected to be as fast"

@@ -1,4 +1,4 @@
-"""The options of verbs that may speculate; imports no JAX."""
+"""Options for speculative decoding; imports no JAX."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _OR_OF_MODELS = " or ".join(row.name for row in METHODS.values() if row.model is
 
 
 def add_speculative_options(parser: Any, *, default_draft_model: str | None = None) -> None:
-    """Give a parser, or a group of one, --speculative and --draft-model.
+    """Add --speculative and --draft-model to a parser or a group of one.
 
     Args:
-        default_draft_model: in words, if there is one.
+        default_draft_model: description of the default for the help text, if there is one.
     """
     parser.add_argument(
         "--speculative",
         choices=METHODS,
         metavar="METHOD",
-        help=f"draft tokens, which changes none: {' or '.join(METHODS)}",
+        help=f"speculative decoding, which changes no token: {' or '.join(METHODS)}",
     )
     default = "" if default_draft_model is None else f" (default: {default_draft_model})"
     parser.add_argument(
@@ -31,10 +31,10 @@ def add_speculative_options(parser: Any, *, default_draft_model: str | None = No
 
 
 def speculative_config(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The fields of the speculative configuration that options ask for; None: no speculation.
+    """Return the fields of the speculative configuration that the options give; None: no speculation.
 
     Raises:
-        ValueError: options that do not go together.
+        ValueError: the options do not fit together.
     """
     if args.draft_model is not None and (args.speculative is None or METHODS[args.speculative].model is None):
         raise ValueError(f"--draft-model goes with --speculative {_OR_OF_MODELS}")

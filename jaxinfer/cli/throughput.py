@@ -56,7 +56,7 @@ def run_throughput(args: argparse.Namespace) -> None:
 
 
 def _random_items(llm: LLM, args: argparse.Namespace) -> tuple[list[WorkItem], dict[str, Any]]:
-    """Random requests as asked for, shortened to the model's length where no scale is given; and their settings."""
+    """Make random requests, scaled down to the model's length where no scale is given; returns them and settings."""
     longest = llm.core.config.max_model_len
     scale = args.scale
     if scale is None:

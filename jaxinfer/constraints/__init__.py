@@ -1,1 +1,1 @@
-"""What a request may write: regular expressions and automata over the tokens of a vocabulary."""
+"""Constraints on outputs: regular expressions and automata over the tokens of a vocabulary."""

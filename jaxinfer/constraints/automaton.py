@@ -1,4 +1,4 @@
-"""Constrained decoding: which tokens may come next, as automata over tokens that nothing changes."""
+"""Constrained decoding: automata over tokens, whose states tell which tokens may come next."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.sampling.constraint import DEAD, NO_BYTES, NUM_OWN_STATES, PADDING, Automaton, AutomatonLimits
 
 _ENDED = -1  # the state after an end-of-sequence token
-_MOST_KEPT_IDS = 2**24  # of allowed sets, 64 MiB
+_MOST_KEPT_IDS = 2**24  # in cached allowed sets, 64 MiB
 
 
 @dataclass(frozen=True, eq=False)
 class TokenSet:
-    """A set of tokens by the fewer ids: of those in it, or of those that are not."""
+    """A set of tokens, stored as the ids in it or the ids not in it, whichever are fewer."""
 
     ids: np.ndarray  # int32, ascending, read-only
-    excludes: bool  # the ids are those that are not in the set
+    excludes: bool  # whether the ids are those that are not in the set
     size: int  # tokens in the vocabulary
 
     @classmethod
     def from_mask(cls, mask: np.ndarray) -> TokenSet:
-        """The tokens where bool [vocabulary] is true."""
+        """Build the set of the tokens where bool [vocabulary] is true."""
         excludes = 2 * int(np.count_nonzero(mask)) > mask.size
         ids = np.flatnonzero(mask != excludes).astype(np.int32)
         ids.flags.writeable = False
         return cls(ids, excludes, mask.size)
 
     def mask(self) -> np.ndarray:
-        """bool [vocabulary], a new array."""
+        """Return the set as a new array bool [vocabulary]."""
         mask = np.full(self.size, self.excludes)
         mask[self.ids] = not self.excludes
         return mask
@@ -49,8 +49,8 @@ class TokenSet:
 
 
 class TokenAutomaton[State: Hashable](Protocol):
-    """What a constrained request may write. Everything is a function of state and token: states of drafts that are
-    rejected are simply forgotten, and one automaton serves any number of requests."""
+    """Constraint on the output of requests. Everything is a function of state and token: states of rejected drafts are
+    simply dropped, and one automaton serves any number of requests."""
 
     @property
     def start(self) -> State:
@@ -70,28 +70,28 @@ class TokenAutomaton[State: Hashable](Protocol):
         ...
 
     def on_device(self, limits: AutomatonLimits) -> Automaton | None:
-        """The whole of it as host arrays of exactly these sizes; None: it is larger, or goes on forever."""
+        """Return the whole automaton as host arrays of exactly these sizes; None if it is larger or infinite."""
         ...
 
     def index_on_device(self, state: State) -> int:
-        """Which state that is there."""
+        """Index of a state in these arrays."""
         ...
 
 
 class RegularAutomaton:
-    """The tokens whose bytes, all of them, continue a text that a regular expression accepts.
+    """Automaton that allows tokens whose bytes all continue a text that a regular expression accepts.
 
-    A marker of the expression that is a token of its own is that token, which then is nothing else; special tokens are
-    nothing else either. End-of-sequence tokens are allowed where the expression accepts, and after themselves. No state
-    is a dead end: whatever is allowed can be brought to an end with tokens of single bytes.
+    A marker of the expression that is a token is written as that token, which is then allowed nowhere else; other
+    special tokens are never allowed. End-of-sequence tokens are allowed where the expression accepts, and
+    after themselves. No state is a dead end: every output can be completed with markers and single-byte tokens.
 
     Args:
         expression: the texts that may be written.
         vocabulary: the tokens that they are written with.
-        eos_token_ids: what ends an output, at least one.
+        eos_token_ids: tokens that end an output, at least one.
 
     Raises:
-        ValueError: there are no end-of-sequence tokens, they are no tokens, or no text can be written at all.
+        ValueError: there are no end-of-sequence tokens, one is not in the vocabulary, or no text can be written.
     """
 
     def __init__(self, expression: Expression, vocabulary: Vocabulary, eos_token_ids: Iterable[int]) -> None:
@@ -124,7 +124,7 @@ class RegularAutomaton:
         return state
 
     def allowed(self, state: int) -> TokenSet:
-        """The tokens that `advance` takes from this state; found once, and kept while there is room."""
+        """The tokens that `advance` takes from this state; cached while there is room."""
         found = self._allowed.pop(state, None)
         if found is None:
             found = TokenSet.from_mask(self._find_allowed(state))
@@ -139,19 +139,19 @@ class RegularAutomaton:
         return state == _ENDED or self._bytes.is_final(state)
 
     def on_device(self, limits: AutomatonLimits) -> Automaton | None:
-        """The whole of it as host arrays of exactly these sizes; None: it is larger. Found once: a second or two."""
+        """Return the automaton as host arrays of exactly these sizes; None if larger. The first call takes 1 to 2 s."""
         if self._on_device is None:
             self._on_device = self._find_on_device(limits)
         return self._on_device
 
     def index_on_device(self, state: int) -> int:
-        """Which state that is there: the last of all after the end, else in the order in which they were found."""
+        """Index of a state in these arrays: the state after the end is last, others are in the order of discovery."""
         return NUM_OWN_STATES + (len(self._bytes.table) if state == _ENDED else state)
 
     def _find_on_device(self, limits: AutomatonLimits) -> Automaton | None:
         markers = sorted(self._no_text)
         found = self._bytes
-        # One more than it has, for what comes after the end.
+        # One state is reserved for the state after the end.
         if len(markers) > limits.num_markers or not found.complete(limits.num_states - NUM_OWN_STATES - 1):
             return None
         states, classes = found.table.shape

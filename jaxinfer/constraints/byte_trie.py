@@ -1,4 +1,4 @@
-"""The words of a vocabulary as a trie of bytes, which is walked level by level in NumPy."""
+"""The tokens of a vocabulary as a trie of bytes, which is walked level by level in NumPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Step = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class ByteTrie:
-    """Nodes are numbered by depth and, within one depth, in the order of their strings: children lie side by side.
+    """A trie whose nodes are numbered by depth, then in the order of their strings: a node's children are contiguous.
 
     Args:
         pieces: the bytes of each token; None or empty for tokens that are on no path.
@@ -37,16 +37,16 @@ class ByteTrie:
         rank = np.empty_like(order)
         rank[order] = np.arange(order.size)
         self.num_nodes = order.size
-        self._byte = np.asarray(byte)[order]  # as wide as an index, because that is what it is used for
+        self._byte = np.asarray(byte)[order]  # in the dtype of an index, because it is used as one
         parents = rank[np.asarray(parent)[order[1:]]]
         self._num_children = np.bincount(parents, minlength=order.size)
         self._first_child = 1 + np.cumsum(self._num_children) - self._num_children
-        # Tokens on no path point behind the last node.
+        # Tokens on no path point to an extra entry after the last node.
         at = [node_of_piece[piece] if piece else -1 for piece in pieces]
         self._node_of_token = np.append(rank, order.size)[at]
 
     def walk(self, state: int, step: Step) -> np.ndarray:
-        """bool [tokens]: whether all bytes of a token are possible, one after the other, from `state` on."""
+        """Return bool [tokens]: whether all bytes of a token are possible in order from `state`."""
         reached = np.zeros(self.num_nodes + 1, bool)
         nodes, states = np.zeros(1, np.intp), np.full(1, state)
         while nodes.size:

@@ -20,12 +20,12 @@ class Characters:
 
     @classmethod
     def of(cls, letters: str) -> Characters:
-        """These characters."""
+        """Build the set of these characters."""
         return cls(tuple((code, code) for code in sorted(set(map(ord, letters)))))
 
     @classmethod
     def but(cls, *excluded: Characters) -> Characters:
-        """All characters but these."""
+        """Build the set of all characters but these."""
         allowed: list[tuple[int, int]] = []
         start = 0
         for first, last in sorted([_SURROGATES, *(pair for some in excluded for pair in some.ranges)]):

@@ -1,4 +1,4 @@
-"""Regular expressions as deterministic automata, whose states come into being when they are first asked for."""
+"""Regular expressions as deterministic automata, whose states are created on demand."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _UNKNOWN, _IMPOSSIBLE = -2, -1
 class LazyAutomaton:
     """The deterministic automaton of an expression (Thompson 1968), without dead ends.
 
-    States are integers; a state is a set of the expression's own states. Only those take part from which the end is
-    reached by markers and by bytes that are tokens of their own; other bytes may come on the way to them.
+    States are integers; a state is a set of the expression's own states. Of these, only states from which markers and
+    single-byte tokens reach the end take part; the path to them may contain other bytes.
 
     Args:
-        expression: what it accepts.
+        expression: the expression that it accepts.
         markers: texts that are tokens of their own: text -> id.
-        spellable: bool [256], which bytes are tokens of their own.
+        spellable: bool [256], whether each byte is a token of its own.
 
     Raises:
         ValueError: nothing that the expression accepts can be spelled.
@@ -50,7 +50,7 @@ class LazyAutomaton:
         self.start = self._number((first,))
 
     def step(self, state: int, byte: int) -> int:
-        """The state after a byte; negative if that is not possible."""
+        """The state after a byte; negative if the byte is not possible."""
         group = self._class_of_byte[byte]
         if self._table[state, group] == _UNKNOWN:
             self._fill(state)
@@ -81,7 +81,7 @@ class LazyAutomaton:
         return self._end in self._sets[state]
 
     def complete(self, most_states: int) -> bool:
-        """Find out where everything leads from every state; False: there are more than `most_states`."""
+        """Compute the transitions of all states; return False if there are more than `most_states`."""
         state = 0
         while state < len(self._sets) <= most_states:
             if self._table[state, 0] == _UNKNOWN:
@@ -92,16 +92,16 @@ class LazyAutomaton:
 
     @property
     def table(self) -> np.ndarray:
-        """int [states, classes of bytes], the states after bytes, negative where there is none; once `complete`."""
+        """Transitions int [states, classes of bytes], negative where there is none; valid after `complete`."""
         return self._table[: len(self._sets)]
 
     @property
     def class_of_byte(self) -> np.ndarray:
-        """int [256]"""
+        """Class of each byte, int [256]."""
         return self._class_of_byte
 
     def _fill(self, state: int) -> None:
-        """Find out where all bytes lead from a state."""
+        """Compute the transitions of a state for all bytes."""
         targets: list[list[int]] = [[] for _ in range(self._num_classes)]
         for member in self._sets[state]:
             for first, last, target in self._builder.edges[member]:
@@ -112,7 +112,7 @@ class LazyAutomaton:
         self._table[state] = row
 
     def _number(self, members: tuple[int, ...]) -> int:
-        """The state for these states of the expression, and for what they lead to without a byte."""
+        """Return the state for the epsilon closure of these states of the expression."""
         known = self._closed.get(members)
         if known is None:
             known = self._closed[members] = self._number_of_set(self._closure(members))
@@ -138,7 +138,7 @@ class LazyAutomaton:
 
 
 def _live_states(builder: Builder, end: int, spellable: np.ndarray) -> list[bool]:
-    """From which states `end` is reached by markers and bytes that are tokens of their own."""
+    """Return for each state whether markers and single-byte tokens can reach `end` from it."""
     spelled_before = np.append(0, np.cumsum(spellable)).tolist()
     before: list[list[int]] = [[] for _ in builder.edges]
     for state, edges in enumerate(builder.edges):

@@ -1,4 +1,4 @@
-"""Regular expressions over bytes and marker tokens, and the nondeterministic automata that are built of them.
+"""Regular expressions over bytes and marker tokens, and the nondeterministic automata that are built from them.
 
 An expression is a function that continues a builder's automaton from a state and returns the state where it ends:
 
@@ -32,11 +32,11 @@ class Builder:
         self.markers = markers
         self.edges: list[list[Edge]] = []
         self.marker_edges: list[dict[int, int]] = []  # token -> target
-        self.free: list[list[int]] = []  # where a state leads without a byte
+        self.free: list[list[int]] = []  # epsilon edges: states reached without a byte
         self._endings: dict[tuple[int, tuple[ByteRange, ...]], int] = {}
 
     def state(self) -> int:
-        """A new state."""
+        """Add a state and return it."""
         self.edges.append([])
         self.marker_edges.append({})
         self.free.append([])
@@ -76,7 +76,7 @@ def literal(text: str) -> Expression:
 
 
 def marker(text: str) -> Expression:
-    """A text that is written as the one token which stands for it; spelled out where there is no such token."""
+    """A text that is written as its own token, or spelled out if there is no such token."""
 
     def build(builder: Builder, start: int) -> int:
         token = builder.markers.get(text)
@@ -114,7 +114,7 @@ def choice(*options: Expression) -> Expression:
     """One of the options."""
 
     def build(builder: Builder, start: int) -> int:
-        # Each begins at a state of its own: the markers of two options may be the same.
+        # Each starts at a state of its own: the markers of two options may be the same.
         end = builder.state()
         for option in options:
             own = builder.state()
@@ -155,7 +155,7 @@ def optional(part: Expression) -> Expression:
 def text_without(stop: str, first: Characters) -> Expression:
     """At least one character, the first of a given set, in which `stop` does not occur.
 
-    The states are those of the search for `stop` (Knuth, Morris and Pratt 1977): how much of it the text ends in.
+    The states are those of the search for `stop` (Knuth, Morris and Pratt 1977): its prefix that the text ends in.
     """
 
     def build(builder: Builder, start: int) -> int:
@@ -173,14 +173,14 @@ def text_without(stop: str, first: Characters) -> Expression:
 
 
 def _go_on(builder: Builder, state: int, stop: str, known: str, seen: list[int], within: Characters) -> None:
-    """Let characters lead from a state to those of the search, unless they complete what is searched for.
+    """Let characters lead from a state to those of the search, unless they complete `stop`.
 
     Args:
         builder: the automaton.
         state: where they lead from.
-        stop: what is searched for.
-        known: how much of it the text ends in at `state`.
-        seen: the states where the text ends in so many of its characters.
+        stop: the text that is searched for.
+        known: the prefix of `stop` that the text ends in at `state`.
+        seen: the states of the search, by the length of the prefix of `stop` that the text ends in.
         within: the characters that are possible at `state`.
     """
     letters = Characters.of(stop)
@@ -192,5 +192,5 @@ def _go_on(builder: Builder, state: int, stop: str, known: str, seen: list[int],
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are the beginning of `stop`."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     return next(length for length in range(min(len(text), len(stop)), -1, -1) if text.endswith(stop[:length]))

@@ -1,4 +1,4 @@
-"""What each token of a vocabulary adds to a text, in bytes."""
+"""Vocabularies: the bytes that each token adds to a text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Vocabulary:
     """The bytes of all tokens, and the tokens that a grammar may name.
 
-    A token may end in the middle of a character. What a tokenizer strips at the edges of a text does not count.
+    A token may end in the middle of a character. Stripping at the edges of a text is not taken into account.
 
     Args:
-        pieces: what each token adds to a text; None or empty where that is nothing, as for special tokens.
+        pieces: bytes that each token adds to a text; None or empty for tokens that add none, such as special tokens.
         markers: the tokenizer's added tokens, special or not: text -> id.
-        size: how many logits a model has, which may be more than there are tokens; None: as many.
+        size: number of a model's logits, which may exceed the number of tokens; None: equal to it.
 
     Raises:
-        ValueError: there are more tokens than logits, or a marker is no token.
+        ValueError: there are more tokens than logits, or a marker's id is out of range.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Vocabulary:
         if not all(0 <= token < self.size for token in self.markers.values()):
             raise ValueError(f"markers must be tokens below {self.size}, got {self.markers}")
         self.trie = ByteTrie(self.pieces)
-        self.single_bytes = np.zeros(256, bool)  # those that are a token of their own
+        self.single_bytes = np.zeros(256, bool)  # bytes that are tokens of their own
         self.single_bytes[[piece[0] for piece in self.pieces if piece is not None and len(piece) == 1]] = True
 
     @classmethod
@@ -48,7 +48,7 @@ class Vocabulary:
         """The vocabulary of a tokenizer for a model of `size` logits.
 
         Raises:
-            ValueError: the tokenizer has more tokens than that, or decodes them in a way that is not known here.
+            ValueError: the tokenizer has more tokens than that, or its decoder is not supported.
         """
         fast = tokenizer.fast
         decoders = [] if fast.decoder is None else _token_decoders(json.loads(fast.decoder.__getstate__()))
@@ -63,7 +63,7 @@ class Vocabulary:
 
 
 def _token_decoders(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The decoders that change tokens one by one; what comes after they are joined touches the edges of a text only."""
+    """Return the decoders that change tokens one by one; later ones may only join them and strip the text's edges."""
     members = _flatten(decoder)
     kinds = [member["type"] for member in members]
     joined = kinds.index("Fuse") if "Fuse" in kinds else len(kinds)
@@ -86,7 +86,7 @@ def _bytes_of(token: str, decoders: Sequence[Mapping[str, Any]]) -> bytes:
     for decoder in decoders:
         match decoder["type"]:
             case "ByteLevel":
-                # Added tokens stand in the vocabulary as they are: a character that means no byte gives them away.
+                # Added tokens are plain text in the vocabulary; a character that encodes no byte reveals them.
                 known = all(letter in _BYTE_OF_LETTER for letter in token)
                 return bytes(_BYTE_OF_LETTER[letter] for letter in token) if known else token.encode()
             case "ByteFallback":
@@ -103,7 +103,7 @@ def _bytes_of(token: str, decoders: Sequence[Mapping[str, Any]]) -> bytes:
 def _byte_of_letter() -> dict[str, int]:
     """The byte that each letter of a byte-level vocabulary stands for (Radford et al. 2019, GPT-2).
 
-    Printable characters of Latin-1 stand for themselves, the other bytes have the letters from U+0100 on.
+    Printable characters of Latin-1 stand for themselves; the other bytes have the letters from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    # By name only when it is asked for: an engine loads no textbook.
+    # Imported on demand, so that an engine does not load the textbook.
     if name == "DiffusionWorker":
         return importlib.import_module("jaxinfer.textbook.diffusion.worker").DiffusionWorker
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What the device knows of each running sequence's block: its tokens so far, and its own counters."""
+"""State of each running sequence's block on the device: its tokens so far, and its counters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ type Make = Callable[..., Any]
 
 
 def maker_of(num_seats: int, sharding: jax.sharding.Sharding | None, *, abstract: bool) -> Make:
-    """A function of sizes and a dtype, int32 by default, that makes an array of zeros for every seat; or its shape."""
+    """Return a function of sizes and a dtype (default int32) that makes zeros [num_seats, ...], or only the shape."""
 
     def make(*shape: int, dtype: Any = jnp.int32) -> Any:
         if abstract:
@@ -30,7 +30,7 @@ def maker_of(num_seats: int, sharding: jax.sharding.Sharding | None, *, abstract
 
 
 def notes_of(make: Make, block_size: int, vocab_size: int) -> TokenLogprobs:
-    """Room for how probable the tokens of each seat's block were."""
+    """Allocate log probabilities for the tokens of each seat's block."""
     most = min(MAX_LOGPROBS, vocab_size)
     return TokenLogprobs(
         make(block_size, dtype=jnp.float32), make(block_size), make(block_size, most),
@@ -41,15 +41,15 @@ def notes_of(make: Make, block_size: int, vocab_size: int) -> TokenLogprobs:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Blocks:
-    """One entry for each of S seats; of a block of B tokens. Programs take it donated and return it."""
+    """Entries of S seats, each with a block of B tokens. Programs take it donated and return it."""
 
     tokens: Any  # int32 [S, B], masks included
     start: Any  # int32 [S], the position of the block's first token
-    num_given: Any  # int32 [S], the first of its tokens, which the prompt ends with: they stay
-    round: Any  # int32 [S], rounds of this block so far
-    num_edits: Any  # int32 [S], of these, how many found no mask and changed a token
-    ended: Any  # bool [S], nothing is generated any more
-    noted: Any  # TokenLogprobs [S, B], of the tokens in the round that committed them
+    num_given: Any  # int32 [S], number of its first tokens that are the prompt's last; they never change
+    round: Any  # int32 [S], number of rounds of this block so far
+    num_edits: Any  # int32 [S], number of these rounds that found no mask and edited a token
+    ended: Any  # bool [S], whether the sequence has ended
+    noted: Any  # TokenLogprobs [S, B] of the tokens in the rounds that committed them
     credits: Any  # float32 [S, B, vocab], see `Credit`; [S, B, 0] for other rules
 
     @classmethod
@@ -63,7 +63,7 @@ class Blocks:
         with_credits: bool = False,
         abstract: bool = False,
     ) -> Blocks:
-        """Of seats that nobody has; or their shapes alone."""
+        """Allocate entries of free seats; with `abstract`, only their shapes."""
         make = maker_of(num_seats, sharding, abstract=abstract)
         return cls(
             make(block_size), make(), make(), make(), make(), make(dtype=jnp.bool_),
@@ -72,10 +72,10 @@ class Blocks:
         )  # fmt: skip
 
     def at(self, seat: jax.Array) -> Blocks:
-        """Those of seats int32 [R]; out of range: anybody's."""
+        """Return the entries of seats int32 [R]; an out-of-range seat yields an arbitrary entry."""
         return jax.tree.map(lambda x: x.at[jnp.maximum(seat, 0)].get(mode="clip"), self)
 
     def put(self, seat: jax.Array, there: jax.Array, blocks: Blocks) -> Blocks:
-        """The same with those of seats int32 [R] replaced, where bool [R] says so."""
+        """Replace the entries of seats int32 [R] where `there` bool [R] is true."""
         at = jnp.where(there, seat, self.start.shape[0])
         return jax.tree.map(lambda old, new: old.at[at].set(new, mode="drop"), self, blocks)

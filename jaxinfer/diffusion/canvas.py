@@ -1,4 +1,4 @@
-"""What the device keeps of each running sequence of a bidirectional model between its rounds."""
+"""State of each running sequence of a bidirectional model that the device keeps between rounds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CANVAS = "canvas"  # the part of the device's state
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Canvas:
-    """One entry for each of S seats, of sequences of up to L tokens with blocks of B. Programs take it donated."""
+    """Entries of S seats, for sequences of up to L tokens with blocks of B tokens. Programs take it donated."""
 
-    # Added to the embedding of each token: 0 but for masks. [S, L, hidden], or [S, 0, hidden] without smoothing.
+    # Added to the embedding of each token; 0 except for masks. [S, L, hidden], or [S, 0, hidden] without smoothing.
     expected: Any
-    noted: Any  # TokenLogprobs [S, B], of the block's tokens in the round that committed them
+    noted: Any  # TokenLogprobs [S, B] of the block's tokens in the rounds that committed them
     credits: Any  # float32 [S, B, vocab], see `Credit`; [S, B, 0] for other rules
 
     @classmethod
@@ -37,7 +37,7 @@ class Canvas:
         with_credits: bool = False,
         abstract: bool = False,
     ) -> Canvas:
-        """Of seats that nobody has; or their shapes alone."""
+        """Allocate entries of free seats; with `abstract`, only their shapes."""
         make = maker_of(num_seats, sharding, abstract=abstract)
         return cls(
             make(length, hidden_size, dtype=dtype),

@@ -1,8 +1,8 @@
-"""Rounds of denoising of bidirectional models: whole sequences as chunks, and windows around blocks in loops.
+"""Denoising rounds of bidirectional models: whole sequences as chunks, and windows around blocks in loops.
 
-A round is one forward, whose tokens see all of their sequence: of what is computed, the keys and values of this round,
-of everything else those that it had when it was computed last. It draws a token for every masked place of a block and
-commits those that a rule chooses. A row whose block is whole rests until the host comes with its next block.
+A round is one forward pass whose tokens see all of their sequence: for the tokens that it computes, the keys and values
+of this round; for all others, those of the last time they were computed. It draws a token for every masked place of a
+block and commits those that a rule chooses. A row whose block has no mask left is idle until the host brings the next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ type Forward = Callable[[KVPool, StepBatch, jax.Array | None], tuple[KVPool, jax
 
 @dataclass(frozen=True, eq=False)
 class DenoiseCanvas(DenoisingProgram):
-    """Rounds of windows, or one round of them and of chunks, which see the whole sequence: their `limit` says so."""
+    """Program of rounds over windows, or of one round over windows and chunks, which see the whole sequence."""
 
     vicinity: Vicinity
     max_rounds: int
@@ -50,24 +50,24 @@ class DenoiseCanvas(DenoisingProgram):
 
 
 class Rows(NamedTuple):
-    """What Q sequences of a launch carry from round to round; R of them at most are windows of W tokens."""
+    """State that Q sequences of a launch carry from round to round; at most R of them are windows of W tokens."""
 
-    windows: jax.Array  # int32 [R, W]
-    round: jax.Array  # int32 [Q], of the sequence
-    done: jax.Array  # bool [Q], its block has no masks any more
+    windows: jax.Array  # int32 [R, W], tokens of the windows
+    round: jax.Array  # int32 [Q], number of the sequence's round
+    done: jax.Array  # bool [Q], whether its block has no masks left
     noted: Any  # TokenLogprobs [Q, B]
     credits: jax.Array  # float32 [Q, B, vocab or 0]
 
 
 class Where(NamedTuple):
-    """Where the Q sequences of a launch stand; does not change in it."""
+    """Places of the Q sequences of a launch, which do not change during it."""
 
-    row: jax.Array  # int32 [Q], of the batch
+    row: jax.Array  # int32 [Q], row of the batch
     is_window: jax.Array  # bool [Q]
-    start: jax.Array  # int32 [Q], of the block; -1: the sequence is idle
-    first: jax.Array  # int32 [Q], of a window's tokens
-    total: jax.Array  # int32 [Q], tokens of the sequence
-    there: jax.Array  # bool [Q, B], the block's places that the sequence has
+    start: jax.Array  # int32 [Q], start of the block; -1: the sequence is idle
+    first: jax.Array  # int32 [Q], position of a window's first token
+    total: jax.Array  # int32 [Q], number of tokens of the sequence
+    there: jax.Array  # bool [Q, B], places of the block that are within the sequence
 
 
 def canvas_rounds(
@@ -80,12 +80,12 @@ def canvas_rounds(
     *,
     max_rounds: int,
 ) -> tuple[KVPool, Canvas, DenoiseOutput]:
-    """As many rounds of each row as `batch.num_steps` says, in which rows without masks rest.
+    """Run `batch.num_steps` rounds of each row; rows without masks are idle.
 
     Args:
-        batch: decode rows, one for each window, and chunks. `logits_index` of a chunk is where its block begins.
-        forward: the model over a batch and the pool, with what is added to the embeddings of its tokens.
-        max_rounds: the most that the compiled program can run.
+        batch: decode rows, one for each window, and chunks. A chunk's block starts at its `logits_index`.
+        forward: the model over a batch and the pool, with an optional addition to the embeddings of its tokens.
+        max_rounds: most rounds that the compiled program can run.
     """
     size, queries = vicinity.block_size, batch.samples.seat.shape[0]
     where = _places_of(batch, vicinity, num_seats=canvas.credits.shape[0])
@@ -110,8 +110,8 @@ def canvas_rounds(
 
         kv, expected, own, tokens, landed = lax.cond(jnp.any(runs), run, rest, kv, expected, own)
 
-        def noted(all_rounds: jax.Array, of_this: jax.Array) -> jax.Array:
-            return lax.dynamic_update_index_in_dim(all_rounds, of_this, index, axis=0)
+        def noted(all_rounds: jax.Array, this_round: jax.Array) -> jax.Array:
+            return lax.dynamic_update_index_in_dim(all_rounds, this_round, index, axis=0)
 
         output = replace(
             output,
@@ -151,13 +151,13 @@ def _round(
     vicinity: Vicinity,
     forward: Forward,
 ) -> tuple[KVPool, jax.Array, Rows, jax.Array, jax.Array]:
-    """The pool, what embeddings carry and the rows after a round; int32 [Q, B], the blocks behind it; and the same
-    where they have landed, -1 elsewhere and behind an ending token, `NO_SCORE` at the start of one that failed."""
+    """Return the pool, the additions to embeddings and the rows after a round, its blocks int32 [Q, B], and the landed
+    tokens int32 [Q, B]: -1 elsewhere and after an ending token, `NO_SCORE` at the start of a failed block."""
     wide = _with_windows(batch, own, runs, where, vicinity, page_size=kv.page_size, num_slots=kv.num_slots)
     seat_of_token, smoothing = batch.row_seat[wide.row], vicinity.smoothing
     added = None
     if smoothing is not None:
-        # A sequence's first round reads nothing: what is there was another one's.
+        # A sequence's first round adds nothing: the seat still holds another sequence's embeddings.
         number = _of_rows(own.round, where, batch)
         added = expected.at[seat_of_token, wide.positions].get(mode="clip")
         added = jnp.where((number > 0)[wide.row][:, None], added, 0)
@@ -175,7 +175,7 @@ def _round(
     places = Places(where.start, own.round, masked)
     found = draw(places, logits, batch.samples.sampling, vicinity.rule, known, batch.wants_logprobs)
     least = None if smoothing is None else smoothing.least_threshold(own.round)
-    # A row with a mask in whose place nothing can be drawn ends, as it is.
+    # If nothing can be drawn in place of a mask, its row ends as it is.
     fails = jnp.any(masked & (found.tokens == NO_SCORE), axis=1)
     changes = vicinity.rule(found.confidence, masked, least) & masked & ~fails[:, None]
     tokens = jnp.where(changes, found.tokens, before)
@@ -186,7 +186,7 @@ def _round(
         mean = expected_embeddings(model, hidden, vicinity.mask_token_id)
         weight = _of_rows(smoothing.weight(own.round), where, batch)[wide.row]
         is_mask = flat == vicinity.mask_token_id
-        # Padding, and rows that rest, leave what is there.
+        # Padding and idle rows change nothing.
         is_real = (wide.limit >= 0) & _of_rows(runs, where, batch)[wide.row]
         at = jnp.where(is_real, seat_of_token, len(expected))
         new = jnp.where(is_mask[:, None], weight[:, None] * mean, 0).astype(expected.dtype)
@@ -204,7 +204,7 @@ def _round(
 
 
 def _landed(tokens: jax.Array, lands: jax.Array, where: Where, batch: StepBatch) -> jax.Array:
-    """int32 [Q, B]: the tokens of blocks that have landed, no further than the first ending one; else -1."""
+    """Return the tokens int32 [Q, B] of landed blocks, up to the first ending token; -1 elsewhere."""
     is_ending = jnp.any(tokens[:, :, None] == batch.samples.ending_token_ids[:, None], axis=2)
     before = jnp.cumsum(is_ending, axis=1) - is_ending
     return jnp.where(lands[:, None] & where.there & (before == 0), tokens, -1)
@@ -213,9 +213,9 @@ def _landed(tokens: jax.Array, lands: jax.Array, where: Where, batch: StepBatch)
 def _with_windows(
     batch: StepBatch, own: Rows, runs: jax.Array, where: Where, vicinity: Vicinity, *, page_size: int, num_slots: int
 ) -> StepBatch:
-    """The batch with the tokens of each window, which see all of their sequence."""
+    """Widen the batch to the tokens of each window, which see all of their sequence."""
     rows, width = own.windows.shape
-    # Windows are the first of the sequences, each in the row of its number; behind them come chunks.
+    # The first sequences are windows, each in the row of the same number; chunks follow.
     start, total, first = where.start[:rows], where.total[:rows], where.first[:rows]
     runs = runs[:rows] & where.is_window[:rows]
     count = jnp.where(runs, jnp.minimum(start + vicinity.block_size + vicinity.after_look, total) - first, 0)
@@ -231,7 +231,7 @@ def _with_windows(
 
 
 def _of_rows(of_sequences: jax.Array, where: Where, batch: StepBatch) -> jax.Array:
-    """[R]: what sequences [Q] have, by the rows of the batch; 0 for idle ones."""
+    """Scatter values of sequences [Q] to the rows [R] of the batch; 0 for rows without a sequence."""
     rows = batch.row_seat.shape[0]
     at = jnp.where(where.start >= 0, where.row, rows)
     return jnp.zeros(rows, of_sequences.dtype).at[at].set(of_sequences, mode="drop")

@@ -1,4 +1,4 @@
-"""How diffusion models generate, validated where it is said."""
+"""Settings of generation with diffusion models, validated on construction."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ CACHES = ("auto", "none", "prefix", "dual")
 
 @dataclass(frozen=True)
 class DiffusionConfig:
-    """How blocks of masks become tokens. Probabilities are those of the tokens that a round draws.
+    """Settings of denoising. Confidence is the probability of the token that a round draws at a place.
 
     Attributes:
         block_size: tokens that are denoised together; None: the model's, 32 for a bidirectional one.
-        unmask: what a round commits: "threshold" (whatever is at least `threshold` sure, or else the surest),
-            "hierarchy" (whatever is more than `threshold` sure, and the surest of each run of masks if it is more than
-            `low_threshold` sure), "factor" (the surest, while the nth is at least 1 - `factor` / (n + 1) sure) or
-            "credit" (as "threshold", but a token that was the likeliest of its place in rounds before is likelier).
+        unmask: rule that chooses what a round commits. "threshold": tokens with a confidence of at least `threshold`,
+            or else the most confident one. "hierarchy": tokens above `threshold`, the most confident one, and that of
+            each run of masks if it is above `low_threshold`. "factor": the most confident ones, while the nth is at
+            least 1 - `factor` / (n + 1). "credit": as "threshold", but top tokens of earlier rounds become likelier.
         threshold, low_threshold, factor: see `unmask`.
-        credit_alpha, boost_gamma, decay_beta: of "credit". A round multiplies credits by `decay_beta`, adds the
-            probability of each place's likeliest token to the power of `boost_gamma` to that token's, and draws from
-            logits + `credit_alpha` * log(1 + credit).
-        cache: what is computed once. "auto": "prefix" for block-causal models, "dual" for bidirectional ones. Of the
-            former, "prefix" computes keys and values of whole blocks once, exactly. Of the latter, they are those that
-            the sequence had when its block began; "prefix" computes all from the block on in every round, "dual" the
-            block alone, "none" everything.
-        prefix_look, after_look: tokens before and behind the block that every round computes with it (vicinity).
-        cont_weight: of bidirectional models: the embedding of a mask is its own plus that of the tokens that the round
-            before expected there, with a weight that grows up to this one (IterSmooth); 0: it is not, and none of the
-            following counts.
-        cont_weight_init, cont_weight_growth: the weight in the first round of a sequence, and what each round adds.
-        threshold_decay: round i asks for a probability of 1 - i * this, until that is `threshold`.
-        warmup_steps: the first rounds of a sequence, which compute everything.
-        edit_threshold: committed tokens are replaced by others that are drawn in their places with more than this
+        credit_alpha, boost_gamma, decay_beta: parameters of "credit". A round multiplies credits by `decay_beta`, adds
+            the probability of each place's top token, to the power of `boost_gamma`, to that token's credit, and draws
+            from logits + `credit_alpha` * log(1 + credit).
+        cache: which keys and values are reused. "auto": "prefix" for block-causal models, "dual" for bidirectional
+            ones. In a block-causal model, "prefix" computes those of whole blocks once, exactly. In a bidirectional
+            one, reused ones are from the time when the block began; every round recomputes everything from the block on
+            ("prefix"), the block alone ("dual"), or everything ("none").
+        prefix_look, after_look: tokens before and after the block that every round computes with it (vicinity).
+        cont_weight: in bidirectional models, the mean embedding of the tokens that the previous round expected is added
+            to a mask's own, with a weight that grows up to this one (IterSmooth); 0: no addition, and the next four
+            fields have no effect.
+        cont_weight_init, cont_weight_growth: the weight in the first round of a sequence, and its increase per round.
+        threshold_decay: round i requires a probability of 1 - i * this, until that is `threshold`.
+        warmup_steps: number of first rounds of a sequence that compute everything.
+        edit_threshold: a committed token is replaced if another one is drawn in its place with more than this
             probability (LLaDA2.1's token editing); None: never.
-        max_post_edit_steps: rounds of a block that do so where no mask is left, at most.
+        max_post_edit_steps: most rounds of a block that edit tokens after its last mask is gone.
         maximum_unroll: most rounds in one launch, where no request needs the host in between.
-        expected_tpf: tokens that a round commits, as far as one can tell: launches run no more rounds than what is left
-            to generate takes with so many.
-        early_stop: nothing is computed behind a block with an end-of-sequence token.
+        expected_tpf: estimated tokens committed per round (forward pass): a launch runs no more rounds than the rest of
+            the generation takes at this rate.
+        early_stop: nothing is computed after a block with an end-of-sequence token.
 
     Raises:
-        ValueError: a field is out of range, named with its value and what is allowed.
+        ValueError: a field is out of range; the message names it, its value and what is allowed.
     """
 
     block_size: int | None = None
@@ -103,15 +103,15 @@ class DiffusionConfig:
 
     @property
     def smooths(self) -> bool:
-        """Whether masks' embeddings say what rounds before expected."""
+        """Whether expected embeddings are added to masks."""
         return self.cont_weight > 0
 
     @classmethod
     def of(cls, value: DiffusionConfig | Mapping[str, Any]) -> DiffusionConfig:
-        """The configuration itself, or the one that a dict of its fields says.
+        """Return the configuration itself, or build it from a dict of its fields.
 
         Raises:
-            ValueError: as for the class, or a key is no field of it.
+            ValueError: as for the class, or a key is not a field of it.
         """
         return value if isinstance(value, cls) else cls(**fields_of(cls, "diffusion_config", value))
 

@@ -1,9 +1,9 @@
-"""Rounds of denoising in one launch: each row draws tokens for its block, commits some, and goes on to the next block.
+"""Denoising rounds in one launch: each row draws tokens for its block, commits some, and moves on to the next block.
 
-A round is one forward over whole blocks, whose tokens see each other and everything before. It draws a token for every
-place and commits those that a rule chooses among the masked ones. The keys and values of a block are right once they
-were computed from its final tokens: the round that finds no mask has done that, and lands the block. Nobody reads those
-of a block in which its sequence ends: it lands as soon as all tokens up to the end are there.
+A round is one forward pass over whole blocks, whose tokens see each other and everything before. It draws a token for
+every place and commits those that a rule chooses among the masked ones. The keys and values of a block are right once
+they were computed from its final tokens: the round that finds no mask has done that, and lands the block. The keys and
+values of a sequence's last block are never read: it lands as soon as all tokens up to the end are there.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from jaxinfer.sampling.logprobs import TokenLogprobs
 
 @dataclass(frozen=True)
 class Denoising:
-    """How blocks are denoised.
+    """Settings of denoising.
 
     Attributes:
         block_size: tokens of a block.
-        mask_token_id: what stands where no token is yet; it is never drawn.
-        rule: which tokens a round commits.
-        edit_threshold: a committed token is replaced by another one that is drawn in its place with more than this
+        mask_token_id: placeholder of a token that is not known yet; it is never drawn.
+        rule: chooses the tokens that a round commits.
+        edit_threshold: a committed token is replaced if another one is drawn in its place with more than this
             probability; None: never.
-        max_post_edit_steps: rounds of a block that replace tokens where none is masked any more, at most.
-        early_stop: nothing is generated behind a block with an ending token.
+        max_post_edit_steps: most rounds of a block that replace tokens after its last mask is gone.
+        early_stop: nothing is generated after a block with an ending token.
     """
 
     block_size: int
@@ -53,18 +53,18 @@ class Denoising:
 
 
 class AfterRound(NamedTuple):
-    """What a round of R rows leaves."""
+    """Results of a round for R rows."""
 
-    blocks: Blocks  # for the next round: of rows whose block has landed, the next block
-    tokens: jax.Array  # int32 [R, B], of the round's own blocks, masks included
-    noted: TokenLogprobs  # [R, B], of these
-    landed: jax.Array  # int32 [R, B], what landed, -1 behind it; or NO_SCORE alone
-    lands: jax.Array  # bool [R]
+    blocks: Blocks  # for the next round; the next block, in rows whose block has landed
+    tokens: jax.Array  # int32 [R, B], the blocks after this round, masks included
+    noted: TokenLogprobs  # [R, B], log probabilities of these
+    landed: jax.Array  # int32 [R, B], landed tokens, then -1; NO_SCORE first in a failed row
+    lands: jax.Array  # bool [R], whether the row's block landed
 
 
 @dataclass(frozen=True, eq=False)
 class Denoise(DenoisingProgram):
-    """Rounds of blocks, each of which its tokens see and what is before it."""
+    """Program of denoising rounds over blocks; tokens see their own block and everything before it."""
 
     denoising: Denoising
     max_rounds: int
@@ -95,12 +95,12 @@ def denoise_loop(
     *,
     max_rounds: int,
 ) -> tuple[KVPool, Blocks, DenoiseOutput]:
-    """As many rounds of each row as `batch.num_steps` says; nothing is done once all have ended or have no room left.
+    """Run `batch.num_steps` rounds of each row; once all rows have ended or have no room left, the rest are no-ops.
 
     Args:
         batch: decode rows, one for each running sequence, and chunks of prompts.
         forward: the model over a batch and the pool.
-        max_rounds: the most that the compiled program can run.
+        max_rounds: most rounds that the compiled program can run.
     """
     size, rows, queries = denoising.block_size, batch.decode_rows, batch.samples.seat.shape[0]
     seat = batch.row_seat[:rows]
@@ -120,19 +120,21 @@ def denoise_loop(
             nothing = jnp.full((rows, size), -1, jnp.int32)
             return kv, AfterRound(own, own.tokens, own.noted, nothing, jnp.zeros(rows, bool))
 
-        # Prompts want to be computed whoever else there is.
+        # Chunks of prompts are computed even if no decode row runs.
         anyone = jnp.any(runs) | (batch.token_ids.shape[0] > rows)
         kv, after = lax.cond(anyone, run, rest, kv, own)
 
-        def noted(all_rounds: jax.Array, of_this: jax.Array, axis: int = 0) -> jax.Array:
-            of_this = jnp.pad(of_this, ((0, queries - rows), *((0, 0),) * (of_this.ndim - 1)))
-            return lax.dynamic_update_index_in_dim(all_rounds, of_this, index, axis=axis)
+        def noted(all_rounds: jax.Array, this_round: jax.Array, axis: int = 0) -> jax.Array:
+            this_round = jnp.pad(this_round, ((0, queries - rows), *((0, 0),) * (this_round.ndim - 1)))
+            return lax.dynamic_update_index_in_dim(all_rounds, this_round, index, axis=axis)
 
-        of_rows = (after.lands.reshape(-1, *(1,) * extra) for extra in (1, 1, 2, 2))
-        rolled = jax.tree.map(lambda x: _behind_given(x, own.num_given), after.noted)
+        landing_masks = (after.lands.reshape(-1, *(1,) * extra) for extra in (1, 1, 2, 2))
+        rolled = jax.tree.map(lambda x: _after_given(x, own.num_given), after.noted)
         kept = [
             jnp.where(mask, new, old)
-            for mask, new, old in zip(of_rows, jax.tree.leaves(rolled), jax.tree.leaves(output.noted), strict=True)
+            for mask, new, old in zip(
+                landing_masks, jax.tree.leaves(rolled), jax.tree.leaves(output.noted), strict=True
+            )
         ]
         tokens = jnp.pad(after.landed, ((0, queries - rows), (0, 0)), constant_values=-1)
         return (
@@ -156,7 +158,7 @@ def denoise_loop(
 
 
 def _entered(seated: Blocks, batch: StepBatch, denoising: Denoising) -> Blocks:
-    """What rows have in their seats, or bring with them where they enter these."""
+    """Return each row's entry: the one in its seat, or a new one where the row enters its seat."""
     given = batch.block_tokens
     start = batch.block_start[: batch.decode_rows]
     enters = start >= 0
@@ -175,7 +177,7 @@ def _entered(seated: Blocks, batch: StepBatch, denoising: Denoising) -> Blocks:
 
 
 def _block_rows(batch: StepBatch, own: Blocks, runs: jax.Array, *, page_size: int, num_slots: int) -> StepBatch:
-    """The batch with each row's block, whose tokens see all of it and everything before."""
+    """Widen the batch to each row's block, whose tokens see all of it and everything before."""
     rows, size = own.tokens.shape
     wide = wide_rows(batch, own.tokens, own.start, jnp.where(runs, size, 0), page_size=page_size, num_slots=num_slots)
     last = jnp.where(runs, own.start + size - 1, -1)
@@ -185,7 +187,7 @@ def _block_rows(batch: StepBatch, own: Blocks, runs: jax.Array, *, page_size: in
 def _after_round(
     model: DecoderLM, own: Blocks, runs: jax.Array, hidden: jax.Array, batch: StepBatch, denoising: Denoising
 ) -> AfterRound:
-    """What comes of a round whose hidden states are [R * B, hidden]."""
+    """Return the results of a round from its hidden states [R * B, hidden]."""
     size, place = own.tokens.shape[1], jnp.arange(own.tokens.shape[1])
     masked = own.tokens == denoising.mask_token_id
     had_masks = jnp.any(masked, axis=1)
@@ -203,7 +205,7 @@ def _after_round(
         ),
         lambda: before,
     )  # fmt: skip
-    # A row with a mask in whose place nothing can be drawn ends, as it is.
+    # If nothing can be drawn in place of a mask, its row ends as it is.
     fails = runs & jnp.any(masked & (found.tokens == NO_SCORE), axis=1)
     runs &= ~fails
     changes = denoising.rule(found.confidence, masked) & (runs & had_masks)[:, None]
@@ -216,11 +218,11 @@ def _after_round(
     lands = runs & ~had_masks & ~jnp.any(edits, axis=1)
     last, ends = _end_of(tokens, own, batch, denoising)
     if denoising.edit_threshold is None:
-        # Nothing changes any more, and nobody comes to read the block's keys and values but with all of its tokens.
+        # No token changes any more, and a reader of the block's keys and values would need all of its tokens.
         is_whole = jnp.all((tokens != denoising.mask_token_id) | (place > last[:, None]), axis=1)
         lands |= runs & (last < size - 1) & is_whole
     there = place + own.num_given[:, None] <= last[:, None]
-    landed = jnp.where(lands[:, None] & there, _behind_given(tokens, own.num_given), -1)
+    landed = jnp.where(lands[:, None] & there, _after_given(tokens, own.num_given), -1)
     landed = landed.at[:, 0].set(jnp.where(fails, NO_SCORE, landed[:, 0]))
 
     def unless_landed(now: jax.Array, of_next_block: jax.Array | float) -> jax.Array:
@@ -241,8 +243,8 @@ def _after_round(
 
 
 def _end_of(tokens: jax.Array, own: Blocks, batch: StepBatch, denoising: Denoising) -> tuple[jax.Array, jax.Array]:
-    """Of blocks [R, B], as far as their tokens say: int32 [R], the last place that belongs to its sequence, and bool
-    [R], whether the sequence ends with it. Masks before it may yet become an earlier end."""
+    """Return the last place int32 [R] of each block [R, B] that belongs to its sequence, and whether the sequence ends
+    with it, bool [R], judging by the present tokens: a mask before it may yet become an earlier end."""
     rows, size = tokens.shape
     place = jnp.arange(size)
     last = batch.samples.max_len[:rows] - 1 - own.start
@@ -257,7 +259,7 @@ def _end_of(tokens: jax.Array, own: Blocks, batch: StepBatch, denoising: Denoisi
     return last, ends
 
 
-def _behind_given(of_places: jax.Array, num_given: jax.Array) -> jax.Array:
-    """[R, B, ...] of a block's places, those of given tokens left out; what comes behind the last is anything."""
-    place = jnp.minimum(jnp.arange(of_places.shape[1]) + num_given[:, None], of_places.shape[1] - 1)
-    return jnp.take_along_axis(of_places, place.reshape(*place.shape, *(1,) * (of_places.ndim - 2)), axis=1)
+def _after_given(per_place: jax.Array, num_given: jax.Array) -> jax.Array:
+    """Shift [R, B, ...] so that it starts after the given tokens; the entries after the last are arbitrary."""
+    place = jnp.minimum(jnp.arange(per_place.shape[1]) + num_given[:, None], per_place.shape[1] - 1)
+    return jnp.take_along_axis(per_place, place.reshape(*place.shape, *(1,) * (per_place.ndim - 2)), axis=1)

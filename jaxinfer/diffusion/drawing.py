@@ -1,4 +1,4 @@
-"""What a round of denoising draws: a token for every place of its blocks, and how probable it was."""
+"""Draws of a denoising round: a token for every place of its blocks, and its probability."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 from jaxinfer.sampling.next_tokens import logits_and_greedy
 from jaxinfer.sampling.sampler import SamplingBatch, sample
 
-# Of a key's second word: rounds of one sequence draw with keys that have nothing to do with each other.
+# Added per round to a key's second word, so that the rounds of a sequence draw with independent keys.
 _ROUND_STEP = 0x9E3779B9
 
 
@@ -23,26 +23,26 @@ class Places(NamedTuple):
     """Blocks of B tokens in R rows."""
 
     start: jax.Array  # int32 [R], the position of the first token
-    round: jax.Array  # int32 [R], what tells the noise of this round from that of others
+    round: jax.Array  # int32 [R], the round's number, which selects its noise
     masked: jax.Array  # bool [R, B], places that have no token yet
 
 
 class Found(NamedTuple):
-    """What a round of R rows has drawn, for each place of their blocks."""
+    """Results of a round of R rows, for each place of their blocks."""
 
     tokens: jax.Array  # int32 [R, B]
-    confidence: jax.Array  # float32 [R, B], their probabilities
+    confidence: jax.Array  # float32 [R, B], probabilities of the tokens
     noted: TokenLogprobs  # [R, B]
-    credits: jax.Array  # float32 [R, B, vocab], or [R, B, 0] where the rule gives none
+    credits: jax.Array  # float32 [R, B, vocab], or [R, B, 0] if the rule uses none
 
 
 def keeps_credits(rule: UnmaskRule) -> bool:
-    """Whether rounds need to know what those before found likely."""
+    """Whether the rule needs credits from earlier rounds."""
     return isinstance(rule, Credit)
 
 
 def logits_without(model: DecoderLM, hidden: jax.Array, mask_token_id: int) -> jax.Array:
-    """Logits float32 [N, vocab] of hidden states [N, hidden], in which nothing is a mask."""
+    """Return logits float32 [N, vocab] of hidden states [N, hidden], with the mask token at -inf."""
     logits = logits_and_greedy(model, hidden)[0]
     return jnp.where(jnp.arange(logits.shape[1]) == mask_token_id, -jnp.inf, logits)
 
@@ -55,13 +55,13 @@ def draw(
     before: Found,
     wants_logprobs: jax.Array,
 ) -> Found:
-    """A token for each place, drawn with the noise of its position and the round.
+    """Draw a token for each place with the noise of its position and the round.
 
     Args:
         logits: float32 [R * B, vocab].
-        sampling: how each row is sampled, [R].
-        before: what is known of the places; notes stay as they are unless somebody wants them, and credits grow.
-        wants_logprobs: int32 [], 1: somebody does.
+        sampling: sampling parameters of each row, [R].
+        before: results of the round before; its credits are updated, and its log probabilities kept if none are wanted.
+        wants_logprobs: int32 [], 1 if a request wants log probabilities.
     """
     rows, size = places.masked.shape
     sampling = jax.tree.map(lambda x: jnp.repeat(x, size, axis=0), sampling)
@@ -88,5 +88,5 @@ def draw(
 
 
 def noted_where(changes: jax.Array, new: TokenLogprobs, old: TokenLogprobs) -> TokenLogprobs:
-    """The notes [R, B] of places, new ones where bool [R, B] says so."""
+    """Return the log probabilities [R, B] of places, new ones where `changes` bool [R, B] is true."""
     return jax.tree.map(lambda n, o: jnp.where(changes.reshape(*changes.shape, *(1,) * (n.ndim - 2)), n, o), new, old)

@@ -1,4 +1,4 @@
-"""What programs of rounds of denoising have in common: shapes, inputs, and what they leave on the device."""
+"""Common parts of denoising programs: shapes, inputs, and the output that they leave on the device."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from jaxinfer.sampling.logprobs import TokenLogprobs
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DenoiseOutput:
-    """What N rounds of Q rows leave on the device; blocks have B tokens."""
+    """Output of N rounds of Q rows on the device; blocks have B tokens."""
 
-    tokens: jax.Array  # int32 [N * B, Q], what landed, in order for each row; -1: nothing, NO_SCORE: it ends here
-    ran: jax.Array  # bool [N, Q]
-    blocks: jax.Array  # int32 [N, Q, B], each row's block behind each round, masks included; -1 behind a sequence's end
-    start: jax.Array  # int32 [N, Q], where it stands
-    noted: TokenLogprobs  # [Q * B], of the block that each row landed last
+    tokens: jax.Array  # int32 [N * B, Q], landed tokens in order; -1: none; NO_SCORE: the row failed
+    ran: jax.Array  # bool [N, Q], whether the row took part in the round
+    blocks: jax.Array  # int32 [N, Q, B], each row's block after each round, masks included; -1 after the sequence's end
+    start: jax.Array  # int32 [N, Q], the position of the block's first token
+    noted: TokenLogprobs  # [Q * B], log probabilities of the block that each row landed last
 
     @classmethod
     def empty(cls, rounds: int, rows: int, size: int, noted: TokenLogprobs) -> DenoiseOutput:
-        """Before the first of so many rounds."""
+        """Return the output before the first of `rounds` rounds."""
         return cls(
             tokens=jnp.full((rounds * size, rows), -1, jnp.int32),
             ran=jnp.zeros((rounds, rows), bool),
@@ -39,7 +39,7 @@ class DenoiseOutput:
 
 class DenoisingProgram:
     """A program of up to `max_rounds` rounds, or of one round beside chunks of prompts. Its input is a packed batch,
-    whose `num_steps` says how many rounds run."""
+    whose `num_steps` is the number of rounds of each row."""
 
     shapes: Sequence[BatchShape]
     max_rounds: int
@@ -62,5 +62,5 @@ class DenoisingProgram:
         return (idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
 
     def rounds_in(self, shape: BatchShape) -> int:
-        """The most rounds of a launch of that shape: chunks of prompts are computed once."""
+        """Most rounds of a launch of the shape: 1 with chunks of prompts, which are computed once."""
         return 1 if shape.prefill_tokens else self.max_rounds

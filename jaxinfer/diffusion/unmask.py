@@ -1,7 +1,7 @@
-"""Which of a block's masked tokens a round commits.
+"""Rules that choose which of a block's masked tokens a round commits.
 
-Every rule commits at least one token of a block that has any masked, so that a block of B tokens takes B rounds at
-most. Of equal confidences the one further left is the greater.
+Every rule commits at least one token of a block that has a mask, so that a block of B tokens takes at most B rounds.
+Of equal confidences, the leftmost counts as the greatest.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from jax import lax
 
 from jaxinfer.diffusion.config import DiffusionConfig
 
-# How far below the most confident token of a row another one still counts as equally confident (dInfer).
+# Distance from a row's greatest confidence within which another one counts as equal (dInfer).
 _TIE = 1e-5
 
 
 class UnmaskRule(Protocol):
-    """A pure function of what a round found; hashable, because programs are compiled for it."""
+    """A pure function of a round's results; hashable, because programs are compiled for it."""
 
     def __call__(self, confidence: jax.Array, masked: jax.Array, least: jax.Array | None = None) -> jax.Array:
-        """bool [R, B]: what is committed.
+        """Return the places to commit, bool [R, B].
 
         Args:
             confidence: float32 [R, B], the probability of the token that was drawn at each place.
             masked: bool [R, B], the places that have no token yet.
-            least: float32 [R], what a threshold is at least in this round; None: 0.
+            least: float32 [R], lower bound of the rule's threshold in this round; None: 0.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Whatever is at least `threshold` sure, or else as sure as the surest (dInfer's `ThresholdParallelDecoder`)."""
+    """Commits confidences of at least `threshold`, or else the greatest (dInfer's `ThresholdParallelDecoder`)."""
 
     threshold: float
 
@@ -47,7 +47,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Credit(Threshold):
-    """The same, where a token that was the likeliest of its place in rounds before is likelier (dInfer's
+    """The `Threshold` rule over logits in which a place's top tokens of earlier rounds are likelier (dInfer's
     `CreditThresholdParallelDecoder`). Credits belong to one block of one sequence."""
 
     alpha: float
@@ -55,12 +55,12 @@ class Credit(Threshold):
     beta: float
 
     def credited(self, credits: jax.Array, logits: jax.Array, masked: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The credits after a round and the logits that it draws from, float32 [N, vocab] both.
+        """Return the credits after a round and the logits that it draws from, both float32 [N, vocab].
 
         Args:
-            credits: those of the round before; 0 in a block's first one.
-            logits: float32 [N, vocab], the model's own.
-            masked: bool [N], places that have no token yet; no others get any credit.
+            credits: credits after the previous round; 0 in a block's first round.
+            logits: float32 [N, vocab], the model's logits.
+            masked: bool [N], places that have no token yet; only these gain credit.
         """
         top = jnp.argmax(logits, axis=-1)
         probability = jnp.exp(jnp.max(logits, axis=-1) - jax.nn.logsumexp(logits, axis=-1))
@@ -71,8 +71,8 @@ class Credit(Threshold):
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Whatever is more than `threshold` sure; of every run of masks the surest, if it is more than `low_threshold`
-    sure; and the surest of all (dInfer's `HierarchyDecoder`)."""
+    """Commits confidences above `threshold`, the greatest of every run of masks if it is above `low_threshold`, and the
+    greatest of all (dInfer's `HierarchyDecoder`)."""
 
     threshold: float
     low_threshold: float
@@ -80,7 +80,7 @@ class Hierarchy:
     def __call__(self, confidence: jax.Array, masked: jax.Array, least: jax.Array | None = None) -> jax.Array:
         held = jnp.where(masked, confidence, -jnp.inf)
         place = jnp.arange(masked.shape[1])
-        # Two places are of one run if no token stands between them: each run has the number of tokens before it.
+        # A run is numbered by the tokens before it: two masks with no token between them are in one run.
         run = jnp.cumsum(~masked, axis=1)
         same = (run[:, :, None] == run[:, None, :]) & masked[:, None, :]
         beaten = (held[:, None, :] > held[:, :, None]) | (
@@ -93,8 +93,8 @@ class Hierarchy:
 
 @dataclass(frozen=True)
 class Factor:
-    """The surest ones, as long as the nth of them is at least 1 - factor / (n + 1) sure; the first in any case
-    (Fast-dLLM's factor rule)."""
+    """Commits the greatest confidences, while the nth is at least 1 - factor / (n + 1); always the first (Fast-dLLM's
+    factor rule)."""
 
     factor: float
 
@@ -110,7 +110,7 @@ class Factor:
 
 
 def rule_of(config: DiffusionConfig) -> UnmaskRule:
-    """Which tokens a round commits."""
+    """Return the rule that a configuration asks for."""
     match config.unmask:
         case "threshold":
             return Threshold(config.threshold)
@@ -123,5 +123,5 @@ def rule_of(config: DiffusionConfig) -> UnmaskRule:
 
 
 def _raised(threshold: float, least: jax.Array | None) -> float | jax.Array:
-    """A rule's threshold in this round, for each row."""
+    """Return a rule's threshold in this round, for each row."""
     return threshold if least is None else jnp.maximum(threshold, least)[:, None]

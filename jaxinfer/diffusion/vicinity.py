@@ -1,8 +1,8 @@
-"""How a bidirectional model's sequence is denoised: what a round computes, and what masks' embeddings say.
+"""Denoising of a bidirectional model's sequences: tokens that a round computes, and additions to masks' embeddings.
 
-Keys and values are those of the whole sequence as it was when its block began (a refresh), but for a window around the
-block, which every round computes anew (dInfer's vicinity cache). A mask's embedding may carry what the round before
-expected in its place (dInfer's IterSmooth).
+Keys and values are those of the whole sequence as it was when its block began (a refresh), except in a window around
+the block, which every round recomputes (dInfer's vicinity cache). A mask's embedding may include the mean embedding of
+the tokens that the previous round expected in its place (dInfer's IterSmooth).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from jaxinfer.diffusion.unmask import UnmaskRule, rule_of
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 
-BLOCK_SIZE = 32  # of models that were not trained with blocks of one size
-# Distributions over the vocabulary that exist at once: those of so many tokens, or more if there are more blocks else.
+BLOCK_SIZE = 32  # for models that were not trained with a fixed block size
+# Rows of distributions over the vocabulary in a block, and most blocks; for more rows, blocks are larger.
 _AT_ONCE, _MOST_BLOCKS = 64, 16
 
 
 @dataclass(frozen=True)
 class Smoothing:
-    """What masks' embeddings carry; rounds are counted through a whole sequence, from 0.
+    """Addition of expected embeddings to masks; rounds i are counted from 0 through a whole sequence.
 
     Attributes:
-        first, growth, most: the weight of what is expected in round i is first + i * growth, and `most` at most.
+        first, growth, most: the weight of the expected embedding is first + i * growth, and `most` at most.
         decay: a threshold is at least 1 - i * decay.
-        warmup_rounds: these compute the whole sequence.
+        warmup_rounds: number of first rounds, which compute the whole sequence.
     """
 
     first: float
@@ -40,25 +40,25 @@ class Smoothing:
     warmup_rounds: int = 0
 
     def weight(self, number: jax.typing.ArrayLike) -> jax.Array:
-        """float32, of rounds int32."""
+        """Weights float32 of expected embeddings in rounds int32."""
         return jnp.minimum(self.first + self.growth * jnp.asarray(number, jnp.float32), self.most)
 
     def least_threshold(self, number: jax.typing.ArrayLike) -> jax.Array:
-        """float32, of rounds int32."""
+        """Lower bounds float32 of thresholds in rounds int32."""
         return 1.0 - self.decay * jnp.asarray(number, jnp.float32)
 
 
 @dataclass(frozen=True)
 class Vicinity:
-    """How sequences are denoised.
+    """Settings of denoising a bidirectional model's sequences.
 
     Attributes:
-        block_size: tokens of a block; the first one begins behind the prompt.
-        mask_token_id: what stands where no token is yet; it is never drawn.
-        rule: which tokens a round commits.
-        cache: "none": rounds compute the whole sequence; "prefix": once a block has its refresh, all from the block on;
-            "dual": the block.
-        prefix_look, after_look: tokens before and behind the block that are computed with it.
+        block_size: tokens of a block; the first one starts after the prompt.
+        mask_token_id: placeholder of a token that is not known yet; it is never drawn.
+        rule: chooses the tokens that a round commits.
+        cache: what rounds compute after a block's refresh. "none": the whole sequence; "prefix": everything from the
+            block on; "dual": the block.
+        prefix_look, after_look: tokens before and after the block that are computed with it.
     """
 
     block_size: int
@@ -71,24 +71,24 @@ class Vicinity:
 
     @property
     def window(self) -> int:
-        """Tokens of a block and of what is looked at around it."""
+        """Number of tokens of a block and its vicinity."""
         return self.prefix_look + self.block_size + self.after_look
 
     @property
     def width(self) -> int:
-        """The most tokens of a row that is no chunk; 1 where all rounds go as far as the sequence's end."""
+        """Most tokens of a row that is not a chunk; 1 where every round reaches the sequence's end."""
         return self.window if self.cache == "dual" else 1
 
     def refreshes(self, number: int) -> bool:
-        """Whether round `number` of a sequence may leave keys and values for others: after the warm-up."""
+        """Whether later rounds may reuse keys and values of round `number` of a sequence: after the warm-up."""
         return self.cache != "none" and (self.smoothing is None or number >= self.smoothing.warmup_rounds)
 
 
 def vicinity_of(config: DiffusionConfig, model: ModelConfig) -> Vicinity:
-    """How a bidirectional model's sequences are denoised.
+    """Return the settings of denoising for a bidirectional model.
 
     Raises:
-        ValueError: the configuration says what such a model cannot do.
+        ValueError: the configuration asks for token editing.
     """
     assert model.mask_token_id is not None
     if config.edit_threshold is not None:
@@ -106,8 +106,8 @@ def vicinity_of(config: DiffusionConfig, model: ModelConfig) -> Vicinity:
 
 
 def expected_embeddings(model: DecoderLM, hidden: jax.Array, mask_token_id: int) -> jax.Array:
-    """float32 [T, hidden]: the mean embedding of what may stand where hidden states [T, hidden] are. The product with
-    the table is made in blocks of rows, so that no array has all tokens and all words."""
+    """Return the mean embeddings float32 [T, hidden] of the tokens that hidden states [T, hidden] predict. The product
+    with the table is done in blocks of rows, so that no array is [T, vocab]."""
     table = model.embed.embedding[...]
     size = max(_AT_ONCE, -(-len(hidden) // _MOST_BLOCKS))
 
@@ -115,5 +115,5 @@ def expected_embeddings(model: DecoderLM, hidden: jax.Array, mask_token_id: int)
         shares = jax.nn.softmax(logits_without(model, some, mask_token_id)).astype(table.dtype)
         return jnp.einsum("nv,vh->nh", shares, table, preferred_element_type=jnp.float32)
 
-    # Written out: for a loop inside the choice whether anybody runs, a GPU would ask the host how to go on.
+    # Unrolled: a GPU would ask the host about the end of a loop inside the conditional that skips idle rounds.
     return jnp.concatenate([mean(hidden[first : first + size]) for first in range(0, len(hidden), size)])

@@ -1,4 +1,4 @@
-"""Requests before they are queued: what is refused, and the order in which they came."""
+"""Requests before they are queued: checks, and numbers in the order of arrival."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxinfer.scheduling.scheduler import Scheduler
 
 
 def members_of(item: Request | RequestGroup) -> list[Request]:
-    """The requests of a group in the order in which they arrive, or the request alone."""
+    """Return the requests of a group in the order in which they arrive, or the request alone."""
     return item.order if isinstance(item, RequestGroup) else [item]
 
 
@@ -24,7 +24,7 @@ class Arrivals:
         self._count = 0
 
     def check(self, requests: Sequence[Request], scheduler: Scheduler, known: Iterable[str]) -> None:
-        """Refuse, as a ValueError, what cannot run. Changes nothing.
+        """Raise ValueError for requests that cannot run. Changes nothing.
 
         Args:
             known: ids that are in use.
@@ -44,11 +44,11 @@ class Arrivals:
             scheduler.check(request)
 
     def number(self, item: Request | RequestGroup) -> None:
-        """Number requests, and separate what they may not share. Numbers only grow, whatever was numbered before."""
+        """Number requests, and keep apart cached prefixes that they may not share. Numbers only grow."""
         rope, members = self._rope, members_of(item)
         for request in members:
             if rope.depends_on_length and request.num_prompt_tokens > rope.max_position_embeddings:
-                # What its tokens are rotated by, and so what is cached of them, depends on the prompt's whole length.
+                # The rotation of its tokens, and so their cached keys, depend on the length of the whole prompt.
                 request.rope_length = request.num_prompt_tokens
             request.arrival = self._count
             self._count += 1

@@ -1,4 +1,4 @@
-"""Counts what an engine compiles; once it is warm, a compile is a fault."""
+"""Count of what an engine compiles; once the engine is warm, a compile is a fault."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 class CompileCount:
-    """Of one engine.
+    """The count of one engine's compiles.
 
     Attributes:
         is_warm: whether all programs that requests can need are compiled.
-        listeners: are told what a step waits for, in words, before it is compiled.
+        listeners: called with a description of what a step waits for, before it is compiled.
     """
 
     def __init__(self, metrics: EngineMetrics, *, is_strict: bool) -> None:
@@ -29,7 +29,7 @@ class CompileCount:
         self._latest = "an operation outside of programs"  # what was traced last, in words
 
     def traced(self, program: str) -> None:
-        """A program is going to be compiled."""
+        """Note that a program is about to be compiled."""
         with self._lock:  # several threads may compile
             self._metrics.num_compiles_total += 1
         if is_heard():
@@ -38,11 +38,11 @@ class CompileCount:
                 tell(program)
         if not self.is_warm:
             logger.debug("compiling: %s", program)
-        elif self._is_strict:  # before it takes its time
+        elif self._is_strict:  # raise before the compile takes its time
             self.compiled()
 
     def compiled(self) -> None:
-        """XLA has compiled something in a step.
+        """Note that XLA has compiled something in a step.
 
         Raises:
             CompileAfterWarmUpError: the engine is warm and strict.

@@ -1,4 +1,4 @@
-"""The automaton on the device: whose it is now, and who takes its place when nobody needs it any more."""
+"""The automaton on the device: the requests that follow it, and its replacement once none follows it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class DeviceConstraints:
-    """One automaton at a time lies on the device. Requests that bring another one, while some with the first run, or
-    one that is too large, are held to it by the host, token by token: their tokens are the same.
+    """Constraints on the device, which has one automaton at a time. If a request brings another one while requests of
+    the first run, or one that is too large, the host applies it, token by token: the tokens are the same.
 
     Args:
-        vocabulary: the target's.
-        mesh: where the engine runs.
-        limits: of automata.
+        vocabulary: vocabulary of the target.
+        mesh: devices of the engine.
+        limits: size limits of automata.
     """
 
     def __init__(self, vocabulary: Vocabulary, mesh: Mesh | None, limits: AutomatonLimits | None = None) -> None:
@@ -39,11 +39,11 @@ class DeviceConstraints:
 
     @property
     def model(self) -> Constraint:
-        """What programs are compiled for: a vocabulary, and an automaton that nobody follows."""
+        """The argument that programs are compiled for: a vocabulary, and an empty automaton."""
         return Constraint(self._words, self._put(Automaton.empty(self._limits, self.vocabulary.size)))
 
     def enter(self, request: Request, runner: Runner) -> None:
-        """Let the device hold a new request to its constraint, if it can."""
+        """Let the device apply the constraint of a new request, if it can."""
         self.drop_finished()
         automaton = request.constraint
         if automaton is None:
@@ -61,13 +61,13 @@ class DeviceConstraints:
         self._held.append(request)
 
     def start_over(self, requests: Sequence[Request], runner: Runner) -> None:
-        """Decide anew which of these requests the device holds to their constraints."""
+        """Decide anew for which of these requests the device applies the constraint."""
         self._current, self._held = None, []
         for request in requests:
             self.enter(request, runner)
 
     def drop_finished(self) -> None:
-        """Forget requests that have ended: nothing holds on to their tokens, and the next automaton may take over."""
+        """Drop requests that have ended, so that their memory is freed and another automaton may take over."""
         self._held = [request for request in self._held if not request.is_finished]
 
     def _put(self, tree: Any) -> Any:

@@ -43,7 +43,7 @@ __all__ = ["CompileAfterWarmUpError", "EngineCore", "Landing", "StalledError"]
 
 logger = logging.getLogger(__name__)
 
-# How long a step that has to wait does so before it returns.
+# The longest that a step waits before it returns.
 _WAIT_SECONDS = 0.2
 
 
@@ -51,21 +51,20 @@ class EngineCore:
     """Continuous batching of one model over one KV pool. One thread drives it.
 
     While the device runs a launch, the host prepares the next one; results are read one launch late. Requests whose
-    next draw depends on their latest token by way of the host (bad words of several tokens, beams) sit out the launches
-    until it has landed; the others go on.
+    next draw needs their latest token on the host (bad words of several tokens, beams) sit out the launches until it
+    has landed; the others continue.
 
-    A step is a transaction. Registered requests and their landed tokens are the only truth; where a step is interrupted
-    or raises, everything else is made anew from them before anything else happens, and what had not landed is computed
-    again, to the same tokens. Arrivals and aborts are notes, which are taken at the start of a step, or at once when
-    none runs.
+    A step is a transaction. Registered requests and their landed tokens are the only truth; if a step is interrupted or
+    raises, everything else is first rebuilt from them, and what had not landed is computed again, to the same tokens.
+    Arrivals and aborts are notes, which are taken at the start of a step, or at once if none runs.
 
     Args:
-        vocabulary: where requests are to be held to automata on the device; else the host does that.
+        vocabulary: given if automata are to be applied on the device; None: the host applies them.
 
     Attributes:
-        compile_listeners: are told what is compiled, in words, before it is.
-        landing_listeners: are told, within the step, of what has landed or ended; after an interruption maybe twice.
-        searches: steer some of the requests.
+        compile_listeners: called with a description of what is compiled, before it is.
+        landing_listeners: called within the step with what has landed or ended; after an interruption maybe twice.
+        searches: searches that steer some of the requests.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class EngineCore:
             vocab = model.config.vocab_size
             state = initial_state(cache, config.max_num_seqs, vocab, bounds_place(mesh, vocab))
             if self.strategy.takes_prompts:
-                del state[BOUNDS]  # its draws are bound to nothing
+                del state[BOUNDS]  # its draws have no bounds
             return {**state, **self.strategy.make_state()}
 
         self._make_state = make_state
@@ -152,11 +151,9 @@ class EngineCore:
         return self.runner.state[KV]
 
     def warm_up(self, *, progress: bool = True) -> int:
-        """Compile every program that requests can need; from then on a compile is counted, logged and, with
-        `strict_compiles`, an error.
+        """Compile every program that requests can need, and return how many there are.
 
-        Returns:
-            The number of programs.
+        From then on a compile is counted, logged and, with `strict_compiles`, an error.
         """
         count = self._warm_up.run(progress=progress)
         if not self.has_unfinished_requests():
@@ -165,9 +162,9 @@ class EngineCore:
         return count
 
     def warm_up_in_background(self) -> None:
-        """Compile these programs in threads of their own, while steps run.
+        """Compile these programs in background threads, while steps run.
 
-        A step that needs one that is not there compiles it, or waits for the thread that does.
+        A step that needs a program that is not ready compiles it, or waits for the thread that does.
         """
         self._warm_up.begin()
         weakref.finalize(self, self._warm_up.cancel)
@@ -183,7 +180,7 @@ class EngineCore:
         """Queue requests and groups, all of them or none; they take part from the next step on.
 
         Args:
-            search: steers them.
+            search: the search that steers them.
 
         Raises:
             ValueError: one of them has no prompt, may grow beyond max_model_len or the pool, or has an id that is in
@@ -198,10 +195,10 @@ class EngineCore:
         self._arrivals.check(requests, self.scheduler, self._requests)
 
     def abort(self, *request_ids: str) -> list[Request]:
-        """End requests, or what is unfinished of groups, by id; ids of which nothing is unfinished are passed over.
+        """End requests, or the unfinished members of groups, by id; ids without unfinished requests are ignored.
 
         Returns:
-            The requests that end: now, or at the start of the next step where one runs.
+            The requests that end: now or, if a step runs, at the start of the next one.
         """
         found = self._unfinished(request_ids)
         self.transactions.note(partial(self._abort, request_ids))
@@ -215,9 +212,9 @@ class EngineCore:
         self.transactions.note(partial(self._waits_for.discard, reason))
 
     def _enter(self, items: Sequence[Request | RequestGroup], search: Search | None) -> None:
-        """Register requests, from when on they are recovered, and queue them."""
+        """Register requests, which recoveries restore from then on, and queue them."""
         if search is not None and not search.beams:
-            return  # it was given up before it began
+            return  # it was dropped before it began
         requests = [request for item in items for request in members_of(item)]
         for item in items:
             self._arrivals.number(item)
@@ -226,7 +223,7 @@ class EngineCore:
         self._requests.update({request.request_id: request for request in requests})
         for item in items:
             if members_of(item)[0].request_id in self.scheduler.requests:
-                continue  # it was queued by a recovery
+                continue  # a recovery has queued it
             if self.constraints is not None:
                 for request in members_of(item):
                     self.constraints.enter(request, self.runner)
@@ -236,7 +233,7 @@ class EngineCore:
                 self.scheduler.add_request(item)
 
     def _unfinished(self, request_ids: Sequence[str]) -> list[Request]:
-        """Unfinished requests of these ids, or of groups of these ids."""
+        """Return the unfinished requests of these ids, or of groups of these ids."""
         found: list[Request] = []
         for name in request_ids:
             request = self._requests.get(name)
@@ -259,14 +256,14 @@ class EngineCore:
     def step(self) -> list[Landing]:
         """Launch the next step and account for the results of the one before.
 
-        Where the step before was interrupted, or has raised, the engine is made anew first.
+        If the step before was interrupted, or has raised, the engine is rebuilt first.
 
         Returns:
             What has landed since the last step that returned; a request that has ended has a finished status.
 
         Raises:
             CompileAfterWarmUpError: with `strict_compiles`.
-            StalledError: nothing can be done for requests that are unfinished.
+            StalledError: requests are unfinished, and nothing can be done for them.
         """
         with hearing_of_compiles(self._compiles.compiled):
             return self.transactions.step()
@@ -283,13 +280,15 @@ class EngineCore:
         rounds = self.strategy.choose(scheduler.running, len(scheduler.waiting))
         if self.strategy.wants_landing:
             moved |= self._land(leave=0)
-        launched = False
+        launched, stalls = False, self.runner.num_stalls
         if not self._waits_for:
             launched = launcher.launch(rounds)
             moved |= launcher.has_moved
             if self.constraints is not None and launcher.has_moved:
                 self.constraints.drop_finished()
-        landed = self._land(leave=int(launched and self.config.overlap))
+        # A launch that waited for its compile is read at once: the next one may have to be compiled too.
+        overlaps = self.config.overlap and self.runner.num_stalls == stalls
+        landed = self._land(leave=int(launched and overlaps))
         self._progress_log.tick(self.get_metrics, time.perf_counter())
         if moved or launched or landed or not (scheduler.requests or self.searches):
             return
@@ -298,7 +297,7 @@ class EngineCore:
         self.transactions.notes.wait(_WAIT_SECONDS)
 
     def _land(self, *, leave: int) -> bool:
-        """Read launches until so many are in flight; whether there were any."""
+        """Read launches until `leave` are in flight; return whether there were any to read."""
         launcher = self.launcher
         found = launcher.num_in_flight > leave
         while launcher.num_in_flight > leave:
@@ -310,7 +309,7 @@ class EngineCore:
         return any([search.advance() for search in list(self.searches)])
 
     def _blame(self, error: Exception) -> None:
-        """Note that a step has failed; raise the error where no request may be its cause, or where that is wanted."""
+        """Note that a step has failed; raise the error if no request can be its cause, or if it is for the caller."""
         if isinstance(error, (CompileAfterWarmUpError, StalledError)):
             raise error
         self.metrics.num_step_failures_total += 1
@@ -318,7 +317,7 @@ class EngineCore:
             raise error
 
     def _recover(self) -> None:
-        """Make everything anew from registered requests and their landed tokens. Interrupted, it is begun again."""
+        """Rebuild everything from registered requests and their landed tokens. If interrupted, it is begun again."""
         self.metrics.num_recoveries_total += 1
         self.searches[:] = [search for search in self.searches if search.beams]
         for search in self.searches:
@@ -350,8 +349,8 @@ class EngineCore:
     ) -> None:
         """End a request now, whatever it is doing; its pages return to the pool and what is in flight is dropped.
 
-        For notes, listeners and searches. One that has ended already keeps its end but for what is said here: a stop
-        string may have come before it.
+        For notes, listeners and searches. A request that has ended already gets this end instead: a stop string may
+        have come before it.
 
         Args:
             num_output_tokens: how many output tokens it keeps; None: all.
@@ -363,7 +362,7 @@ class EngineCore:
             self.scheduler.release(request, was_running=before is RequestStatus.RUNNING)
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let a sequence continue beside `parent`, whose tokens have all landed; see `Scheduler.fork`."""
+        """Let `child` continue from `parent`, whose tokens have all landed; see `Scheduler.fork`."""
         self._arrivals.number(child)
         self._requests[child.request_id] = child
         moves = self.scheduler.fork(parent, child)
@@ -372,12 +371,12 @@ class EngineCore:
             self.runner.launch(program, program.shapes[0], ends)
 
     def drop_search(self, search: Search) -> None:
-        """Let a search steer no more, if it does."""
+        """Let a search steer no longer, if it does."""
         if search in self.searches:
             self.searches.remove(search)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget what is cached; False if running requests still use some of it, which stays."""
+        """Clear the prefix cache; False if running requests still use some of it, which stays."""
         if self.prefix_cache is None:
             return True
         self.transactions.make_whole()
@@ -385,16 +384,16 @@ class EngineCore:
         return self.prefix_cache.num_pages == 0
 
     def draw_prefix_cache(self, show: Callable[[list[int]], str] | None = None) -> str:
-        """The tree of cached prefixes; `show` says what to write of a node's tokens."""
+        """Draw the tree of cached prefixes; `show` formats a node's tokens."""
         return "prefix caching is off" if self.prefix_cache is None else self.prefix_cache.dump(show)
 
     def get_metrics(self) -> EngineMetrics:
-        """A copy of the metrics, with gauges of now."""
+        """Return a copy of the metrics, with current gauges."""
         self.transactions.make_whole()
         self._host.set_gauges(self.metrics)
         return self.metrics.copy()
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every page is in exactly one state."""
+        """Raise AssertionError unless every page is in exactly one state."""
         self.transactions.make_whole()
         self.scheduler.check_integrity()

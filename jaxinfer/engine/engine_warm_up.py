@@ -1,4 +1,4 @@
-"""An engine's warm-up: before requests, or while they run, where threads compile and steps do what only they may."""
+"""An engine's warm-up: before requests, or while they run; then threads compile, and steps do what only they may."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 class EngineWarmUp:
-    """Of the programs of one engine.
+    """The warm-up of one engine's programs.
 
     Args:
-        runner: whose programs are compiled, and recorded on a GPU.
-        compiles: is told that the engine is warm, where that happens while requests run.
+        runner: the runner whose programs are compiled and, on a GPU, recorded.
+        compiles: marked as warm at the end of a warm-up in the background.
     """
 
     def __init__(self, runner: Runner, compiles: CompileCount) -> None:
@@ -29,7 +29,7 @@ class EngineWarmUp:
         self._to_record: deque[tuple[Program, Any]] = deque()
 
     def run(self, *, progress: bool) -> int:
-        """Compile all at once, in the place of what goes on in the background; the number of programs."""
+        """Compile all programs now, in place of a warm-up in the background; return their number."""
         if self._compiling is not None:
             self._compiling.stop()
             self._compiling = None
@@ -37,12 +37,12 @@ class EngineWarmUp:
 
     def begin(self) -> None:
         """Compile in the background."""
-        # One core is for the steps.
+        # One core is left for the steps.
         self._compiling = WarmUp(self._runner, num_threads=max(1, min((os.cpu_count() or 1) - 1, MOST_THREADS)))
         self._to_record = deque(self._compiling.to_record())
 
     def go_on(self) -> None:
-        """Record what is next, or note that all is done. For the thread that launches, between launches."""
+        """Record the next program, or note that all is done. For the thread that launches, between launches."""
         compiling = self._compiling
         if compiling is None or not compiling.is_over:
             return
@@ -56,6 +56,6 @@ class EngineWarmUp:
             logger.error("warm-up has ended early, and steps compile what they need: %s", compiling.error)
 
     def cancel(self) -> None:
-        """Compile no more in the background than what is begun."""
+        """Stop compiling in the background, after the programs that are begun."""
         if self._compiling is not None:
             self._compiling.cancel()

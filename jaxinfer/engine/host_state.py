@@ -1,11 +1,11 @@
-"""What an engine keeps on the host beside its requests. A recovery makes all of it anew."""
+"""The state that an engine keeps on the host beside its requests. A recovery rebuilds all of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from jaxinfer.cache.page_allocator import PageAllocator
-from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
+from jaxinfer.cache.prefix_cache import CacheConfig, PrefixCache
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.input_batch import InputBatch
 from jaxinfer.engine.launcher import Launcher
@@ -26,8 +26,8 @@ class HostState:
     """Pages, prefix cache, queues, seats and launches of one engine, without any request.
 
     Args:
-        landing: is told of each request before its tokens land.
-        before: whose counters continue; None: they begin at 0.
+        landing: called with each request before its tokens land.
+        before: an earlier state, whose counters continue; None: counters start at 0.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class HostState:
         allocator = PageAllocator(config.num_pages)
         self.prefix_cache: PrefixCache | None = None
         if config.enable_prefix_caching:
-            settings = PrefixCacheConfig(config.page_size, eviction_policy=config.prefix_cache_policy)
+            settings = CacheConfig(config.page_size, eviction_policy=config.prefix_cache_policy)
             known = None if before is None or before.prefix_cache is None else before.prefix_cache.stats
             self.prefix_cache = PrefixCache(settings, allocator, known)
         self.scheduler = strategy.make_scheduler(
@@ -62,7 +62,10 @@ class HostState:
             self.scheduler.num_preemptions = before.scheduler.num_preemptions
             self.scheduler.pace = before.scheduler.pace
         num_pages = config.num_pages + strategy.num_tail_pages
-        self.input_batch = InputBatch(buckets, strategy, page_size=config.page_size, num_pages=num_pages)
+        self.input_batch = InputBatch(
+            buckets, strategy, page_size=config.page_size, num_pages=num_pages, step=programs.step,
+            stand_in=runner.stand_ins,
+        )  # fmt: skip
         entries = None
         if not strategy.takes_prompts:
             vocab = runner.models[TARGET].config.vocab_size
@@ -74,7 +77,7 @@ class HostState:
         )
 
     def set_gauges(self, metrics: EngineMetrics) -> None:
-        """Bring gauges, and counters that are kept here, up to date."""
+        """Update gauges, and the counters that are kept here."""
         scheduler, allocator = self.scheduler, self.scheduler.kv.allocator
         running = [request for request in scheduler.running if not request.is_trunk]
         metrics.num_requests_running = len(running)
@@ -89,7 +92,7 @@ class HostState:
         metrics.num_preemptions_total = scheduler.num_preemptions
 
     def in_words(self) -> str:
-        """Which requests wait where, for an error."""
+        """Describe which requests wait where, for the message of an error."""
         scheduler, waiting, kv = self.scheduler, self.scheduler.waiting, self.scheduler.kv
         groups = {id(r.group): r.group for r in scheduler.requests.values() if r.group is not None}.values()
         lists = {
@@ -105,13 +108,13 @@ class HostState:
 
 
 def requeue(scheduler: Scheduler, requests: Iterable[Request], only: frozenset[str] | None = None) -> None:
-    """Queue requests that have started over, those that have run first, then by arrival, in a scheduler without any.
+    """Queue requests that have started over in a scheduler without any: first those that have run, then by arrival.
 
-    Their groups' counters are counted again. Places up to `max_parallel` are given in the same order.
+    Their groups' counters are recomputed. Places up to `max_parallel` are given in the same order.
 
     Args:
-        requests: unfinished ones.
-        only: ids of those that may run; the others wait until `waiting.let_all_run`.
+        requests: unfinished requests.
+        only: ids of requests that may run; the others wait until `waiting.let_all_run`.
     """
     order = sorted(requests, key=lambda request: (request.status is RequestStatus.WAITING, request.arrival))
     for group in {id(request.group): request.group for request in order if request.group is not None}.values():

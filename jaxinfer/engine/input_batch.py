@@ -1,4 +1,4 @@
-"""From the scheduler's decisions to the arrays of a step."""
+"""Building of a step's arrays from the scheduler's decisions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from jaxinfer.engine.lanes import fill_lanes, lanes_of
 from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, idle_batch
 from jaxinfer.programs.buckets import Buckets
+from jaxinfer.programs.program import Program
+from jaxinfer.programs.stand_ins import StandIn, as_wanted
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import Rounds, RowKind
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
@@ -20,7 +22,7 @@ from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 @dataclass(frozen=True)
 class BuiltBatch:
-    """A packed step and, for each scheduled request in the scheduler's order, the places that it got."""
+    """A packed step and, for each scheduled request in the scheduler's order, its places."""
 
     packed: PackedBatch
     rows: np.ndarray  # int32, its row of tokens
@@ -29,20 +31,32 @@ class BuiltBatch:
 
 
 class ShapesOfRounds(Protocol):
-    """Says what shapes launches of rounds come in."""
+    """The shapes of launches of rounds."""
 
-    def widened(self, shape: BatchShape, seated: int) -> BatchShape: ...
+    def widened(self, shape: BatchShape, seated: int, stand_in: StandIn) -> BatchShape: ...
 
-    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape: ...
+    def shape_for(
+        self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool, stand_in: StandIn
+    ) -> BatchShape: ...
 
 
 class InputBatch:
-    """Keeps what does not change from step to step (page tables, sampling parameters) in arrays, one seat a request."""
+    """Arrays of what persists between steps (page tables, sampling parameters), with a seat for each request."""
 
-    def __init__(self, buckets: Buckets, rounds: ShapesOfRounds, *, page_size: int, num_pages: int) -> None:
+    def __init__(
+        self,
+        buckets: Buckets,
+        rounds: ShapesOfRounds,
+        *,
+        page_size: int,
+        num_pages: int,
+        step: Program | None = None,
+        stand_in: StandIn = as_wanted,
+    ) -> None:
         seats = buckets.max_num_seqs
         self.buckets = buckets
         self.rounds = rounds
+        self._step, self._stand_in = step, stand_in
         self.page_size = page_size
         self.num_slots = page_size * num_pages
         self.free_seats = list(range(seats - 1, -1, -1))
@@ -59,7 +73,7 @@ class InputBatch:
         self.ending_token_ids = np.full((seats, MAX_ENDING_TOKEN_IDS), -1, np.int32)
 
     def build(self, output: SchedulerOutput) -> BuiltBatch:
-        """The arrays of one step; also takes over arrivals and new pages."""
+        """Build the arrays of one step; also take in new requests and new pages."""
         requests, counts = output.requests, np.asarray(output.num_tokens, np.int32)
         if output.first_scheduled or output.resumed:
             for request in requests:
@@ -76,9 +90,11 @@ class InputBatch:
 
         is_seated = np.asarray([kind is not RowKind.PROMPT_CHUNK for kind in output.kinds], bool)
         seated, chunks = np.flatnonzero(is_seated), np.flatnonzero(~is_seated)
-        pages = int(self.num_pages[seats].max())
+        pages, stand_in = int(self.num_pages[seats].max()), self._stand_in
         if output.num_rounds and not len(chunks):
-            shape = self.rounds.shape_for(output.rounds, rows=len(seated), pages_per_row=pages, lanes=False)
+            shape = self.rounds.shape_for(
+                output.rounds, rows=len(seated), pages_per_row=pages, lanes=False, stand_in=stand_in
+            )
         else:
             shape = self.buckets.shape_for(
                 decode_rows=len(seated),
@@ -87,11 +103,13 @@ class InputBatch:
                 pages_per_row=pages,
             )
             if output.num_rounds:
-                shape = self.rounds.widened(shape, len(seated))
+                shape = self.rounds.widened(shape, len(seated), stand_in)
+            elif self._step is not None:
+                shape = stand_in(self._step, shape)
         rows = np.zeros(len(requests), np.int32)
         rows[seated] = np.arange(len(seated))
         rows[chunks] = shape.decode_rows + np.arange(len(chunks))
-        # Logits are as many as there can be requests, and no padding is between those of decodes and of prefills.
+        # There are as many rows of logits as there can be requests, without padding between decodes and prefills.
         logits_rows = np.where(is_seated, rows, rows - (shape.decode_rows - len(seated)))
         packed = self._begin(shape, rows, seats)
         if output.rounds_of:
@@ -113,12 +131,14 @@ class InputBatch:
     def _build_lanes(
         self, output: SchedulerOutput, lanes: Sequence[tuple[Lane, list[int]]], seats: np.ndarray
     ) -> BuiltBatch:
-        """The arrays of a launch of rounds in which some sequences share a lane."""
+        """Build the arrays of a launch of rounds in which some sequences share a lane."""
         requests = output.requests
         pages = max(len(lane.pages) for lane, _ in lanes)
-        shape = self.rounds.shape_for(output.rounds, rows=len(requests), pages_per_row=pages, lanes=True)
+        shape = self.rounds.shape_for(
+            output.rounds, rows=len(requests), pages_per_row=pages, lanes=True, stand_in=self._stand_in
+        )
         packed = idle_batch(shape, num_slots=self.num_slots, num_seats=len(self.page_table))
-        # The pages that may be written begin with that of the last token but one that is computed for certain.
+        # The first page that may be written is that of the last but one of the tokens that are certain to be known.
         least = [
             len(request.token_ids) + request.num_sure_in_flight - now
             for request, now in zip(requests, output.least_tokens, strict=True)
@@ -146,7 +166,7 @@ class InputBatch:
     def build_chunks(
         self, shape: BatchShape, requests: Sequence[Request], computed: Sequence[int], counts: Sequence[int]
     ) -> PackedBatch:
-        """Known tokens of requests in their seats, and nothing else: `counts` of them behind the first `computed`.
+        """Build a batch of known tokens of seated requests, and nothing else: `counts` after the first `computed`.
 
         Nothing is sampled; each row's logits are those of its last token.
         """
@@ -160,7 +180,7 @@ class InputBatch:
         return packed
 
     def _begin(self, shape: BatchShape, rows: np.ndarray, seats: np.ndarray) -> PackedBatch:
-        """Padding, but for whose each row is and which pages it has."""
+        """Build a batch of padding, in which rows have only their seats and pages."""
         packed = idle_batch(shape, num_slots=self.num_slots, num_seats=len(self.page_table))
         packed["page_table"][rows] = self.page_table[seats, : shape.pages_per_row]
         packed["capacity"][rows] = self.num_pages[seats] * self.page_size
@@ -176,19 +196,18 @@ class InputBatch:
         rows: np.ndarray,
         seats: np.ndarray,
     ) -> None:
-        """The tokens of chunks, packed one after the other behind the decode rows."""
+        """Fill in the tokens of chunks, packed one after the other, after the decode rows."""
         shape = packed.shape
         total = int(counts.sum())
         first = np.cumsum(counts) - counts
         where = slice(shape.decode_rows, shape.decode_rows + total)
         positions = np.arange(total, dtype=np.int32) + np.repeat(computed - first, counts).astype(np.int32)
         seat = np.repeat(seats, counts)
-        packed["token_ids"][where] = np.concatenate(
-            [
-                (request.canvas or request.token_ids)[start : start + count]
-                for request, start, count in zip(requests, computed.tolist(), counts.tolist(), strict=True)
-            ]
-        )
+        tokens = packed["token_ids"]
+        begins = (shape.decode_rows + first).tolist()
+        for request, begin, start, count in zip(requests, begins, computed.tolist(), counts.tolist(), strict=True):
+            known = request.token_ids[start : start + count]
+            tokens[begin : begin + len(known)] = known  # a strategy fills in what is not known
         packed["positions"][where] = packed["limit"][where] = positions
         packed["lengths"][where] = np.maximum(positions + 1, self.prompt_len[seat])
         packed["slot_mapping"][where] = (
@@ -224,7 +243,7 @@ class InputBatch:
         self.num_pages[seat] = len(pages)
 
     def remove(self, request_ids: Iterable[str]) -> None:
-        """Take over departures: finished or preempted requests leave their seats."""
+        """Free the seats of finished or preempted requests."""
         for request_id in request_ids:
             seat = self.seat_of.pop(request_id, None)
             if seat is not None:  # else it was aborted before it ever ran

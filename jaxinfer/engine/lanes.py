@@ -1,4 +1,4 @@
-"""A launch of seated sequences of which some stand in one lane: its rows, filled in."""
+"""The rows of a launch of seated sequences of which some share a lane."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jaxinfer.scheduling.request import Request
 def lanes_of(
     requests: Sequence[Request], max_pages: int, max_branches: int | None = None
 ) -> list[tuple[Lane, list[int]]]:
-    """The lanes in which a launch reads these requests, and which of them stand in each, by index and in order.
+    """Return the lanes in which a launch reads these requests, each with the indices of its requests in order.
 
     Args:
-        max_pages, max_branches: of a lane; None: any number.
+        max_pages, max_branches: limits of a lane; None: any number.
     """
     lanes: list[tuple[Lane, list[int]]] = []
     of_groups: dict[str, list[int]] = {}
@@ -44,10 +44,10 @@ def fill_lanes(
     first_pages: np.ndarray,
     page_size: int,
 ) -> np.ndarray:
-    """Fill in rows, and the places of each sequence's pages, from its `first_pages`th on.
+    """Fill in rows, and the places in them of each sequence's pages, from its `first_pages`th page on.
 
     Returns:
-        int32 [requests]: the place of each among the launch's sequences.
+        int32 [requests]: the place of each request among the launch's sequences.
     """
     places = np.zeros(len(requests), np.int32)
     window = packed.shape.lane_pages
@@ -61,7 +61,7 @@ def fill_lanes(
         packed["query_start_loc"][row + 1 :] = sequence + len(indices)
         for branch, index in zip(lane.branches, indices, strict=True):
             request, first = requests[index], int(first_pages[index])
-            # Its pages stand one after the other, behind those of the lane that are not its own.
+            # Its own pages follow each other in the lane, from `first_own` on.
             trunk = request.trunk if request.shares_lane else None
             before = lane.first_own[branch] - (0 if trunk is None else trunk.num_tokens // page_size)
             found = np.arange(first, min(first + window, len(request.pages))) + before

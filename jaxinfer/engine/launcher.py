@@ -24,28 +24,29 @@ from jaxinfer.scheduling.rounds import Rounds, RowKind
 from jaxinfer.scheduling.scheduler import Scheduler
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
-# A result that was there already when the host asked for it does not tell how long the device took. Reading takes a
-# while too: the host has waited if that took so many seconds, and such a share of what the launch seems to have taken.
+# A result that was ready before the host read it does not tell how long the device took. Reading takes time too: the
+# host has waited if the read took at least so many seconds, and such a share of the launch's apparent time.
 _WAITED, _SHARE_WAITED = 20e-6, 0.05
 
 
 @dataclass
 class _Launch:
-    """A step in flight."""
+    """A launch in flight."""
 
     output: SchedulerOutput
     built: BuiltBatch
-    token_ids: jax.Array  # int32 [N * width, Q], those of a row in order, or [Q] of a step; -1: none
+    token_ids: jax.Array  # int32 [N * width, Q], a row's tokens in order, or [Q] of a step; -1: none
     width: int = 1  # the most tokens that a step lands for a row
     rounds: RoundsResult | None = None  # None: a plain step
     logprobs: TokenLogprobs | None = None  # [width * Q]
     prompt_logprobs: TokenLogprobs | None = None
     begin: float | None = None  # when it was launched; None: it is not timed
-    compiles: int = 0  # that there had been when it was launched
+    compiles: int = 0  # number of compiles before it was launched
 
 
 def _rounds_run(launch: _Launch, landed: np.ndarray) -> int:
-    """In how many rounds of a launch any row took part, or landed something: bool [N * width, rows]."""
+    """Return in how many rounds of a launch any row took part or, if that is unknown, `landed` something, which is bool
+    [N * width, rows]."""
     assert launch.rounds is not None
     if launch.rounds.ran is None:
         return int(landed[:: launch.width].any(axis=1).sum())
@@ -56,12 +57,12 @@ class Launcher:
     """Runs the launches of one scheduler and lands their results.
 
     Args:
-        entries: by which sequences enter their seats; None: the strategy's rounds seat them.
-        landing: is told of each request before its tokens land.
+        entries: the entries of sequences into seats; None: the strategy's rounds seat them.
+        landing: called with each request before its tokens land.
 
     Attributes:
         concerned: the requests of the work at hand: all unfinished ones while a launch is planned, its rows while it is
-            launched, those of the launch that is read.
+            launched, and the rows of a launch while it is read.
         has_moved: whether the latest `launch` took requests out of their seats.
     """
 
@@ -82,19 +83,19 @@ class Launcher:
         self.concerned: Sequence[Request] = ()
         self.has_moved = False
         self._in_flight: deque[_Launch] = deque()
-        self._ready, self._is_exact = 0.0, False  # when the results that were read last were there, or were found there
+        self._ready, self._is_exact = 0.0, False  # when the latest results were ready; whether exactly
 
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
     def drop(self) -> None:
-        """Forget what is in flight."""
+        """Drop all launches in flight."""
         self._in_flight.clear()
         self.concerned = ()
 
     def launch(self, rounds: Rounds) -> bool:
-        """Schedule and launch; whether there was anything to run. A launch of seated rows is one of these rounds."""
+        """Schedule and launch; return whether there was anything to run. Launches of seated rows run these rounds."""
         begin = time.perf_counter()
         self.concerned = list(self.scheduler.requests.values())
         output: SchedulerOutput | None = self.scheduler.schedule(rounds)
@@ -140,7 +141,7 @@ class Launcher:
         return launched
 
     def _launch_step(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
-        """A step, and the log probabilities of prompts behind it."""
+        """Launch a step and, after it, the log probabilities of prompts if they are wanted."""
         programs, launch = self.programs, self.runner.launch
         result: StepOutput = launch(programs.step, built.packed.shape, built.packed.buffer)
         prompt_logprobs = None
@@ -156,7 +157,7 @@ class Launcher:
         )  # fmt: skip
 
     def _logprobs(self, hidden: jax.Array, targets: jax.Array | np.ndarray, num_tokens: int) -> TokenLogprobs:
-        """Log probabilities of the first so many of tokens int32 [T], each after its hidden state."""
+        """Launch log probabilities of the first `num_tokens` of `targets`, int32 [T], each after its hidden state."""
         return self.runner.launch(
             self.programs.prompt_logprobs, hidden.shape[0], hidden, targets, np.asarray(num_tokens, np.int32)
         )
@@ -171,16 +172,16 @@ class Launcher:
         seconds, was_exact = 0.0, self._is_exact
         self._is_exact = begin - waits > _WAITED
         if self.metrics.num_compiles_total != launch.compiles:
-            launch.begin = None  # on a CPU, what is compiled meanwhile takes the time of launches
+            launch.begin = None  # on a CPU, compiles meanwhile take time from launches
         if launch.begin is not None:
             seconds = begin - max(launch.begin, self._ready)
             self._is_exact &= begin - waits > _SHARE_WAITED * seconds
-            # It began where the one before it ended, which is not known of one that was read late.
+            # It began when the launch before it ended, a time that is unknown if that was read late.
             if not self._is_exact or not (was_exact or launch.begin >= self._ready):
                 seconds = 0.0
         before, self._ready = self._ready, begin
         landed = tokens >= 0
-        # What is launched ahead of rows that have ended runs no round at all, and a step that lands nothing runs.
+        # A launch whose rows had all ended runs no round at all, while a plain step runs even if it lands nothing.
         steps = 1 if launch.rounds is None else _rounds_run(launch, landed)
         by_request = tokens.T.tolist()
         if not landed.all():
@@ -192,14 +193,16 @@ class Launcher:
             entries = logprobs_of_launch(launch.built, launch.logprobs, launch.width)
         landings = self.scheduler.update_from_output(launch.output, by_request, entries, self._landing)
         metrics = self.metrics
-        self.strategy.landed(launch.output, launch.built, launch.rounds, max(1, steps), seconds, metrics)
+        self.scheduler.continue_from(
+            self.strategy.landed(launch.output, launch.built, launch.rounds, max(1, steps), seconds, metrics)
+        )
         self._in_flight.popleft()
         if launch.begin is not None and launch.begin < before:  # it was in flight when the one before it landed
             kinds = launch.output.kinds
             kind = launch.built.packed.shape if RowKind.PROMPT_CHUNK in kinds else kinds[0]
             self.scheduler.pace.note(kind, max(1, steps), begin - before)
         if not self.scheduler.requests:
-            for left in self._in_flight:  # it is read with whatever comes next, at whatever time
+            for left in self._in_flight:  # it is read with the next launch, whenever that is
                 left.begin = None
         metrics.num_steps_total += steps
         metrics.scheduled_rows_total += steps * len(launch.output.requests)

@@ -1,4 +1,4 @@
-"""The host's side of log probabilities: what is wanted of a launch, and results back to requests."""
+"""The host's side of log probabilities: which of them a launch has to give, and how they return to requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wants_logprobs(output: SchedulerOutput) -> bool:
 
 
 def logprobs_of_launch(built: BuiltBatch, logprobs: TokenLogprobs, width: int = 1) -> LogprobsOf:
-    """What makes the log probabilities of a launch's landed tokens; the launch has `width` entries for each row."""
+    """Return the maker of log probabilities of a launch's landed tokens; there are `width` entries for each row."""
     arrays = jax.tree.map(np.asarray, logprobs)
 
     def entries(request: Request, index: int, tokens: Sequence[int]) -> list[dict[int, Logprob]]:
@@ -35,7 +35,7 @@ def logprobs_of_launch(built: BuiltBatch, logprobs: TokenLogprobs, width: int = 
 
 
 def prompt_targets(output: SchedulerOutput, built: BuiltBatch) -> np.ndarray | None:
-    """int32 [T]: after which token of the launch which prompt token stands; None where nobody wants to know."""
+    """int32 [T]: the prompt token after each token of the launch; None if no request wants log probabilities of it."""
     targets = None
     for request, start, positions in _prompt_spans(output, built):
         if targets is None:
@@ -58,7 +58,7 @@ def take_prompt_logprobs(output: SchedulerOutput, built: BuiltBatch, logprobs: T
 
 
 def _prompt_spans(output: SchedulerOutput, built: BuiltBatch) -> list[tuple[Request, int, range]]:
-    """(request, first index in T, positions of its tokens) of rows whose request wants prompt log probabilities."""
+    """Return (request, first index in T, positions of its tokens) of rows that want prompt log probabilities."""
     starts = built.packed["query_start_loc"]
     return [
         (request, int(starts[built.rows[index]]), range(first, first + output.num_tokens[index]))
@@ -68,7 +68,7 @@ def _prompt_spans(output: SchedulerOutput, built: BuiltBatch) -> list[tuple[Requ
 
 
 def _as_dict(logprobs: TokenLogprobs, index: int, token: int, count: int) -> dict[int, Logprob]:
-    """The `count` most likely tokens and the chosen one, as users get them."""
+    """Return the `count` most likely tokens and the chosen one, as users get them."""
     found = {token: Logprob(float(logprobs.logprob[index]), int(logprobs.rank[index]))}
     top = zip(logprobs.top_token[index].tolist(), logprobs.top_logprob[index].tolist(), strict=True)
     for rank, (other, logprob) in enumerate(list(top)[:count], start=1):

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 LOG_INTERVAL_SECONDS = 10.0
 # Upper ends of the buckets, in seconds: from a fast GPU's step to a slow CPU's prompt.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
-# Counters whose customary names do not say so.
+# Counters whose customary names do not end in _total.
 _COUNTERS = (
     "prefix_cache_queries",
     "prefix_cache_hits",
@@ -29,7 +29,7 @@ _COUNTERS = (
 
 @dataclass
 class Histogram:
-    """How often a value fell into which bucket; the last count is of values above every bound."""
+    """Counts of values by bucket; the last count is of values above every bound."""
 
     bounds: tuple[float, ...] = _SECONDS
     counts: list[int] = field(default_factory=lambda: [0] * (len(_SECONDS) + 1))
@@ -45,51 +45,53 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """0 before the first observation."""
+        """The mean of all observations; 0 before the first one."""
         return self.sum / max(1, self.count)
 
 
 @dataclass
 class EngineMetrics:
-    """What `llm.get_metrics()` returns. Totals count since the engine started."""
+    """The metrics of an engine, as `llm.get_metrics()` returns them. Totals count since the engine started."""
 
-    num_requests_running: int = 0
-    num_requests_waiting: int = 0
-    branch_count: int = 0  # of the running ones, those that are samples, branches or beams of one request
+    num_requests_running: int = 0  # running requests
+    num_requests_waiting: int = 0  # waiting requests
+    branch_count: int = 0  # running requests that are samples, branches or beams of one request
     kv_cache_usage_perc: float = 0.0  # share of pages in use by requests, 0 to 1
     num_cached_tokens: int = 0  # in the prefix cache, in use or not
     prefix_cache_queries: int = 0  # tokens that were looked for in the prefix cache
     prefix_cache_hits: int = 0  # tokens of these that were found
-    prompt_tokens_total: int = 0
-    generation_tokens_total: int = 0
-    num_preemptions_total: int = 0
-    num_compiles_total: int = 0
-    num_compiles_after_warm_up_total: int = 0
+    prompt_tokens_total: int = 0  # tokens of prompts
+    generation_tokens_total: int = 0  # tokens of outputs
+    num_preemptions_total: int = 0  # preemptions
+    num_compiles_total: int = 0  # compiles
+    num_compiles_after_warm_up_total: int = 0  # compiles after warm-up
     num_steps_total: int = 0  # device steps; a decode loop runs several in one launch
-    num_launches_total: int = 0
+    num_launches_total: int = 0  # launches
     num_step_failures_total: int = 0  # steps that raised, after which the engine recovered
-    num_raised_steps_total: int = 0  # of `AsyncLLM`: steps that raised although the engine recovers
-    num_recoveries_total: int = 0  # returns to what had landed, with everything else computed again
+    num_raised_steps_total: int = 0  # steps of `AsyncLLM` that raised although the engine recovers
+    num_recoveries_total: int = 0  # recoveries: what had not landed is computed again
     scheduled_rows_total: int = 0  # rows summed over steps: divided by steps, the average batch
-    scheduled_tokens_total: int = 0
+    scheduled_tokens_total: int = 0  # tokens summed over steps
     spec_decode_num_drafts: int = 0  # rounds of requests in which tokens were drafted
-    spec_decode_num_draft_tokens: int = 0
-    spec_decode_num_accepted_tokens: int = 0
-    spec_decode_num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    spec_decode_num_draft_tokens: int = 0  # drafted tokens
+    spec_decode_num_accepted_tokens: int = 0  # accepted tokens
+    spec_decode_num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # accepted tokens by position
     diffusion_forwards_total: int = 0  # rounds of denoising, of each request
-    diffusion_tokens_total: int = 0
-    diffusion_tokens_per_forward: float = 0.0
+    diffusion_tokens_total: int = 0  # tokens of these rounds that landed
+    diffusion_tokens_per_forward: float = 0.0  # tokens per round, a gauge
     host_seconds_total: float = 0.0  # spent by scheduler, batch building and accounting
-    time_to_first_token_seconds: Histogram = field(default_factory=Histogram)
-    inter_token_latency_seconds: Histogram = field(default_factory=Histogram)
+    time_to_first_token_seconds: Histogram = field(
+        default_factory=Histogram
+    )  # from a request's arrival to its first token
+    inter_token_latency_seconds: Histogram = field(default_factory=Histogram)  # between tokens of a request
 
     def copy(self) -> EngineMetrics:
-        """The metrics as they are now, which later steps do not change."""
+        """Return the metrics as they are now, which later steps do not change."""
         return copy.deepcopy(self)
 
     def count_drafts(self, drafted: np.ndarray, accepted: np.ndarray, proposed: np.ndarray) -> None:
-        """Account for rounds of requests, integers of any shape: tokens drafted one after the other, how many of these
-        were accepted, and all that were proposed, those of other branches of a tree included."""
+        """Account for drafting rounds of requests, in integers of any shape: tokens drafted one after the other, how
+        many of these were accepted, and all that were proposed, other branches of a tree included."""
         self.spec_decode_num_drafts += int((drafted > 0).sum())
         self.spec_decode_num_draft_tokens += int(proposed.sum())
         self.spec_decode_num_accepted_tokens += int(accepted.sum())
@@ -100,13 +102,13 @@ class EngineMetrics:
 
     def count_landings(self, landings: Sequence[Landing], now: float) -> None:
         """Account for tokens that landed at `now`."""
-        # Most requests got their tokens before at the same moment, so there are few different gaps.
+        # Most requests got their previous tokens at the same moment, so there are few different gaps.
         gaps: dict[tuple[float, int], int] = {}
         before, count, rows = 0.0, 0, 0
         generated = 0
         for request, first, last in landings:
             if first == last:
-                continue  # it ended without a further token, or landed again what it had
+                continue  # it ended without a further token, or landed only tokens that it had
             times = request.metrics
             generated += last - first
             if first == request.num_prompt_tokens:
@@ -137,7 +139,7 @@ class EngineMetrics:
         return self.scheduled_rows_total / max(1, self.num_steps_total)
 
     def prometheus(self) -> str:
-        """All metrics in Prometheus' text format, as jaxinfer:NAME."""
+        """Return all metrics in Prometheus' text format, as jaxinfer:NAME."""
         lines = []
         for item in fields(self):
             value, name = getattr(self, item.name), f"jaxinfer:{item.name}"

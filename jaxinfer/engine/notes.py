@@ -1,4 +1,4 @@
-"""What is to be done between steps: requests that arrive, aborts, anything that changes what only steps may touch."""
+"""Work to do between steps: requests that arrive, aborts, anything that changes what only steps may touch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Note:
 
 class Notes:
     """A queue of functions. `add` may be called at any moment, also while a note is taken, by any thread, and by
-    finalizers, which run in the middle of anything: no lock is held by whatever they call.
+    finalizers, which may interrupt anything: so `add` is reentrant.
 
     A function may be called again if it was interrupted, so it must do no harm the second time.
     """
@@ -34,10 +34,9 @@ class Notes:
         self._bell.put(None)
 
     def take(self) -> bool:
-        """Call what is queued, in order; whether there was anything.
+        """Call the queued functions in order; return whether there were any. What a function raises is raised.
 
-        A note leaves the queue when its function has returned, or has raised an `Exception` for the second time, which
-        is raised.
+        A note leaves the queue when its function has returned, or has raised an `Exception` for the second time.
         """
         self._silence()
         found = bool(self._queue)
@@ -54,7 +53,7 @@ class Notes:
         return found
 
     def wait(self, timeout: float) -> None:
-        """Wait for a note, for so many seconds at most."""
+        """Wait for a note, for at most `timeout` seconds."""
         self._silence()
         if not self._queue:
             with contextlib.suppress(queue.Empty):

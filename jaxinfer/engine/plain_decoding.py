@@ -1,4 +1,4 @@
-"""Plain decoding, and what most ways to decode do as it does."""
+"""Plain decoding, and the defaults that most strategies share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.decode_loop import DecodeLoop, LoopOutput
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.runner import Runner
+from jaxinfer.programs.stand_ins import StandIn
 from jaxinfer.programs.step import Follower
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import Rounds, RowKind
 from jaxinfer.scheduling.scheduler import Scheduler
-from jaxinfer.scheduling.scheduler_output import SchedulerLimits, SchedulerOutput
+from jaxinfer.scheduling.scheduler_output import Continuation, SchedulerLimits, SchedulerOutput
 
 
 class UsualStrategy:
-    """What a `Strategy` answers where it has nothing else to say: no models, no state, no notes."""
+    """The defaults of a `Strategy`: no models, no state, no notes."""
 
     models: Mapping[str, Any] = {}
     num_tail_pages = 0
@@ -35,7 +36,7 @@ class UsualStrategy:
     def make_state(self) -> Mapping[str, Any]:
         return {}
 
-    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
+    def widened(self, shape: BatchShape, seated: int, stand_in: StandIn) -> BatchShape:
         return shape
 
     def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
@@ -52,8 +53,8 @@ class UsualStrategy:
         steps: int,
         seconds: float,
         metrics: EngineMetrics,
-    ) -> None:
-        pass
+    ) -> Sequence[Continuation]:
+        return ()
 
     def measure(self, runner: Runner, allocator: PageAllocator) -> None:
         pass
@@ -80,10 +81,10 @@ class PlainDecoding(UsualStrategy):
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
         return self.rounds
 
-    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool, stand_in: StandIn) -> BatchShape:
         if lanes:
-            return smallest_of_lanes(self._lanes, rows, pages_per_row)
-        return self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
+            return stand_in(self.program, smallest_of_lanes(self._lanes, rows, pages_per_row))
+        return stand_in(self.program, self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row))
 
     def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
         result: LoopOutput = runner.launch(self.program, built.packed.shape, built.packed.buffer)
@@ -91,10 +92,10 @@ class PlainDecoding(UsualStrategy):
 
 
 def smallest_of_lanes(shapes: Sequence[BatchShape], sequences: int, pages_per_row: int) -> BatchShape:
-    """The smallest of the shapes of launches of lanes that holds one.
+    """Return the smallest of these shapes that holds a launch of so many sequences in lanes.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no shape holds it.
     """
     holding = [shape for shape in shapes if shape.num_tokens >= sequences and shape.pages_per_row >= pages_per_row]
     if not holding:

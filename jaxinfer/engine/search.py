@@ -1,4 +1,4 @@
-"""What steers requests, token by token."""
+"""Searches, which steer requests token by token."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Search(Protocol):
 
     @property
     def beams(self) -> Sequence[Request]:
-        """The requests that it steers now. The engine drops others that are steered."""
+        """The requests that it steers now. A recovery aborts steered requests that no search names."""
         ...
 
     def advance(self) -> bool:
-        """Choose, if all have landed; whether it did."""
+        """Choose, if all have landed; return whether it did."""
         ...
 
     def restore(self) -> None:
-        """Let the requests be as the latest choice has them, whatever was made of it."""
+        """Bring the requests back to the latest choice, however far it was carried out."""
         ...

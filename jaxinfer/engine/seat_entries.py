@@ -1,4 +1,4 @@
-"""What enters seats from the host before a launch: latest tokens, and what the draws of requests are bound to."""
+"""Entries from the host into seats before a launch: latest tokens, and the bounds of draws."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 
 class _Entering(NamedTuple):
-    """What enters one seat."""
+    """An entry into one seat."""
 
     what: Enters
     request: Request
     decodes: bool = False
     binds: bool = True
-    counts: Sequence[tuple[int, int]] = ()  # (token, how often it stands in the output)
+    counts: Sequence[tuple[int, int]] = ()  # (token, how often it is in the output)
 
 
 class SeatEntries:
-    """Launches entries of one engine in the order in which launches need them.
+    """Launches the entries of one engine, before the launches that need them.
 
-    A seat whose sequence binds nothing is entered only if the one before it was bound. Sets that change from token to
-    token are entered where they have changed.
+    The bounds of a sequence without any are entered only if the sequence before it in its seat had some. Sets that
+    change from token to token are entered when they have changed.
 
     Args:
-        is_known: whether what lies with the seats binds nothing; else a recovery has left it as it was.
+        is_known: whether the seats are known to have no bounds; a recovery leaves them as they were.
     """
 
     def __init__(self, program: Entry, runner: Runner, *, num_seats: int, vocab: int, is_known: bool) -> None:
@@ -44,7 +44,7 @@ class SeatEntries:
         self._allowed: dict[int, np.ndarray] = {}  # seat -> bits of a set that changes, as the device has them
 
     def launch(self, output: SchedulerOutput) -> None:
-        """Let the rows of a launch enter their seats, and their sets be as they are for what is drawn next."""
+        """Enter the rows of a launch into their seats, and bring their allowed sets up to date for the next draw."""
         found: list[_Entering] = []
         enters = output.enters
         arrivals = output.first_scheduled | output.resumed if output.first_scheduled or output.resumed else ()
@@ -88,7 +88,7 @@ class SeatEntries:
         return [first, *(_Entering(Enters.COUNTS, request, counts=some) for some in more)]
 
     def _takes_set(self, request: Request, *, on_device: bool) -> bool:
-        """Note the set of tokens that may follow as far as the device does not know; whether its seat has another."""
+        """Note the set of tokens that may follow, as far as the host gives it; return whether the seat has another."""
         bits = packed_bits(request.base_set(self._vocab) if on_device else request.set_now(self._vocab))
         known = self._allowed.get(request.seat)
         self._allowed[request.seat] = bits

@@ -1,4 +1,4 @@
-"""Ways for rows to go on once their prompts are computed: what the scheduler and the engine need to know of them."""
+"""Strategies: ways to decode once prompts are computed, as the scheduler and the engine see them."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.runner import Runner
+from jaxinfer.programs.stand_ins import StandIn
 from jaxinfer.programs.step import Follower
 from jaxinfer.sampling.logprobs import TokenLogprobs
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import Rounds
 from jaxinfer.scheduling.scheduler import Scheduler
-from jaxinfer.scheduling.scheduler_output import SchedulerLimits, SchedulerOutput
+from jaxinfer.scheduling.scheduler_output import Continuation, SchedulerLimits, SchedulerOutput
 
 
 @dataclass(frozen=True)
 class RoundsResult:
-    """What a launch of rounds leaves on the device."""
+    """The results of a launch of rounds, on the device."""
 
-    token_ids: jax.Array  # int32 [N * W, Q], those of a row in order; -1: none
+    token_ids: jax.Array  # int32 [N * W, Q], a row's tokens in order; -1: none
     width: int = 1  # W, the most tokens that a round lands for a row
-    # Of each row's last round, if it can say and the batch wants it, hidden states [T, hidden] of Q * W tokens and
-    # padding, and what was sampled after each, int32 [T].
+    # For each row's last round, if it is known and the batch wants it: hidden states [T, hidden] of Q * W tokens and
+    # padding, and the token that was sampled after each, int32 [T].
     sampled_after: tuple[jax.Array, jax.Array] | None = None
     details: Any = None  # the strategy's own
-    ran: jax.Array | None = None  # bool [N, Q], rounds of rows; None: those that landed something
-    logprobs: TokenLogprobs | None = None  # [Q * W], of what each row landed last, where it can say
+    ran: jax.Array | None = None  # bool [N, Q], rounds in which rows took part; None: those that landed something
+    logprobs: TokenLogprobs | None = None  # [Q * W], of the tokens that each row landed last, if known
 
 
 @dataclass(frozen=True)
 class LandedRounds[T]:
-    """A launch of rounds that was read, for whoever wants to see what became of it."""
+    """A launch of rounds that was read, for observers."""
 
     requests: Sequence[Request]
-    rows: np.ndarray  # int32, where each stands in the output
+    rows: np.ndarray  # int32, the row of each request in the output
     output: T
 
 
@@ -59,7 +60,7 @@ class Strategy(Protocol):
 
     @property
     def programs(self) -> Sequence[Program]:
-        """What the engine compiles for it, besides the programs of plain decoding."""
+        """Programs that the engine compiles for it, besides those of plain decoding."""
         ...
 
     @property
@@ -69,12 +70,12 @@ class Strategy(Protocol):
 
     @property
     def num_tail_pages(self) -> int:
-        """Pages of the pool behind those that requests share: its programs write there what they do not keep."""
+        """Pages of the pool after those of requests: its programs write there what they do not keep."""
         ...
 
     @property
     def block_size(self) -> int:
-        """Tokens that see each other, which are computed at once; 1: every token sees those before it."""
+        """Tokens that see each other and are computed at once; 1: every token sees those before it."""
         ...
 
     @property
@@ -83,17 +84,17 @@ class Strategy(Protocol):
         ...
 
     def make_state(self) -> Mapping[str, Any]:
-        """Parts of the device's state that its programs change, besides the target's pool and the seats: new ones."""
+        """Make the parts of the device's state that its programs change, besides the target's pool and the seats."""
         ...
 
     @property
     def follower(self) -> Follower | None:
-        """What takes in the tokens of plain steps."""
+        """The follower that takes in the tokens of plain steps."""
         ...
 
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
-        """What the next launch of rounds may be, if all of these running requests are in their seats then, or of those
-        that wait, if none runs. It comes back with the launches that are planned by it, plain steps too."""
+        """Choose the rounds of the next launch: for these running requests, if all are in their seats then, or if none
+        runs, for those that wait. The choice comes back with the launches planned by it, plain steps too."""
         ...
 
     @property
@@ -101,28 +102,30 @@ class Strategy(Protocol):
         """Whether the choice needs to know all tokens that are in flight."""
         ...
 
-    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
-        """The smallest shape of a packed batch that holds a launch.
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool, stand_in: StandIn) -> BatchShape:
+        """Return the smallest shape of a packed batch that holds a launch, or its stand-in.
 
         Args:
-            rounds: what was chosen.
-            rows: of the launch, or with `lanes`, its sequences.
+            rounds: the chosen rounds.
+            rows: rows of the launch or, with `lanes`, its sequences.
+            stand_in: chooses a larger shape where that alone is compiled.
 
         Raises:
-            ValueError: there is none.
+            ValueError: no shape holds it.
         """
         ...
 
-    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
-        """The shape of one round beside chunks of prompts, given that of a step.
+    def widened(self, shape: BatchShape, seated: int, stand_in: StandIn) -> BatchShape:
+        """Return the shape of one round beside chunks of prompts, given that of a step.
 
         Args:
-            seated: rows that are in their seats.
+            seated: number of rows that are in their seats.
+            stand_in: see `shape_for`.
         """
         ...
 
     def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
-        """What decides which requests take part."""
+        """Make the scheduler that decides which requests take part."""
         ...
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
@@ -130,7 +133,7 @@ class Strategy(Protocol):
         ...
 
     def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
-        """Run `built.packed["num_steps"]` rounds of what was chosen, which is `output.rounds`."""
+        """Run `built.packed["num_steps"]` of the chosen rounds, which are `output.rounds`."""
         ...
 
     def landed(
@@ -141,13 +144,16 @@ class Strategy(Protocol):
         steps: int,
         seconds: float,
         metrics: EngineMetrics,
-    ) -> None:
-        """Take note of a launch whose tokens were read and appended; `result` None: it was a plain step.
+    ) -> Sequence[Continuation]:
+        """Note a launch whose tokens have landed; `result` None: it was a plain step.
 
         Args:
-            steps: steps or rounds in which anything landed.
-            seconds: that the device worked on it, or 0 where that is not known.
-            metrics: to count in.
+            steps: number of steps or rounds that ran, at least 1.
+            seconds: time that the device worked on it, or 0 if that is not known.
+            metrics: metrics to count in.
+
+        Returns:
+            Where requests continue, for those that do not simply continue after what has landed.
         """
         ...
 
@@ -156,7 +162,7 @@ class Strategy(Protocol):
         ...
 
     def left(self, request_ids: Iterable[str]) -> None:
-        """Requests that finished or were preempted leave their seats."""
+        """Note that requests have left their seats, because they finished or were preempted."""
         ...
 
     def start_over(self) -> None:
@@ -165,28 +171,28 @@ class Strategy(Protocol):
 
 
 class StrategyMaker(Protocol):
-    """What makes the strategy of an engine, and what that takes of memory."""
+    """The maker of an engine's strategy, and the memory that the strategy takes."""
 
     @property
     def weights_bytes(self) -> int:
-        """Of the parameters of models besides the target, over all devices."""
+        """Bytes of the parameters of models besides the target, over all devices."""
         ...
 
     @property
     def layers(self) -> ModelConfig | None:
-        """Of what such a model keeps keys and values."""
+        """Configuration of the layers for which such a model keeps keys and values; None: it keeps none."""
         ...
 
     def kv_bytes_per_token(self, dtype: jnp.dtype) -> int:
-        """Bytes that one slot takes in all of these layers, over all devices."""
+        """Return the bytes that one slot takes in all of these layers, over all devices."""
         ...
 
     def tail_tokens(self, engine: EngineConfig) -> int:
-        """Slots of the pools besides those that requests share."""
+        """Return how many slots the pools have besides those of requests."""
         ...
 
     def state_bytes(self, engine: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
-        """What seats take on each device, where that is worth counting."""
+        """Return the bytes that seats take on each device, if they are worth counting."""
         ...
 
     def strategy(
@@ -199,10 +205,10 @@ class StrategyMaker(Protocol):
         whole: jax.sharding.Sharding | None = None,
         abstract: bool = False,
     ) -> Callable[[EnginePrograms, Buckets], Strategy]:
-        """What an `EngineCore` makes its strategy with.
+        """Return the function by which an `EngineCore` makes its strategy.
 
         Args:
-            whole: where seats lie, if not as the mesh says.
-            abstract: with a state of shapes alone, to compile for.
+            whole: sharding of seats, if it is not the mesh's.
+            abstract: whether the state consists of shapes only, to compile for.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which request makes steps fail: half of those that may be it run alone, then half of that half, until one is left."""
+"""Search for the request that makes steps fail: half of the suspects run alone, then half of these, until one fails."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from jaxinfer.scheduling.request import Group, Request, RequestStatus
 
 logger = logging.getLogger(__name__)
 
-# After a recovery the first token that lands comes of a recomputation: only the second one shows that a request runs
+# After a recovery the first token that lands comes from a recomputation: only the second one shows that a request runs
 # from its seat as it did when the step failed.
 _TOKENS_TO_CLEAR = 2
 
 
 type Unit = Request | Group
-"""What runs or waits as one: a request, or the beams of one search, which wait for each other."""
+"""A unit that runs or waits as one: a request, or the beams of one search, which wait for each other."""
 
 
 def unit_of(request: Request) -> Unit:
-    """The unit of a request."""
+    """Return the unit of a request."""
     return request.group if request.is_steered and request.group is not None else request
 
 
 class Suspects:
     """Requests in whose launch a step failed. Each is cleared by two further tokens, or by its end.
 
-    Where a step fails again before all are cleared, half of them run alone while all other requests wait, until they
+    If a step fails again before all are cleared, half of them run alone while all other requests wait, until they
     are cleared or fail; then that half is halved. A unit that fails alone is the cause.
     """
 
@@ -35,7 +35,7 @@ class Suspects:
         self._alone: list[Unit] = []  # units of these that run alone; none: all requests run
 
     def failed(self, error: Exception, rows: Sequence[Request], requests: Mapping[str, Request]) -> bool:
-        """Note a failed step; what has failed alone ends with the error.
+        """Note a failed step; a unit that has failed alone ends with the error.
 
         Args:
             rows: requests of the launch that failed.
@@ -50,7 +50,7 @@ class Suspects:
             return False
         logger.error("a step has failed; what had not landed is computed again", exc_info=error)
         self.clear(requests)
-        # A trunk that only one of its members lets run is a row of all of them.
+        # A trunk counts as a row of all of its members, also if only one of them needs it now.
         failing = [unit for unit in failing if unit in self._alone] or failing
         known = [unit for unit in self._needed if unit in failing]
         if not known:
@@ -68,7 +68,7 @@ class Suspects:
         return True
 
     def clear(self, requests: Mapping[str, Request]) -> bool:
-        """Take out what has landed enough tokens or has ended; whether all requests may run again because of that."""
+        """Clear units that have landed enough tokens or have ended; return whether that lets all requests run again."""
         if not self._needed:
             return False
         by_unit = _by_unit(requests)
@@ -83,7 +83,7 @@ class Suspects:
         return True
 
     def only(self, requests: Mapping[str, Request]) -> frozenset[str] | None:
-        """Ids of the requests that may run; None: all."""
+        """Return the ids of the requests that may run; None: all."""
         if not self._alone:
             return None
         return frozenset(name for name, request in requests.items() if unit_of(request) in self._alone)
@@ -101,7 +101,7 @@ def _by_unit(requests: Mapping[str, Request]) -> dict[Unit, list[Request]]:
 
 
 def _units_of(row: Request, by_unit: Mapping[Unit, list[Request]]) -> list[Unit]:
-    """The units that a row is of: its own, or of a trunk, those of all members that begin with it."""
+    """Return the units of a row: its own or, for a trunk, those of all members that begin with it."""
     if row.is_trunk:
         return [unit for unit, requests in by_unit.items() if any(request.trunk is row for request in requests)]
     unit = unit_of(row)
@@ -109,5 +109,5 @@ def _units_of(row: Request, by_unit: Mapping[Unit, list[Request]]) -> list[Unit]
 
 
 def _num_tokens(requests: Sequence[Request]) -> int:
-    """Output tokens that a unit has landed: a search grows by one wherever its longest beams do."""
+    """Return how many output tokens a unit has landed: a search grows by one when its longest beams do."""
     return max(request.num_output_tokens for request in requests)

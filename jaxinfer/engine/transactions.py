@@ -1,4 +1,4 @@
-"""Steps and notes as transactions: each ends whole, or what follows begins by making the engine anew."""
+"""Steps and notes as transactions: each ends whole, or the next one begins by rebuilding the engine."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from jaxinfer.scheduling.scheduler_output import Landing
 class Transactions:
     """Keeps the truth of one engine, registered requests and how much of them was handed out, and runs what changes it.
 
-    A mark is set before a step and cleared at its end. Where it is still set, the step before was interrupted: whatever
-    comes next recovers first. So nothing has to be undone, and an interruption of a recovery changes nothing either.
+    A mark is set before a step and cleared at its end. If it is still set, the step before was interrupted, and the
+    next call recovers first. So nothing has to be undone, and an interruption of a recovery changes nothing either.
 
     Args:
         advance: makes one step.
-        blame: is told of an exception that a step has raised, and raises what must leave the step.
-        recover: makes everything but requests and landed tokens anew.
+        blame: called with an exception that a step has raised; raises what must leave the step.
+        recover: rebuilds everything but requests and landed tokens.
 
     Attributes:
-        requests: registered ones by id: unfinished, or their end was not handed out yet.
-        news: requests that may have landed tokens or ended since landings were last told of.
-        notes: what is to be done between steps.
-        listeners: are told of landings within the step, maybe twice of the same where a step is interrupted.
-        runs: whether a step runs, or what is done between two.
-        owner: the only thread that runs steps and what is between them; None: any, one at a time.
-        recovers: whether a recovery has begun and not ended: after a step that has raised, it was the recovery.
+        requests: registered requests by id: unfinished, or their end was not handed out yet.
+        news: requests that may have landed tokens or ended since landings were last announced.
+        notes: work to do between steps.
+        listeners: called with landings within the step, maybe twice with the same if a step is interrupted.
+        runs: whether a step runs, or work between two steps.
+        owner: the only thread that runs steps and the work between them; None: any thread, one at a time.
+        recovers: whether a recovery has begun and not ended: after a step that has raised, the recovery has raised.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Transactions:
         return bool(self.requests or self.notes or (self._outgoing and (self._open or self._keeps_outgoing)))
 
     def step(self) -> list[Landing]:
-        """Make a step; what has landed since the last one that returned."""
+        """Make a step; return what has landed since the last step that returned."""
         if self._open:
             self._recover()
         elif not self._keeps_outgoing:
@@ -75,7 +75,7 @@ class Transactions:
         return self._open.clear() or self._outgoing
 
     def note(self, function: Callable[[], None]) -> None:
-        """Have something done between steps; at once if none runs, and this thread may run them."""
+        """Have a function called between steps: at once, if no step runs and this thread may run steps."""
         self.notes.add(function)
         if not self.runs and self._may_run:
             self.between_steps(self.notes.take)
@@ -85,7 +85,7 @@ class Transactions:
         return self.owner is None or self.owner is threading.current_thread()
 
     def between_steps(self, work: Callable[[], object]) -> None:
-        """Do something that changes what steps change. Listeners are told of what it ends; no step hands that out."""
+        """Run work that changes what steps change. Listeners are told what it ends; no step has to return that."""
         keeps = bool(self._open) or self._keeps_outgoing
         if self._open:
             self._recover()
@@ -114,7 +114,7 @@ class Transactions:
         self.news[:] = self.requests.values()
 
     def _announce(self) -> None:
-        """Tell listeners of what has landed or ended, and hand it out."""
+        """Tell listeners what has landed or ended, and hand it out."""
         landings: list[Landing] = []
         for request in dict.fromkeys(self.news):
             first, last = request.num_handed_out, request.landed.num_tokens
@@ -138,7 +138,7 @@ class Transactions:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether an error is what a library has made of a KeyboardInterrupt in a function that it called."""
+    """Whether a library has turned a KeyboardInterrupt, in a function that it called, into this error."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt) or "KeyboardInterrupt" in str(error):
             return True

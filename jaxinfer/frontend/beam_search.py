@@ -1,4 +1,4 @@
-"""Beam search over several prompts, as a job: as many searches at once as there are places for their beams."""
+"""Beam search over several prompts, as a job that runs as many searches at once as `max_num_seqs` has room for."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jaxinfer.tokenizer import Tokenizer
 
 
 class BeamSearchJob:
-    """The searches for some prompts.
+    """Job of the beam searches for some prompts.
 
     Args:
         core: the engine, in which each search queues and steers its own beams.
         prompts: one or many, as `LLM.generate` takes them.
 
     Raises:
-        ValueError: a prompt cannot be served, or the model makes blocks of tokens.
+        ValueError: a prompt cannot be served, or the model is a diffusion model.
     """
 
     name, stream = "a beam search", False
@@ -50,11 +50,11 @@ class BeamSearchJob:
         return self._advance()
 
     def take(self, outputs: Sequence[RequestOutput]) -> Sequence[Item] | Answer[list[BeamSearchOutput]]:
-        """Start further searches in the place of those that are over."""
+        """Start further searches in place of finished ones."""
         return self._advance()
 
     def abort(self) -> None:
-        """Give up all searches."""
+        """Abort all searches."""
         for _, run in self._runs:
             run.abort()
 

@@ -1,7 +1,8 @@
-"""`EngineClient`: one engine with what stands before and behind it, for `LLM`, `AsyncLLM` and benchmarks."""
+"""`EngineClient`: one engine with its input and output processing, for `LLM`, `AsyncLLM` and benchmarks."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,9 +21,9 @@ from jaxinfer.tokenizer import Tokenizer
 
 
 class EngineClient:
-    """Turns prompts into requests of one engine, and what lands for them into outputs.
+    """Client of one engine: turns prompts into requests, and landed tokens into outputs.
 
-    Its methods belong to the thread that steps the engine; `inputs` may be used by any.
+    Only the thread that steps the engine may call its methods; any thread may use `inputs`.
 
     Attributes:
         core: the engine.
@@ -38,18 +39,18 @@ class EngineClient:
 
     @property
     def has_readers(self) -> bool:
-        """Whether an output of a request is still to come, or to be taken."""
+        """Whether a request's last output has not landed yet."""
         return self._processor.has_followers
 
     def inbox(self) -> Inbox:
-        """An inbox for a new reader of outputs."""
+        """Return an inbox for a new reader of outputs."""
         return self._processor.inbox()
 
     def add(self, items: Sequence[Item], inbox: Inbox, *, stream: bool) -> None:
-        """Queue requests and groups, all of them or none; their outputs come to `inbox`.
+        """Queue requests and groups, all of them or none; their outputs go to `inbox`.
 
         Args:
-            stream: outputs have what is new, as it lands; otherwise each is whole, and comes at the end.
+            stream: outputs hold new text and tokens, as they land; otherwise each is whole and comes at the end.
 
         Raises:
             ValueError: one of them cannot be served; nothing is queued then.
@@ -66,12 +67,12 @@ class EngineClient:
             raise
 
     def step(self) -> None:
-        """Run one step of the engine, if there is work."""
+        """Run one step of the engine if there is work."""
         if self.core.has_unfinished_requests():
             self.core.step()
 
     def run(self, items: Sequence[Item], *, use_tqdm: bool) -> list[RequestOutput]:
-        """Run requests to their end; outputs in the order of `items`."""
+        """Run requests to their end; returns outputs in the order of `items`."""
         done: dict[str, RequestOutput] = {}
         with GenerationProgress(len(items), enabled=use_tqdm) as progress:
             for output in self.outputs(items, progress, stream=False):
@@ -80,44 +81,46 @@ class EngineClient:
         return [done[item.request_id] for item in items]
 
     def outputs(self, items: Sequence[Item], watcher: CompileWatcher, *, stream: bool) -> Iterator[RequestOutput]:
-        """Run requests to their end and yield outputs as they come; leaving early aborts what is unfinished.
+        """Run requests to their end and yield outputs as they land; leaving early aborts unfinished requests.
 
         Steps serve all requests of the engine: outputs of other callers' requests go to their inboxes.
         """
         inbox = self.inbox()
         unfinished = {item.request_id for item in items}
-        listeners = self.core.compile_listeners
-        listeners.append(watcher.compiling)
-        try:
-            self.add(items, inbox, stream=stream)
-            while unfinished:
-                outputs = inbox.take()
-                for output in outputs:
-                    if output.finished:
-                        unfinished.discard(output.request_id)
-                    yield output
-                if not outputs:  # more may have landed in steps of other callers
-                    self._step_for(unfinished, watcher)
-        finally:
-            self.core.abort(*unfinished)
-            listeners.remove(watcher.compiling)
-            watcher.compiled()
+        with self._showing_compiles(watcher):
+            try:
+                self.add(items, inbox, stream=stream)
+                while unfinished:
+                    outputs = inbox.take()
+                    for output in outputs:
+                        if output.finished:
+                            unfinished.discard(output.request_id)
+                        yield output
+                    if not outputs:  # more outputs may have landed in steps of other callers
+                        self._step_for(unfinished, watcher)
+            finally:
+                self.core.abort(*unfinished)
 
     def answer[T](self, job: Job[T], watcher: CompileWatcher) -> T:
-        """Run what takes several requests to its answer; leaving early, by an exception too, aborts all of them.
+        """Run a job to its answer; leaving early, also by an exception, aborts all of its requests.
 
         Raises:
-            ValueError, RuntimeError: as the job says.
+            ValueError, RuntimeError: as the job raises them.
         """
-        listeners = self.core.compile_listeners
-        listeners.append(watcher.compiling)
         running = RunningJob(self, job)
-        try:
+        with self._showing_compiles(watcher), contextlib.closing(running):
             while (found := running.advance()) is None:
                 self._step_for([job.name], watcher)
             return found.value
+
+    @contextlib.contextmanager
+    def _showing_compiles(self, watcher: CompileWatcher) -> Iterator[None]:
+        """Tell a watcher of compiles, until none is shown any more."""
+        listeners = self.core.compile_listeners
+        listeners.append(watcher.compiling)
+        try:
+            yield
         finally:
-            running.close()
             listeners.remove(watcher.compiling)
             watcher.compiled()
 
@@ -128,15 +131,15 @@ class EngineClient:
         watcher.compiled()
 
     def abort(self, *request_ids: str) -> int:
-        """End requests, or what is unfinished of groups, by id; how many sequences end."""
+        """Abort requests and groups by id; returns how many sequences were unfinished."""
         return len(self.core.abort(*request_ids))
 
     def get_metrics(self) -> EngineMetrics:
-        """Counters since the start and gauges of now."""
+        """Return counters since the start and current gauges."""
         return self.core.get_metrics()
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer.
+        """Return the tokenizer.
 
         Raises:
             ValueError: this engine has none.
@@ -152,26 +155,26 @@ class EngineClient:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What each token adds to a text.
+        """The bytes that each token adds to a text.
 
         Raises:
-            ValueError: the engine has no tokenizer, or one whose tokens' bytes are not known here.
+            ValueError: the engine has no tokenizer, or the bytes of its tokens are unknown.
         """
         if self._vocabulary is None:
             self._vocabulary = Vocabulary.from_tokenizer(self.get_tokenizer(), self.inputs.model_config.vocab_size)
         return self._vocabulary
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
-        """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
+        """Return the given sampling parameters, with defaults from the checkpoint's `generation_config.json`."""
         return self.inputs.default_sampling_params(**given)
 
 
 class RunningJob[T]:
-    """A job whose requests are in an engine. It is advanced between steps.
+    """A job whose requests run in an engine. It is advanced between steps.
 
     Args:
         client: of the engine.
-        job: has not begun.
+        job: one that has not begun.
     """
 
     def __init__(self, client: EngineClient, job: Job[T]) -> None:
@@ -181,10 +184,10 @@ class RunningJob[T]:
         self._unfinished: set[str] = set()
 
     def advance(self) -> Answer[T] | None:
-        """Hand what has come to the job and queue what it asks for; the answer, once it has one.
+        """Hand new outputs to the job and queue the requests that it asks for; returns the answer once there is one.
 
         Raises:
-            ValueError, RuntimeError: as the job says; the caller closes it then.
+            ValueError, RuntimeError: as the job raises them; the caller then calls `close`.
         """
         assert not self._is_closed, f"{self._job.name} was given up"
         job = self._job
@@ -200,7 +203,7 @@ class RunningJob[T]:
         return None
 
     def close(self) -> None:
-        """Abort what is unfinished of the job."""
+        """Abort the job and its unfinished requests."""
         self._is_closed = True
         self._job.abort()
         self._client.core.abort(*self._unfinished)

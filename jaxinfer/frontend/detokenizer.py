@@ -1,4 +1,4 @@
-"""Text of one request as its tokens land: stop strings found, and never shown before they could be ruled out."""
+"""Incremental detokenisation of one request; text that may become a stop string is held back."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from jaxinfer.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """The text of a request's output so far.
+    """Text of a request's output so far.
 
     Attributes:
         text: complete characters only, cut where a stop string begins (or ends, if it is to be included).
-        num_tokens: how many tokens it has taken.
+        num_tokens: number of tokens taken so far.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
@@ -27,7 +27,7 @@ class IncrementalDetokenizer:
         self.text = ""
 
     def append(self, token_id: int) -> str | None:
-        """Take one token; the stop string that it completed, if any: the text is cut there and takes no more."""
+        """Take one token; returns the stop string that it completes, if any, where the text is cut and ends."""
         self.num_tokens += 1
         piece = self._stream.append(token_id)
         return self._take(piece)
@@ -58,21 +58,21 @@ class IncrementalDetokenizer:
         return stop
 
     def finish(self) -> str | None:
-        """No more tokens: incomplete characters become U+FFFD; they too may complete a stop string.
+        """End the text: incomplete characters become U+FFFD. Returns the stop string that they complete, if any.
 
-        After a stop string, and a second time, nothing happens.
+        After a stop string, and when called again, it is a no-op.
         """
         return None if self._stopped else self._take(self._stream.finish())
 
     def shown(self, start: int) -> str:
-        """The text from character `start` on that can be shown: what may begin a stop string is held back."""
+        """Return the text from character `start` on, without an end that may be the start of a stop string."""
         end = len(self.text)
         if self._stop:
             end = max(start, end - self._held_back())
         return self.text[start:end]
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text, as far as stop strings count there, that begins a stop string."""
+        """Return the length of the longest end of the searchable text that is the start of a stop string."""
         longest = 0
         searchable = len(self.text) - self._searchable_from
         for stop in self._stop:

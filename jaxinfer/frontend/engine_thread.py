@@ -1,4 +1,4 @@
-"""The thread in which an engine lives: other threads give it commands through one queue, and get outputs by mail."""
+"""The thread that runs an engine. Other threads send it commands through one queue and get outputs in mailboxes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from jaxinfer.frontend.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 
-# So many steps in a row may raise, although the engine recovers before each: then it is given up.
+# The engine recovers after a step that raises. It is given up after so many of them in a row.
 _MOST_ERRORS_IN_A_ROW = 3
 _IDLE_SECONDS = 60.0
 
 
 class EngineDeadError(RuntimeError):
-    """The engine cannot go on; the error that has ended it is the cause."""
+    """The engine has failed and cannot recover; the error that has ended it is the cause."""
 
 
 @dataclass(eq=False)
 class OutputReader:
-    """Where the outputs of one request go.
+    """The reader of one request's outputs.
 
     Attributes:
-        loop: of the reader, in which `event` is set when something has come.
+        engine_id: the request's id in the engine.
+        name: the request's id as its caller knows it.
+        loop: the reader's event loop, in which `event` is set when there are new outputs.
     """
 
     engine_id: str
@@ -43,7 +45,7 @@ class OutputReader:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A job, and the future of its answer."""
+    """A running job and the future of its answer."""
 
     running: RunningJob[Any]
     loop: asyncio.AbstractEventLoop
@@ -51,15 +53,15 @@ class _Waiting:
 
 
 class EngineThread:
-    """Steps one engine for as long as there is work, and delivers what lands.
+    """Thread that steps one engine while there is work, and delivers its outputs.
 
-    No lock is held while a step runs, and a loop is woken once a step.
+    No lock is held while a step runs, and each event loop is woken at most once per step.
 
     Args:
         client: of the engine. From now on only this thread may use it, except for its `inputs`.
 
     Attributes:
-        error: why nothing is taken any more, once that is so.
+        error: why commands are refused; None while they are accepted.
     """
 
     def __init__(self, client: EngineClient) -> None:
@@ -67,10 +69,10 @@ class EngineThread:
         self.error: Exception | None = None
         self._inbox = client.inbox()
         self._readers: dict[str, OutputReader] = {}
-        self._names: defaultdict[str, set[str]] = defaultdict(set)  # engine ids by the names that users gave
-        self._queued: dict[int, Callable[[Exception], None]] = {}  # what to do with commands that cannot run
+        self._names: defaultdict[str, set[str]] = defaultdict(set)  # engine ids by the callers' ids
+        self._queued: dict[int, Callable[[Exception], None]] = {}  # called for commands that cannot run any more
         self._num_commands = 0
-        self._lock = threading.Lock()  # of names, commands and the error; never taken by a finalizer
+        self._lock = threading.Lock()  # guards names, commands and the error; a finalizer never takes it
         self._jobs: list[_Waiting] = []
         self._num_errors = 0  # in a row
         self._stops = False
@@ -81,12 +83,12 @@ class EngineThread:
     # For any thread
 
     def check_alive(self) -> None:
-        """Raises RuntimeError if nothing is taken any more, and says why."""
+        """Raise RuntimeError, with the reason, if commands are refused."""
         if self.error is not None:
             raise _again(self.error)
 
     def add(self, item: Item, reader: OutputReader, *, stream: bool) -> None:
-        """Queue a request or a group that was checked."""
+        """Queue a checked request or group."""
 
         def enter() -> None:
             self._readers[reader.engine_id] = reader
@@ -104,7 +106,7 @@ class EngineThread:
             raise
 
     def abort(self, name: str) -> None:
-        """End all requests of a name."""
+        """Abort all requests of a name."""
         self.check_alive()
         with self._lock:
             ids = tuple(self._names.get(name, ()))
@@ -112,18 +114,18 @@ class EngineThread:
             self._note(partial(self._abort, ids))
 
     def abort_one(self, engine_id: str) -> None:
-        """End a request whose reader is gone. Finalizers call this, in the middle of anything."""
+        """Abort a request whose reader is gone. Finalizers call this, at any point of any thread."""
         self._note(partial(self._abort, (engine_id,)))
 
     async def call[T](self, function: Callable[[], T]) -> T:
-        """What a function returns, or raises, that runs between two steps."""
+        """Run a function between two steps; returns or raises what the function does."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
         def run() -> None:
             try:
                 result = function()
-            except StopIteration as error:  # a future cannot raise it
+            except StopIteration as error:  # a future cannot hold it
                 _resolve(loop, future, error=RuntimeError(f"the function raised {error!r}"))
             except BaseException as error:
                 _resolve(loop, future, error=error)
@@ -134,7 +136,7 @@ class EngineThread:
         return await future
 
     async def answer[T](self, job: Job[T]) -> T:
-        """Run a job; a caller that is cancelled, or gone, takes its requests along."""
+        """Run a job to its answer; its requests are aborted when the caller is cancelled or garbage-collected."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         waiting = _Waiting(RunningJob(self.client, job), loop, future)
@@ -146,7 +148,7 @@ class EngineThread:
             raise
 
     def stop(self) -> None:
-        """Take nothing more, abort what is unfinished, deliver that, and end the thread, after the step that runs."""
+        """Refuse further commands; after the running step, abort and deliver unfinished requests and end the thread."""
         with self._lock:
             self.error = self.error or RuntimeError("the engine was shut down")
             self._stops = True
@@ -155,10 +157,10 @@ class EngineThread:
             self._thread.join()
 
     def _command(self, function: Callable[[], None], fail: Callable[[Exception], None]) -> None:
-        """Have something done between two steps, or `fail` with the error that has ended the engine before.
+        """Queue a function to run between two steps; `fail` gets the error if the engine ends before that.
 
         Raises:
-            RuntimeError: nothing is taken any more.
+            RuntimeError: commands are refused.
         """
         with self._lock:
             self.check_alive()
@@ -175,7 +177,7 @@ class EngineThread:
         self._note(run)
 
     def _note(self, function: Callable[[], None]) -> None:
-        # Only queued, in whatever thread: a finalizer may run in the engine's own, in the middle of a step.
+        # Queued even in the engine's own thread: a finalizer may run there, in the middle of a step.
         self.client.core.transactions.notes.add(function)
 
     # For the engine's thread
@@ -186,21 +188,21 @@ class EngineThread:
                 pass
             if self._stops and not isinstance(self.error, EngineDeadError):
                 self._shut_down()
-        except BaseException as error:  # a fault of this class, or an exit: nothing may wait for ever
+        except BaseException as error:  # a fault of this class, or an exit: no caller may wait for ever
             logger.critical("the thread of the engine has ended", exc_info=error)
             self._give_up(_dead(error))
 
     def _turn(self) -> bool:
-        """Wait for work, or make a step; whether there may be a next one."""
+        """Wait for work, or run a step; returns whether the engine still lives."""
         core = self.client.core
         if core.has_unfinished_requests() or self._jobs:
             return self._step()
-        self._deliver()  # what delivering has ended: requests of a loop that is closed
+        self._deliver()  # last outputs, also of requests that ended since the latest step
         core.transactions.notes.wait(_IDLE_SECONDS)
         return True
 
     def _step(self) -> bool:
-        """A step; whether there may be a next one."""
+        """Run a step; returns whether the engine still lives."""
         core = self.client.core
         try:
             core.step()
@@ -232,7 +234,7 @@ class EngineThread:
         self._give_up(error)
 
     def _deliver(self) -> None:
-        """Put what has landed into mailboxes, and wake each loop once."""
+        """Put landed outputs into mailboxes and wake each event loop once."""
         loops: defaultdict[asyncio.AbstractEventLoop, list[OutputReader]] = defaultdict(list)
         for output in self._inbox.take():
             reader = self._readers.get(output.request_id)
@@ -246,7 +248,7 @@ class EngineThread:
             _wake(loop, readers)
 
     def _leave_closed_loops(self) -> None:
-        """End what belongs to loops that are closed: its outputs would never be read."""
+        """Abort requests and jobs of closed event loops: their outputs would never be read."""
         readers = [reader for reader in self._readers.values() if reader.loop.is_closed()]
         for reader in readers:
             self._forget(reader)
@@ -268,7 +270,7 @@ class EngineThread:
                     del self._names[reader.name]
 
     def _end(self, reader: OutputReader, error: Exception) -> None:
-        """Let a request fail that is not in the engine, or whose engine is dead."""
+        """Fail a request that is not in the engine, or whose engine is dead."""
         self._forget(reader)
         reader.mailbox.fail(_again(error))
         _wake(reader.loop, [reader])
@@ -276,7 +278,7 @@ class EngineThread:
     def _advance_jobs(self) -> None:
         for waiting in list(self._jobs):
             if waiting not in self._jobs:
-                continue  # what another one has queued has ended it
+                continue  # advancing another job has ended it
             try:
                 answer = waiting.running.advance()
                 if answer is None and not self.client.core.has_unfinished_requests():
@@ -295,7 +297,7 @@ class EngineThread:
             waiting.running.close()
 
     def _give_up(self, error: Exception) -> None:
-        """End every request with an error, and refuse what comes later. The engine is not touched any more."""
+        """Fail every request and job, and refuse later commands. The engine is not touched any more."""
         with self._lock:
             self.error = error
         self._fail_queued(error)
@@ -306,7 +308,7 @@ class EngineThread:
             self._end(reader, error)
 
     def _fail_queued(self, error: Exception) -> None:
-        """Let commands fail that have not run: none comes after these."""
+        """Fail the commands that have not run; no further ones can be queued."""
         with self._lock:
             queued, self._queued = list(self._queued.values()), {}
         for fail in queued:
@@ -314,13 +316,13 @@ class EngineThread:
 
 
 def _dead(error: BaseException) -> EngineDeadError:
-    dead = EngineDeadError(f"the engine cannot go on after {type(error).__name__}: {error}")
+    dead = EngineDeadError(f"the engine cannot recover from {type(error).__name__}: {error}")
     dead.__cause__ = error
     return dead
 
 
 def _again(error: Exception) -> Exception:
-    """The same error for another one that is told of it: each has a traceback of its own."""
+    """Copy an error for one more caller, so that each has its own traceback."""
     found = type(error)(*error.args)
     found.__cause__ = error.__cause__
     return found
@@ -330,7 +332,7 @@ def _wake(loop: asyncio.AbstractEventLoop, readers: Iterable[OutputReader]) -> N
     try:
         loop.call_soon_threadsafe(_set_all, list(readers))
     except RuntimeError:
-        logger.debug("a loop was closed before outputs came")  # the next step ends what belongs to it
+        logger.debug("a loop was closed before outputs came")  # the next step aborts its requests
 
 
 def _set_all(readers: Sequence[OutputReader]) -> None:
@@ -345,7 +347,7 @@ def _resolve[T](
     *,
     error: BaseException | None = None,
 ) -> None:
-    """Resolve a future of another thread's loop, if anything waits for it still."""
+    """Resolve a future of another thread's event loop, unless it is already done."""
 
     def resolve() -> None:
         if future.done():

@@ -1,4 +1,4 @@
-"""From prompts and parameters as users write them to checked requests."""
+"""Input processing: checked requests from prompts and parameters as users write them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORD = 2**32
 
 
 class InputProcessor:
-    """Makes requests for one engine, and counts them. Any thread may call its methods."""
+    """Maker of one engine's requests, which it numbers. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class InputProcessor:
         self.model_config = model_config
         self.generation_config = generation_config
         mask = model_config.mask_token_id
-        # What the mask token is written as is text in a prompt.
+        # In a prompt, the mask token's string is plain text.
         self.tokenizer = tokenizer if tokenizer is None or mask is None else tokenizer.without(mask)
         self._numbers = itertools.count()
 
@@ -58,10 +58,10 @@ class InputProcessor:
         constraint: TokenAutomaton[Any] | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[Request | RequestGroup]:
-        """Checked requests for all prompts, a group where several samples are wanted; none is queued yet.
+        """Make checked requests for all prompts, a group for each with several samples; none is queued yet.
 
         Args:
-            priority: of all of them, or of each; the lowest runs first. None: they run in the order in which they came.
+            priority: for all of them, or one for each; the lowest runs first. None: they run in the order of arrival.
 
         Raises:
             ValueError: a prompt, its parameters or its priority cannot be served.
@@ -98,7 +98,7 @@ class InputProcessor:
         return [int(number) for number in found]
 
     def tokenized(self, prompts: Sequence[Any]) -> list[tuple[str, TokenizedPrompt]]:
-        """Checked prompts, each with the id of a new request."""
+        """Tokenise and check prompts; returns each with a new request id."""
         checked = [tokens for tokens, _ in self._checked(list(prompts), SamplingParams())]
         return [(str(self._take_number()), tokens) for tokens in checked]
 
@@ -113,10 +113,10 @@ class InputProcessor:
         predicted: Sequence[int] | None = None,
         stream: bool,
     ) -> RequestGroup:
-        """A group whose members go on from `prefix` and one of `suffixes` each; nothing is queued yet.
+        """Make a group of branches, one for `prefix` with each of `suffixes`; nothing is queued yet.
 
         Raises:
-            ValueError: prefix and suffixes do not go together, or one of the prompts or parameters cannot be served.
+            ValueError: a suffix is not of the prefix's form, or one of the prompts or parameters cannot be served.
         """
         if branch_mode is not None and branch_mode not in BRANCH_MODES:
             raise ValueError(f"branch_mode must be one of {', '.join(BRANCH_MODES)}, got {branch_mode!r}")
@@ -147,7 +147,7 @@ class InputProcessor:
         stream: bool,
         constraint: TokenAutomaton[Any] | None,
     ) -> RequestGroup:
-        """Sample i has the seed `params.seed` + i."""
+        """Make a group of `params.n` samples; sample i has the seed `params.seed` + i."""
         number = self._take_number()
         silent = replace(params, n=1, prompt_logprobs=None)
         members = [
@@ -217,7 +217,7 @@ class InputProcessor:
         self._check_something_is_left(params, index)
 
     def _check_something_is_left(self, params: SamplingParams, index: int) -> None:
-        """Raise ValueError, naming the fields, if they bar every token from being the first one."""
+        """Raise ValueError, naming the fields, if the parameters leave no token that can be sampled first."""
         vocab, allowed = self.model_config.vocab_size, params.allowed_token_ids
         bad = {sequence[0] for sequence in self._bad_token_ids(params) if len(sequence) == 1}
         ending = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self.eos_token_ids)
@@ -261,7 +261,7 @@ class InputProcessor:
         return next(self._numbers)
 
     def _bad_token_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Token sequences of the bad words: as a text begins with them, and as they follow a space."""
+        """Return the token sequences of the bad words, each at the start of a text and after a space."""
         if not params.bad_words or self.tokenizer is None:
             return ()
         texts = [text for word in params.bad_words for text in (word.lstrip(), " " + word.lstrip())]
@@ -277,12 +277,12 @@ class InputProcessor:
         return frozenset(found if isinstance(found, list) else [found])
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
-        """Sampling parameters with the checkpoint's `generation_config.json` below what is given here."""
+        """Return the given sampling parameters, with defaults from the checkpoint's `generation_config.json`."""
         return SamplingParams.from_generation_config(self.generation_config, **given)
 
 
 def _check_of_blocks(params: SamplingParams, index: int) -> None:
-    """Raises ValueError, by name, for what goes from one token to the next: blocks are not made so."""
+    """Raise ValueError, naming the field, for parameters that need token-by-token decoding: diffusion has none."""
     nothing = SamplingParams()
     for name in (
         "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",

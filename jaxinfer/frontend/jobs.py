@@ -1,4 +1,4 @@
-"""What takes several requests to answer, as a state machine: it asks for requests and is given outputs."""
+"""Jobs: state machines for answers that take several requests. A job asks for requests and is given their outputs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ type Item = Request | RequestGroup
 
 @dataclass(frozen=True)
 class Answer[T]:
-    """The end of a job."""
+    """The result of a finished job."""
 
     value: T
 
 
 class Job[T](Protocol):
-    """Skeleton-of-Thought, a beam search: it never runs the engine, so many of them run beside other requests.
+    """A task of several requests, such as Skeleton-of-Thought or a beam search.
+
+    It never runs the engine, so that many jobs can run beside other requests.
 
     Attributes:
         name: for messages.
-        stream: whether its requests' outputs are wanted as they land, or whole at their end.
+        stream: whether it wants outputs as they land; otherwise each is whole and comes at the end.
     """
 
     @property
@@ -34,15 +36,15 @@ class Job[T](Protocol):
     def stream(self) -> bool: ...
 
     def begin(self) -> Sequence[Item] | Answer[T]:
-        """The first requests.
+        """Return the first requests.
 
         Raises:
-            ValueError: it cannot be served.
+            ValueError: the job cannot be served.
         """
         ...
 
     def take(self, outputs: Sequence[RequestOutput]) -> Sequence[Item] | Answer[T]:
-        """Hear what has come of its requests since the last call, after every step; further requests, or the answer.
+        """Take new outputs of its requests, after every step; returns further requests or the answer.
 
         Raises:
             RuntimeError: a request has failed.
@@ -50,5 +52,5 @@ class Job[T](Protocol):
         ...
 
     def abort(self) -> None:
-        """Give up what it has started itself; requests that it asked for are aborted by its caller."""
+        """Abort what the job has started itself; the caller aborts the requests that it asked for."""
         ...

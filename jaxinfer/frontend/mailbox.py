@@ -1,4 +1,4 @@
-"""What one reader has not taken yet of its request, merged: however slowly it reads, joined outputs are the same."""
+"""Mailboxes: outputs that a reader has not taken yet are merged, so that a slow reader loses nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxinfer.outputs import CompletionOutput, Logprob, RequestOutput
 
 
 class Mailbox:
-    """Outputs on their way from the thread of an engine to the reader of one request.
+    """Buffer between an engine's thread and the reader of one request.
 
     Args:
         name: the request's id, as its reader knows it.
@@ -18,12 +18,12 @@ class Mailbox:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._waiting: RequestOutput | None = None  # but for its completions
-        self._parts: dict[int, _Part] = {}  # these, by index
+        self._waiting: RequestOutput | None = None  # merged outputs without their completions
+        self._parts: dict[int, _Part] = {}  # merged completions by index
         self._error: Exception | None = None
 
     def put(self, output: RequestOutput) -> None:
-        """Add what is new; takes as long as that is, whatever waits already."""
+        """Merge a new output. The time depends on its size, not on what already waits."""
         with self._lock:
             for completion in output.outputs:
                 self._parts.setdefault(completion.index, _Part()).add(completion)
@@ -41,15 +41,15 @@ class Mailbox:
             self._waiting = output
 
     def fail(self, error: Exception) -> None:
-        """Nothing more will come, for this reason."""
+        """Let the reader get this error after the outputs that wait."""
         with self._lock:
             self._error = error
 
     def take(self) -> RequestOutput | None:
-        """All that has come since the last call; None: nothing.
+        """Return all outputs since the last call, merged; None if there are none.
 
         Raises:
-            Exception: what the mailbox has failed with, once everything before is taken.
+            Exception: the error given to `fail`, once all outputs are taken.
         """
         with self._lock:
             output, self._waiting = self._waiting, None
@@ -62,7 +62,7 @@ class Mailbox:
 
 
 class _Part:
-    """What waits of one completion."""
+    """Merged outputs of one completion."""
 
     def __init__(self) -> None:
         self._latest: CompletionOutput | None = None

@@ -1,7 +1,7 @@
-"""From tokens that land to what a user sees: text, stop strings, deltas or whole outputs.
+"""Output processing: text, stop strings, and deltas or whole outputs from tokens that land.
 
-Stop strings are looked for as tokens land, within the step. An output is made when its reader takes it: it is the
-difference between what has landed and what was sent before, so none is lost or repeated where a step is interrupted.
+Stop strings are searched for as tokens land, within the step. An output is made when its reader takes it, as the
+difference between what has landed and what was sent before. So none is lost or repeated when a step is interrupted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from jaxinfer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Ends after which text is looked through for a stop string that its last characters complete.
+# Ends after which an incomplete last character is decoded, which may complete a stop string.
 _OWN_ENDS = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH)
 
 
 class Core(Protocol):
-    """What is asked of an `EngineCore`."""
+    """The part of `EngineCore` that output processing uses."""
 
     def finish(
         self,
@@ -39,51 +39,51 @@ class Core(Protocol):
 
 
 class _Sent(NamedTuple):
-    """How much of a request its reader has."""
+    """State of a request's reader: what was sent to it."""
 
     num_tokens: int = 0  # output tokens
     num_characters: int = 0
-    is_final: bool = False  # its end too
-    logprob: float = 0.0  # of these tokens together, where log probabilities are wanted
-    has_prompt: bool = False  # what is said of the prompt, once
+    is_final: bool = False  # the last output, too
+    logprob: float = 0.0  # sum over these tokens, where log probabilities are wanted
+    has_prompt: bool = False  # prompt log probabilities, which are sent once
 
 
 @dataclass(eq=False)
 class _Follower:
-    """What is kept of one request until its last output."""
+    """State of one request until its last output."""
 
     request: Request
     inbox: Inbox
     stream: bool
-    makes_text: bool  # as tokens land: of a stream, or to find stop strings
-    detokenizer: IncrementalDetokenizer | None = None  # None: to be made anew from all tokens
+    makes_text: bool  # as tokens land, for a stream or to find stop strings
+    detokenizer: IncrementalDetokenizer | None = None  # None: to be rebuilt from all tokens
     sent: _Sent = _Sent()
-    failed: str | None = None  # why its text cannot be made, which has ended it
+    failed: str | None = None  # the detokenisation error that has ended the request
     group: _GroupFollower | None = None
 
 
 @dataclass(eq=False)
 class _GroupFollower:
-    """What is kept of a group: one output is made of those of its members."""
+    """State of a group, whose members' outputs are joined to one output."""
 
     group: RequestGroup
     members: list[_Follower] = field(default_factory=list)
 
 
 class Inbox:
-    """The outputs of one reader. What it has not taken yet is merged, per request."""
+    """The outputs of one reader. Those that it has not taken yet are merged per request."""
 
     def __init__(self, output_of: Callable[[_Follower], tuple[RequestOutput | None, _Sent]]) -> None:
         self._output_of = output_of
         self._news: dict[_Follower, None] = {}
-        self._taken: list[tuple[_Follower, RequestOutput | None, _Sent]] = []  # by a call that has not returned yet
+        self._taken: list[tuple[_Follower, RequestOutput | None, _Sent]] = []  # by a `take` that has not returned
 
     def tell(self, follower: _Follower) -> None:
-        """There may be something new of a request."""
+        """Note that a request may have new output."""
         self._news[follower] = None
 
     def take(self) -> list[RequestOutput]:
-        """What is new of each request since the last call that returned."""
+        """Return the new output of each request since the last call that returned."""
         for follower, _, sent in self._taken:
             follower.sent = sent
         for follower in list(self._news):
@@ -92,12 +92,12 @@ class Inbox:
             follower.sent = sent
             self._news.pop(follower, None)
         outputs = [output for _, output, _ in self._taken if output is not None]
-        # One expression: with a line between the two, an interruption there would lose the outputs.
+        # One expression: an interruption between two statements would lose the outputs.
         return self._taken.clear() or outputs
 
 
 class OutputProcessor:
-    """Turns tokens into outputs for the readers of requests."""
+    """Processor that turns landed tokens into outputs for the readers of requests."""
 
     def __init__(self, core: Core, tokenizer: Tokenizer | None) -> None:
         self._core = core
@@ -106,46 +106,45 @@ class OutputProcessor:
 
     @property
     def has_followers(self) -> bool:
-        """Whether the end of a request has not landed yet."""
+        """Whether a request's last output has not landed yet."""
         return bool(self._followers)
 
     def inbox(self) -> Inbox:
-        """One for a new reader."""
+        """Return an inbox for a new reader."""
         return Inbox(self._output_of)
 
     def follow(self, request: Request, inbox: Inbox, *, stream: bool) -> None:
-        """Let `inbox` have the request's output when it is finished, or, with `stream`, what is new at every step.
+        """Send the request's output to `inbox` when it is finished or, with `stream`, new output after every step.
 
-        Without stop strings or streaming, text is not made before the end.
+        Without stop strings or streaming, text is decoded only at the end.
         """
         params = request.sampling_params
         makes_text = self._tokenizer is not None and params.detokenize and (stream or bool(params.stop_strings))
         self._followers[request.request_id] = _Follower(request, inbox, stream, makes_text)
 
     def follow_group(self, group: RequestGroup, inbox: Inbox, *, stream: bool) -> None:
-        """Let `inbox` have one output of all members when the last of them is finished; with `stream`, what is new of
-        each as it comes."""
-        of_group = _GroupFollower(group)
+        """Send one output of all members to `inbox` when the last is finished; with `stream`, new output of each."""
+        group_follower = _GroupFollower(group)
         for member in group.members:
             self.follow(member, inbox, stream=stream)
             follower = self._followers[member.request_id]
-            follower.group = of_group
-            of_group.members.append(follower)
+            follower.group = group_follower
+            group_follower.members.append(follower)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Follow requests no more that were never queued."""
+        """Stop following requests that were never queued."""
         for request_id in request_ids:
             self._followers.pop(request_id, None)
 
     def process(self, landings: Sequence[Landing]) -> None:
-        """Take the tokens of one step. What goes wrong with one request ends that request and no other.
+        """Take the tokens of one step. An error in one request ends that request and no other.
 
-        The same landing may come again.
+        The same landing may be given again.
         """
         for request, _, _ in landings:
             follower = self._followers.get(request.request_id)
             if follower is None or follower.request is not request:
-                continue  # its tokens are read by the one that has added it to the engine
+                continue  # a caller that added it to the core reads its tokens itself
             if follower.makes_text and follower.failed is None:
                 self._twice(self._read, follower)
                 if follower.failed is not None:
@@ -156,8 +155,7 @@ class OutputProcessor:
                 del self._followers[request.request_id]
 
     def _twice[T](self, make: Callable[[_Follower], T], follower: _Follower) -> T | None:
-        """Call what makes text of a request, and if that fails, again with a new detokenizer. If that fails too,
-        `follower.failed` says why."""
+        """Call `make`, and if it fails, once more with a new detokenizer. If that fails too, set `follower.failed`."""
         for attempt in (1, 2):
             try:
                 return make(follower)
@@ -170,9 +168,9 @@ class OutputProcessor:
         return None
 
     def _read(self, follower: _Follower) -> None:
-        """Make text of landed tokens, and cut text and tokens at the stop string that is completed first."""
+        """Decode landed tokens, and cut text and tokens at the first stop string."""
         request, detokenizer = follower.request, follower.detokenizer
-        follower.detokenizer = None  # until it is whole again
+        follower.detokenizer = None  # an interruption below must not leave a half-updated one
         if detokenizer is None:
             detokenizer = self._new_detokenizer(request)
         matched, kept = None, None
@@ -185,7 +183,7 @@ class OutputProcessor:
         if matched is None and request.status in _OWN_ENDS:
             matched = detokenizer.finish()
         if matched is not None:
-            # It came before whatever else ended the request: a later token, or its length.
+            # The stop string precedes any other end of the request: a later token, or its length.
             self._core.finish(request, RequestStatus.FINISHED_STOPPED, stop_reason=matched, num_output_tokens=kept)
         follower.detokenizer = detokenizer
 
@@ -194,28 +192,28 @@ class OutputProcessor:
         return IncrementalDetokenizer(self._tokenizer, request.prompt_token_ids, request.sampling_params)
 
     def _output_of(self, follower: _Follower) -> tuple[RequestOutput | None, _Sent]:
-        """What is new of a request, or None, and how much its reader has with that."""
-        request, sent, of_group = follower.request, follower.sent, follower.group
+        """Return the new output of a request or None, and what its reader was sent with it."""
+        request, sent, group_follower = follower.request, follower.sent, follower.group
         if sent.is_final or not (request.is_finished or follower.stream):
             return None, sent
-        if of_group is not None and not follower.stream:
-            if not all([member.request.is_finished for member in of_group.members]):
+        if group_follower is not None and not follower.stream:
+            if not all([member.request.is_finished for member in group_follower.members]):
                 return None, sent
-            outputs = [self._new_of(member)[0] for member in of_group.members]
+            outputs = [self._new_of(member)[0] for member in group_follower.members]
             whole = [output for output in outputs if output is not None]
-            for member in of_group.members:
+            for member in group_follower.members:
                 if member is not follower:
                     member.sent = _Sent(is_final=True)
-            return _output_of_group(of_group, whole, finished=True), _Sent(is_final=True)
+            return _group_output(group_follower, whole, finished=True), _Sent(is_final=True)
         output, now = self._new_of(follower)
-        if output is not None and of_group is not None:
-            others = [member for member in of_group.members if member is not follower]
+        if output is not None and group_follower is not None:
+            others = [member for member in group_follower.members if member is not follower]
             finished = output.finished and all([member.sent.is_final for member in others])
-            output = _output_of_group(of_group, [output], finished=finished)
+            output = _group_output(group_follower, [output], finished=finished)
         return output, now
 
     def _new_of(self, follower: _Follower) -> tuple[RequestOutput | None, _Sent]:
-        """The output of a request by itself: the rest of it, or all that can be shown of a stream."""
+        """Return a request's own new output: its rest if it is finished, else what can be shown of a stream."""
         request, sent = follower.request, follower.sent
         request.settle()
         num_tokens, is_final = request.num_output_tokens, request.is_finished
@@ -227,7 +225,7 @@ class OutputProcessor:
                 request.finish(RequestStatus.FINISHED_ERROR, error=follower.failed)
         elif follower.makes_text:
             if follower.detokenizer is None:
-                return None, sent  # a step was interrupted: the next one makes it whole
+                return None, sent  # a step was interrupted: the next one rebuilds it
             text = follower.detokenizer.shown(num_characters)
             if not text:
                 return None, sent  # nothing to show yet; its tokens come with the text
@@ -239,7 +237,7 @@ class OutputProcessor:
         return output, _Sent(num_tokens, num_characters + len(text), is_final, logprob, has_prompt=True)
 
     def _last_text(self, follower: _Follower) -> str:
-        """What is left of a stream's text, or the whole text of what is not streamed."""
+        """Return the rest of the text that is decoded as it lands, or the whole text of another request."""
         request, params = follower.request, follower.request.sampling_params
         if follower.makes_text:
             detokenizer = follower.detokenizer
@@ -260,12 +258,12 @@ class OutputProcessor:
         )
 
     def _output(self, request: Request, text: str, sent: _Sent, last: int) -> RequestOutput:
-        """An output with the output tokens up to `last` that were not sent, and their log probabilities."""
+        """Return an output with the unsent output tokens up to `last` and their log probabilities."""
         params, first = request.sampling_params, sent.num_tokens
         logprobs = cumulative = None
         if params.logprobs is not None:
             logprobs = [self._decoded(entry) for entry in request.logprobs[first:last]]
-            # A position's first entry is the token that was chosen.
+            # A position's first entry is the sampled token.
             cumulative = sum([next(iter(entry.values())).logprob for entry in logprobs], sent.logprob)
         prompt_logprobs = None
         if params.prompt_logprobs is not None and not sent.has_prompt:
@@ -302,9 +300,9 @@ class OutputProcessor:
         }
 
 
-def _output_of_group(of_group: _GroupFollower, outputs: Sequence[RequestOutput], *, finished: bool) -> RequestOutput:
-    """One output of the outputs of members of a group."""
-    group, followers = of_group.group, of_group.members
+def _group_output(group_follower: _GroupFollower, outputs: Sequence[RequestOutput], *, finished: bool) -> RequestOutput:
+    """Join outputs of members of a group to one output."""
+    group, followers = group_follower.group, group_follower.members
     index_of = {follower.request.request_id: index for index, follower in enumerate(followers)}
     completions = []
     for output in outputs:
@@ -326,7 +324,7 @@ def _output_of_group(of_group: _GroupFollower, outputs: Sequence[RequestOutput],
 
 
 def _is_hidden(request: Request, index: int) -> bool:
-    """Whether an output token is the one that has ended the request, and text leaves it out."""
+    """Whether an output token has ended the request and is left out of the text."""
     return (
         index == request.num_output_tokens - 1
         and request.status is RequestStatus.FINISHED_STOPPED

@@ -1,4 +1,4 @@
-"""What a person sees while requests run: finished prompts, and what is being compiled while nothing else moves."""
+"""Progress display while requests run: finished prompts, and the program that is being compiled."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from jaxinfer.outputs import RequestOutput
 
 
 class CompileWatcher(Protocol):
-    """Is told of compiles while requests run."""
+    """Listener for compiles while requests run."""
 
     def compiling(self, program: str) -> None:
-        """The device waits for a program, described in words."""
+        """Show that the device waits for the compile of a program, which is described in words."""
         ...
 
     def compiled(self) -> None:
-        """The launch went out: nothing is compiled any more."""
+        """Show that the launch went out and the compile is over."""
         ...
 
 
 class GenerationProgress:
-    """The progress bar of `generate` and `chat`: finished requests, with input and output tokens per second so far."""
+    """Progress bar of `generate` and `chat`: finished requests, with input and output tokens per second so far."""
 
     def __init__(self, total: int, *, enabled: bool) -> None:
         self._bar = tqdm(total=total, disable=not enabled, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
@@ -69,7 +69,7 @@ class GenerationProgress:
 
 
 class CompileNotice:
-    """For streams, which have no bar: a line on a terminal's stderr while something is compiled, gone afterwards."""
+    """Compile notice for streams, which have no bar: a line on a terminal's stderr, removed after the compile."""
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None

@@ -15,7 +15,7 @@ _NO_COLLECTIONS = (str, bytes, bytearray)
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
-    """A prompt's token ids, the text if it was given as text, and whom it shares cached prefixes with."""
+    """A prompt's token ids, its text if given as text, and its cache salt: only equal salts share cached prefixes."""
 
     token_ids: list[int]
     text: str | None = None
@@ -23,10 +23,10 @@ class TokenizedPrompt:
 
 
 def as_prompt_list(prompts: Any) -> list[Any]:
-    """One prompt or many, as a list of prompts: str, list[int] and {"prompt_token_ids": [...]} are one prompt each.
+    """Return one prompt or many as a list: str, list[int] and {"prompt_token_ids": [...]} are one prompt each.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: `prompts` is neither.
     """
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
@@ -39,10 +39,10 @@ def as_prompt_list(prompts: Any) -> list[Any]:
 
 
 def tokenize_prompt(prompt: Any, index: int, tokenizer: Tokenizer | None) -> TokenizedPrompt:
-    """Token ids of one prompt.
+    """Tokenise one prompt.
 
     Raises:
-        ValueError: it is of no known form, or text without a tokenizer; names the prompt's index.
+        ValueError: it has no known form, or it is text and there is no tokenizer; the message has its index.
     """
     if isinstance(prompt, Mapping):
         salt = prompt.get("cache_salt")
@@ -67,10 +67,10 @@ def tokenize_prompt(prompt: Any, index: int, tokenizer: Tokenizer | None) -> Tok
 
 
 def joined_prompts(prefix: Any, suffixes: Any) -> list[Any]:
-    """The prompts of branches: `prefix` followed by each of `suffixes`, which are text if it is, or else token ids.
+    """Return the prompts of branches: `prefix` followed by each of `suffixes`, all of them text or all token ids.
 
     Raises:
-        ValueError: they do not go together.
+        ValueError: a suffix is not of the prefix's form, or there are none.
     """
     if isinstance(suffixes, (str, Mapping)) or not _is_collection(suffixes):
         raise ValueError(f"suffixes must be a list, of texts or of lists of token ids, got {suffixes!r}")
@@ -95,7 +95,7 @@ def joined_prompts(prefix: Any, suffixes: Any) -> list[Any]:
 
 
 def check_prompt(prompt: TokenizedPrompt, index: int, *, vocab_size: int, max_model_len: int) -> None:
-    """Raises ValueError, naming the prompt's index and the limit, if the prompt cannot be continued."""
+    """Raise ValueError, naming the prompt's index and the limit, if the prompt cannot be continued."""
     length = len(prompt.token_ids)
     if length == 0:
         raise ValueError(f"prompt {index} is empty: it needs at least 1 token")
@@ -114,7 +114,7 @@ def _is_token(value: Any) -> bool:
 
 
 def _are_tokens(values: Sequence[Any]) -> bool:
-    # Nearly always they are plain integers, and a prompt may have a hundred thousand.
+    # A fast path: nearly all prompts are plain integers, and one may have a hundred thousand.
     return set(map(type, values)) == {int} or all(map(_is_token, values))
 
 

@@ -1,1 +1,1 @@
-"""Where a device's memory goes."""
+"""Planning of a device's memory."""

@@ -1,4 +1,4 @@
-"""Where the device's memory goes: weights, KV pool, workspace of the largest step, a reserve; and what fits."""
+"""Planning of the device's memory: weights, KV pool, workspace of the largest step, and a reserve."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from jaxinfer.programs.program import TARGET, Program, bounds_place
 from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.sampling.bounds import Bounds
 
-# On a CPU the pool shares memory with everything else: enough for a laptop's work, and a parameter away from more.
+# On a CPU the pool shares memory with everything else: enough for work on a laptop; `kv_cache_tokens` sets more.
 DEFAULT_CPU_KV_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Bytes on each device, and KV tokens that they make room for."""
+    """Bytes on each device, and the KV tokens that fit into them."""
 
     limit_bytes: int  # what the engine may use
     weights_bytes: int
-    workspace_bytes: int  # temporaries and results of the largest step; 0 where memory is not the engine's to plan
+    workspace_bytes: int  # temporaries and results of the largest step (0 on a CPU), bounds, tails, a strategy's state
     kv_bytes_per_token: int
     kv_tokens: int
     reserve_bytes: int = 0  # kept free for what is not counted
@@ -46,7 +46,7 @@ class MemoryBudget:
 
     @property
     def largest_kv_tokens(self) -> int:
-        """The most tokens that a KV pool can hold beside all else."""
+        """The most tokens that a KV pool can hold beside everything else."""
         taken = self.weights_bytes + self.workspace_bytes + self.reserve_bytes
         return max(0, self.limit_bytes - taken) // self.kv_bytes_per_token
 
@@ -55,7 +55,7 @@ class MemoryBudget:
         return self.kv_tokens <= self.largest_kv_tokens
 
     def table(self) -> str:
-        """For a log or a terminal."""
+        """Format the budget as a table, for a log or a terminal."""
         rows = [
             ("limit", _size(self.limit_bytes)),
             ("weights", _size(self.weights_bytes)),
@@ -78,15 +78,15 @@ def plan_memory(
     mesh: Mesh | None,
     maker: StrategyMaker | None = None,
 ) -> MemoryBudget:
-    """The budget of an engine, its KV pool as asked for or, with None, as large as is sensible.
+    """Plan the memory of an engine; with `kv_cache_tokens` None, the KV pool is as large as is sensible.
 
-    On a GPU the largest step is compiled to learn its workspace, and the pool fills what is left of the share
+    On a GPU the largest step is compiled to learn its workspace, and the pool fills the rest of the share
     `gpu_memory_utilization` of the card, or of JAX's share if that is less; on a CPU it takes at most
-    DEFAULT_CPU_KV_BYTES. It never exceeds what all requests at full length need, and holds at least one request. What a
-    strategy needs besides is a part of all of this.
+    DEFAULT_CPU_KV_BYTES. It never exceeds what all requests at full length need, and holds at least one request. The
+    needs of a strategy are included.
 
     Raises:
-        ValueError: what is asked for does not fit; names the largest pool that does.
+        ValueError: the requested pool does not fit; the message names the largest one that does.
     """
     check_utilization(gpu_memory_utilization)
     config = model.config
@@ -110,7 +110,7 @@ def plan_memory(
         workspace = reserve = 0
     if config.mask_token_id is None:
         workspace += Bounds.bytes_of(engine.max_num_seqs, config.vocab_size, num_devices)
-    if maker is not None:  # trees stand in slots that no request has; seats may keep more than a token
+    if maker is not None:  # trees are stored in slots that no request has; seats may keep more than a token
         workspace += maker.tail_tokens(engine) * per_token + maker.state_bytes(engine, config, dtype)
     room = MemoryBudget(limit, weights, workspace, per_token, 0, reserve).largest_kv_tokens
     if kv_cache_tokens is None:
@@ -134,18 +134,18 @@ def largest_workspace(
     mesh: Mesh | None,
     maker: StrategyMaker | None = None,
 ) -> int:
-    """A device's bytes of temporaries and results of the step with the most tokens and rows, or of the rounds with the
-    most, if those take more; compiles them.
+    """Compile the largest step and the largest rounds; return the bytes of temporaries and results on a device of the
+    one that takes more.
 
     Raises:
-        RuntimeError: the compiler does not tell.
+        RuntimeError: the compiler gives no memory analysis.
     """
     buckets = Buckets.from_config(engine)
     programs = EnginePrograms.of(
         buckets, vocab_size=model.config.vocab_size, max_decode_steps=engine.max_decode_steps,
         page_size=engine.page_size,
     )  # fmt: skip
-    # Temporaries do not depend on the pool's size: the table's rows of pages are enough for the compiler.
+    # Temporaries do not depend on the pool's size: the pages of one full page table are enough for the compiler.
     shape = programs.step.largest
     pages = shape.pages_per_row * shape.num_rows
     small = dataclasses.replace(engine, kv_cache_tokens=pages * engine.page_size)
@@ -170,10 +170,10 @@ def largest_workspace(
 
 
 def workspace_of(program: jax.stages.Compiled) -> int:
-    """Bytes of temporaries and results that a program needs beside its arguments.
+    """Return the bytes of temporaries and results that a program needs beside its arguments.
 
     Raises:
-        RuntimeError: the compiler does not tell.
+        RuntimeError: the compiler gives no memory analysis.
     """
     analysis = program.memory_analysis()
     if analysis is None:

@@ -1,6 +1,7 @@
-"""Which share of a GPU's memory the engine takes, and how JAX, which hands it out, is told in time.
+"""The share of a GPU's memory that the engine takes, and how JAX is told of it before it starts.
 
-JAX takes a share of each GPU when it starts and hands out nothing beyond: 0.75, or what an environment variable says.
+JAX reserves a share of each GPU when it starts, and allocates nothing beyond that: 0.75 or, if it is set, the value of
+an environment variable.
 """
 
 from __future__ import annotations
@@ -17,26 +18,27 @@ logger = logging.getLogger(__name__)
 
 SHARE_VARIABLE, OLDER_VARIABLE = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 JAX_DEFAULT_SHARE = 0.75
-# CUDA's context and the programs themselves lie outside of JAX's share, and JAX cannot start with what is not there.
+# CUDA's context and the programs themselves are outside of JAX's share, and JAX cannot start with more than is free.
 LARGEST_SHARE = 0.97
-# Of the engine's limit, for what is not counted: results of the launch before, the second program of adjusted sampling,
-# gaps between arrays. With 256 rows and 152 thousand words the first two are 0.3 GB beside the largest step.
+# Share of the engine's limit for what is not counted: results of the launch before, the second program of adjusted
+# sampling, gaps between arrays. With 256 rows and a vocabulary of 152 thousand the first two are 0.3 GB beside the
+# largest step.
 RESERVED = 0.03
 
-_set_here: str | None = None  # what this process has set the variable to, to tell it from a user's
+_set_here: str | None = None  # the value that this process has given the variable, to tell it from a user's
 
 
 def check_utilization(gpu_memory_utilization: float) -> None:
-    """Raises ValueError, naming the value, unless it is a share."""
+    """Raise a ValueError that names the value unless it is in (0, 1]."""
     if not 0 < gpu_memory_utilization <= 1:
         raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}")
 
 
 def share_in_environment() -> float | None:
-    """The share of a GPU that an environment variable gives to JAX; None where none is set.
+    """Return the share of a GPU that an environment variable gives to JAX; None if none is set.
 
     Raises:
-        ValueError: it is no number in (0, 1], or both of its names are set, which JAX refuses.
+        ValueError: it is not a number in (0, 1], or both variables are set, which JAX refuses.
     """
     given = {name: os.environ[name] for name in (SHARE_VARIABLE, OLDER_VARIABLE) if os.environ.get(name)}
     if len(given) == 2:
@@ -53,16 +55,16 @@ def share_in_environment() -> float | None:
 
 
 def engine_share(gpu_memory_utilization: float, jax_share: float | None) -> float:
-    """The share of a GPU that the engine takes: what is asked for, where JAX has as much.
+    """Return the share of a GPU that the engine takes: the requested one, up to JAX's.
 
     Args:
-        jax_share: JAX's share; None where the engine may choose it.
+        jax_share: JAX's share; None if the engine may choose it.
     """
     return min(gpu_memory_utilization, LARGEST_SHARE if jax_share is None else jax_share)
 
 
 def set_jax_share(gpu_memory_utilization: float) -> None:
-    """Let JAX start with the engine's share of each GPU, unless it runs, the user has chosen, or there can be no GPU.
+    """Let JAX start with the engine's share of each GPU, unless JAX runs, a user has set a share, or no GPU is usable.
 
     Raises:
         ValueError: as for `check_utilization` and `share_in_environment`.
@@ -77,11 +79,12 @@ def set_jax_share(gpu_memory_utilization: float) -> None:
 
 
 def engine_limit(bytes_limit: int, gpu_memory_utilization: float) -> int:
-    """Bytes that the engine may use of a GPU. Where that is less than asked for, and no user's choice, it is logged.
+    """Return the bytes of a GPU that the engine may use; log a warning if it is less than requested, unless a user has
+    set JAX's share.
 
     Args:
-        bytes_limit: of `device.memory_stats()`: JAX's share of the card. The card's size follows from it, and from the
-            share that the environment names or else is JAX's own.
+        bytes_limit: from `device.memory_stats()`: JAX's share of the card in bytes. The card's size follows from it and
+            from that share, which is the environment's or else JAX's default.
 
     Raises:
         ValueError: as for `share_in_environment`.
@@ -95,13 +98,13 @@ def engine_limit(bytes_limit: int, gpu_memory_utilization: float) -> int:
 
 
 def reserve_of(limit_bytes: int) -> int:
-    """Bytes of the engine's limit that are kept free for what is not counted."""
+    """Return the bytes of the engine's limit that are kept free for what is not counted."""
     return int(limit_bytes * RESERVED)
 
 
 def _may_use_gpu() -> bool:
     """Whether JAX is allowed to start on a GPU and has a plugin of any kind; starts nothing."""
-    platforms = jax.config.jax_platforms  # "cuda,cpu"; None or "" for whatever there is
+    platforms = jax.config.jax_platforms  # such as "cuda,cpu"; None or "": any
     allowed = not platforms or bool({"cuda", "gpu"} & {name.strip() for name in platforms.split(",")})
     return allowed and importlib.util.find_spec("jax_plugins") is not None
 

@@ -17,7 +17,7 @@ from jaxinfer.models.unknown_fields import accepted_fields
 class ModelConfig:
     """Everything that determines a decoder-only transformer's computation.
 
-    Sizes count elements; `hidden_act` names the gate's activation; token ids of `eos_token_ids` end a generation.
+    Sizes count elements. `hidden_act` names the gate's activation. A token of `eos_token_ids` ends a generation.
     """
 
     architecture: str
@@ -39,9 +39,9 @@ class ModelConfig:
     qk_norm: bool = False
     normalizes_head: bool = False  # the output head's columns are divided by their norms when its weights are read
     experts: ExpertsConfig | None = None
-    num_nextn_layers: int = 0  # that a checkpoint has beside them, which draft further tokens and are not computed
-    block_size: int | None = None  # of a block-diffusion model: tokens that see each other
-    mask_token_id: int | None = None  # that stands where a diffusion model has no token yet
+    num_nextn_layers: int = 0  # further layers of the checkpoint, which draft tokens; not computed
+    block_size: int | None = None  # block diffusion: tokens of a block, which see each other
+    mask_token_id: int | None = None  # diffusion: placeholder of a token that is not known yet
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
@@ -77,16 +77,16 @@ class ModelConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """How many of a head's dimensions are rotated."""
+        """Number of rotated dimensions of a head."""
         return self.rope.rotary_dim(self.head_dim)
 
     @property
     def is_bidirectional(self) -> bool:
-        """Whether every token sees all others, those behind it too."""
+        """Whether every token sees all others, later ones included."""
         return FAMILIES[self.architecture].is_bidirectional
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether that layer has experts."""
+        """Whether the layer has experts."""
         return self.experts is not None and layer not in self.experts.dense_layers
 
     @classmethod
@@ -102,8 +102,8 @@ class ModelConfig:
             strict_config: refuse every unknown field.
 
         Raises:
-            UnsupportedConfigError: unknown architecture, an active field that no code here honours, or a name in
-                `ignore_config_fields` of a field that is read; says which.
+            UnsupportedConfigError: the architecture is unknown, no code here honours an active field, or
+                `ignore_config_fields` names a field that is read; the message names it.
         """
         family = family_of(hf)
         accepted = accepted_fields(hf, family, ignore_config_fields=ignore_config_fields, strict_config=strict_config)
@@ -156,7 +156,7 @@ _ROPE_KEYS = {
 
 
 def _rows(values: Mapping[str, Any], family: Family) -> int:
-    """How many embeddings there are, and with that, logits."""
+    """Number of embeddings, which is the number of logits."""
     words = size(values, "vocab_size")
     if not family.has_padded_vocab or values.get("embedding_size") is None:
         return words
@@ -168,7 +168,7 @@ def _rows(values: Mapping[str, Any], family: Family) -> int:
 
 def _intermediate_size(values: Mapping[str, Any], family: Family, experts: ExpertsConfig | None) -> int:
     name = family.name_of("intermediate_size")
-    # Where all layers have experts, nothing has this size, and published configurations leave it out or say -1.
+    # If all layers have experts, no layer has this size. Published configurations omit it or set it to -1.
     if experts is not None and not experts.dense_layers and values.get(name) in (None, -1):
         return experts.intermediate_size
     return size(values, name)

@@ -1,4 +1,4 @@
-"""Fields of a Hugging Face `config.json`, read one at a time, each wrong one named."""
+"""Readers for single fields of a Hugging Face `config.json`; an error names the field."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def positive(values: Mapping[str, Any], name: str) -> float:
 
 
 def flag(values: Mapping[str, Any], name: str) -> bool:
-    """False where there is none."""
+    """Read a Boolean field; False if it is absent."""
     value = values.get(name)
     if value is not None and not isinstance(value, bool):
         raise UnsupportedConfigError(f"config.json must set {name} to true or false, got {value!r}")
@@ -42,7 +42,7 @@ def flag(values: Mapping[str, Any], name: str) -> bool:
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
-    """Of `eos_token_id`: none, one or a list."""
+    """Return the ids of `eos_token_id`, which may be absent, one id or a list."""
     ids = () if value is None else tuple(value) if isinstance(value, (list, tuple)) else (value,)
     if any(not isinstance(token, int) or isinstance(token, bool) for token in ids):
         raise UnsupportedConfigError(f"eos_token_id must be a token id or a list of them, got {value!r}")
@@ -50,5 +50,5 @@ def token_ids(value: Any) -> tuple[int, ...]:
 
 
 def is_active(value: Any) -> bool:
-    """Whether a field says anything at all."""
+    """Whether a field has a value other than null, false or empty."""
     return value is not None and value is not False and value != [] and value != {} and value != ""

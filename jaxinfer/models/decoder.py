@@ -19,15 +19,15 @@ from jaxinfer.models.rope import rope_cos_sin
 
 
 class Computed(NamedTuple):
-    """What a model has computed of T tokens."""
+    """Outputs of a model for T tokens."""
 
     hidden: jax.Array  # [..., T, hidden], after the final norm
-    kv: list[LayerKV]  # of every layer
-    features: jax.Array | None  # [..., T, F * hidden], the inputs of F layers one after the other, not normed
+    kv: list[LayerKV]  # one entry for each layer
+    features: jax.Array | None  # [..., T, F * hidden], the inputs of F layers, concatenated, before their norms
 
 
 class DecoderLM(nnx.Module):
-    """Token ids to hidden states to logits; how tokens see each other is passed in as `attend`."""
+    """Token ids to hidden states to logits; `attend` decides which tokens see each other."""
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -40,7 +40,7 @@ class DecoderLM(nnx.Module):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of parameters and activations."""
+        """Dtype of parameters and activations."""
         return self.embed.embedding.dtype
 
     def __call__(
@@ -51,7 +51,7 @@ class DecoderLM(nnx.Module):
         lengths: jax.Array | None = None,
         residual: Residual = PLAIN,
     ) -> jax.Array:
-        """`with_kv` of tokens that have no past: hidden states alone."""
+        """Return the hidden states of `with_kv` for tokens without cached keys and values."""
         return self.with_kv([None] * len(self.layers), token_ids, positions, attend, lengths, residual).hidden
 
     def with_kv(
@@ -65,20 +65,20 @@ class DecoderLM(nnx.Module):
         capture: Sequence[int] = (),
         added: jax.Array | None = None,
     ) -> Computed:
-        """Hidden states after the final norm, the keys and values of every layer, and features for a drafter.
+        """Compute hidden states, keys and values of every layer, and features for a drafter.
 
         Args:
-            kv: of every layer, what `attend` finds the past in.
+            kv: cache of each layer, in which `attend` finds the past.
             token_ids: int32 [..., T].
             positions: int32 [..., T], the rotary position of each token.
             attend: called in each layer with that layer's `kv` and projected heads.
-            lengths: int32 [..., T], for rotary types that depend on the sequence's length (see `rope_cos_sin`).
-            residual: how activations lie and how the results of layers join the residual stream; with
+            lengths: int32 [..., T], used by rotary types that depend on the sequence's length (see `rope_cos_sin`).
+            residual: layout of activations, and how the results of layers join the residual stream; with
                 `features_first`, tokens are [T].
-            capture: numbers of the layers, ascending, whose inputs are the features.
-            added: [..., T, hidden], to the embeddings of the tokens.
+            capture: ascending numbers of the layers whose inputs are the features.
+            added: [..., T, hidden], added to the embeddings of the tokens.
         """
-        # Behind a barrier: XLA would compute them in every layer again, for every head.
+        # Without the barrier, XLA would recompute them in every layer and for every head.
         cos, sin = lax.optimization_barrier(rope_cos_sin(self.config.rope, self.config.head_dim, positions, lengths))
         embeddings = self.embed(token_ids)
         x, y = residual.from_tokens(embeddings if added is None else embeddings + added), None
@@ -94,13 +94,13 @@ class DecoderLM(nnx.Module):
         return Computed(residual.to_tokens(self.final_norm.after(x, y, residual)[1]), after, features)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """float32 [..., vocab] of hidden states [..., hidden] that went through the final norm."""
+        """Return logits float32 [..., vocab] of hidden states [..., hidden] after the final norm."""
         return jnp.einsum("...h,vh->...v", hidden, self._words(), preferred_element_type=jnp.float32)
 
     def logits_by_word(self, hidden: jax.Array) -> jax.Array:
-        """The same transposed, float32 [vocab, Q] of hidden states [Q, hidden], with the table as the left operand."""
+        """Return transposed logits float32 [vocab, Q] of hidden states [Q, hidden]; the table is the left operand."""
         return jnp.einsum("vh,qh->vq", self._words(), hidden, preferred_element_type=jnp.float32)
 
     def _words(self) -> jax.Array:
-        """[vocab, hidden]"""
+        """Return the table [vocab, hidden] of the output head."""
         return self.embed.embedding[...] if self.lm_head is None else self.lm_head.kernel[...]

@@ -1,4 +1,4 @@
-"""One layer of a decoder, and how it is traced once for all of them."""
+"""One decoder layer, traced once for all layers of its kind."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kernels_pallas.parts import Parts
 class DecoderLayer(nnx.Module):
     """Pre-norm attention and MLP, or experts, each with its residual.
 
-    Traced and lowered once for all layers of a kind, however many they are: what a layer does is jitted by itself,
-    with its weights and its keys and values as arguments. XLA compiles as if each layer were written out.
+    A layer is traced and lowered once for all layers of its kind: its computation is jitted by itself, with its weights
+    and its keys and values as arguments. XLA compiles as if each layer were written out.
     """
 
     def __init__(self, config: ModelConfig, number: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
@@ -30,8 +30,8 @@ class DecoderLayer(nnx.Module):
         self.mlp = SparseMLP(config, dtype, rngs) if config.is_sparse(number) else MLP(config, dtype, rngs)
 
     def enter(self, x: jax.Array, y: jax.Array | Parts | None, residual: Residual) -> tuple[jax.Array, jax.Array]:
-        """The residual stream x with the result y of the layer before, which is this layer's input; and its norm."""
-        # Apart, because the first layer has no y: all else is alike in every layer.
+        """Return this layer's input, the residual stream x plus the previous layer's result y, and its norm."""
+        # Jitted separately, because the first layer has no y; the rest is the same in every layer.
         return _enter(self.input_norm, x, y, residual)
 
     def __call__(
@@ -44,7 +44,7 @@ class DecoderLayer(nnx.Module):
         attend: Attend,
         residual: Residual,
     ) -> tuple[jax.Array, jax.Array | Parts, LayerKV]:
-        """What `enter` found, and this layer's keys and values -> the residual stream, the result, and these after."""
+        """Map the results of `enter` and the layer's KV to the residual stream, the layer's result, and the new KV."""
         return _attend_and_project(self, x, normed, kv, cos, sin, attend, residual)
 
 

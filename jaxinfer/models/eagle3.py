@@ -1,7 +1,7 @@
-"""EAGLE-3 heads: one layer that goes on from features of a target, token by token (Li et al. 2025).
+"""EAGLE-3 heads: one layer that drafts token by token from features of a target (Li et al. 2025).
 
 A head's token t is the pair of the target's feature at t - 1 and the embedding of token t, at position t - 1. Where the
-target has no feature yet, because t - 1 was drafted, the head's own output at t - 1 stands for it.
+target has no feature yet, because t - 1 was drafted, the head's own output at t - 1 replaces it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from jaxinfer.models.rope import rope_cos_sin
 
 
 class TokenIds(nnx.Variable):
-    """Token ids, which training leaves as they are."""
+    """Token ids, which training does not change."""
 
 
 class HeadOutput(NamedTuple):
-    """What a head has computed of T tokens."""
+    """Outputs of a head for T tokens."""
 
-    hidden: jax.Array  # [..., T, hidden], before its last norm: what the next draft goes on from
-    normed: jax.Array  # [..., T, hidden], after it: what logits are made of
+    hidden: jax.Array  # [..., T, hidden], before the final norm; the features of the next draft
+    normed: jax.Array  # [..., T, hidden], after the final norm; the input of `logits`
     kv: LayerKV
 
 
@@ -41,7 +41,7 @@ class Eagle3Head(nnx.Module):
         hidden, eps = layer.hidden_size, layer.rms_norm_eps
         self.config = config
         self.embed = Embedding(layer.vocab_size, hidden, dtype, rngs) if config.has_embeddings else None
-        # Features that are as wide as the head are taken as they are.
+        # Features that are as wide as the head need no projection.
         self.fc = (
             None
             if config.num_features == hidden
@@ -54,16 +54,16 @@ class Eagle3Head(nnx.Module):
         self.mlp = MLP(layer, dtype, rngs)
         self.final_norm = RMSNorm(hidden, eps, dtype)
         self.lm_head = OutputHead(config.draft_vocab_size, hidden, dtype, rngs)
-        # int32 [draft_vocab_size]: the target's token that each word is.
+        # int32 [draft_vocab_size]: the target's token id of each draft token.
         self.target_ids = TokenIds(jnp.arange(config.draft_vocab_size, dtype=jnp.int32))
 
     @property
     def dtype(self) -> jnp.dtype:
-        """Of parameters and activations."""
+        """Dtype of parameters and activations."""
         return self.lm_head.kernel.dtype
 
     def project(self, features: jax.Array) -> jax.Array:
-        """[..., hidden] of the target's features [..., num_features]."""
+        """Project the target's features [..., num_features] to [..., hidden]."""
         return features if self.fc is None else self.fc(features)
 
     def __call__(
@@ -76,12 +76,12 @@ class Eagle3Head(nnx.Module):
         lengths: jax.Array | None = None,
         residual: Residual = PLAIN,
     ) -> HeadOutput:
-        """The head after each of T tokens.
+        """Run the head over T tokens.
 
         Args:
             embedded: [..., T, hidden], the tokens' embeddings.
-            features: [..., T, hidden], of the token before each: projected, or the head's own `hidden`.
-            positions: int32 [..., T], each one less than the token's own.
+            features: [..., T, hidden], features of the token before each: projected, or the head's own `hidden`.
+            positions: int32 [..., T], each the token's own position minus 1.
             attend: called with `kv` and the projected heads.
             lengths: int32 [..., T], see `rope_cos_sin`.
             residual: as for `DecoderLM.with_kv`.
@@ -95,7 +95,7 @@ class Eagle3Head(nnx.Module):
         return HeadOutput(residual.to_tokens(hidden), residual.to_tokens(normed), kv)
 
     def logits(self, normed: jax.Array) -> jax.Array:
-        """float32 [..., draft_vocab_size] of what `HeadOutput.normed` says."""
+        """Return logits float32 [..., draft_vocab_size] of `HeadOutput.normed`."""
         return jnp.einsum("...h,vh->...v", normed, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
 
 
@@ -110,7 +110,7 @@ def _attend_and_project(
     attend: Attend,
     residual: Residual,
 ):
-    """Traced once for all its uses in a program: see `DecoderLayer`."""
+    """Run the layer; it is traced once for all its uses in a program, see `DecoderLayer`."""
     _, words = head.input_norm.after(embedded, None, residual)
     x, before = head.feature_norm.after(features, None, residual)
     y, kv = head.attention(

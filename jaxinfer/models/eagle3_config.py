@@ -11,23 +11,23 @@ from jaxinfer.models.families import FAMILIES
 from jaxinfer.models.field_rule import verdict
 from jaxinfer.models.unknown_fields import ConfigOptions, sifted
 
-# The architectures of heads, and the family whose layer each has. The last one of a family is its usual name.
+# Architectures of heads, and the family whose layer each has. The last entry of a family is its usual name.
 HEAD_ARCHITECTURES = {
     "Eagle3Qwen3ForCausalLM": "Qwen3ForCausalLM",
     "Qwen3ForCausalLMEagle3": "Qwen3ForCausalLM",
     "Eagle3LlamaForCausalLM": "LlamaForCausalLM",
     "LlamaForCausalLMEagle3": "LlamaForCausalLM",
 }
-# The first heads name the family itself; only this field tells them from its models.
+# Early heads name the family itself as their architecture; only this field tells them from its models.
 DRAFT_VOCABULARY = "draft_vocab_size"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
-# What is read here of a head's own fields.
+# A head's own fields that are read here.
 _OWN = frozenset({
     DRAFT_VOCABULARY, LAYER_IDS, "target_hidden_size", "num_aux_hidden_states", "eagle_config", "tie_word_embeddings",
     "num_hidden_layers",
 })  # fmt: skip
-# Of what `eagle_config` says beside the layers, the only values that are computed here.
+# Other fields of `eagle_config`, each with the only value that is supported here.
 _COMPUTED = {
     "use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
     "use_mtp_layernorm": False, "next_layer_regular": True, "parallel_draft_step": 1,
@@ -40,10 +40,10 @@ class Eagle3Config:
 
     Attributes:
         layer: sizes, rope and norms of the head itself, which has one layer; its vocabulary is the target's.
-        draft_vocab_size: words that it can draft.
-        target_hidden_size: of the features' layers.
-        capture: the target's layers, ascending, whose inputs are the features.
-        has_embeddings: whether it has a table of embeddings of its own; else it reads the target's.
+        draft_vocab_size: number of tokens that it can draft.
+        target_hidden_size: hidden size of the target.
+        capture: ascending numbers of the target's layers whose inputs are the features.
+        has_embeddings: whether it has its own embedding table; else it reads the target's.
     """
 
     layer: ModelConfig
@@ -54,21 +54,21 @@ class Eagle3Config:
 
     @property
     def num_features(self) -> int:
-        """Of a token: what `Eagle3Head.project` takes."""
+        """Features of a token, as `Eagle3Head.project` takes them."""
         return len(self.capture) * self.target_hidden_size
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any], target: ModelConfig, **options: Unpack[ConfigOptions]) -> Eagle3Config:
         """The configuration that a head's `config.json` describes, for a target.
 
-        Whether the head has embeddings of its own stands in its weights alone: `has_embeddings` is False here.
+        Only the weights tell whether the head has its own embeddings: `has_embeddings` is False here.
 
         Args:
             options: about unknown fields, see `head_fields`.
 
         Raises:
-            UnsupportedConfigError: it is no head, an active field that no code here honours, or a head of another
-                target; says which field.
+            UnsupportedConfigError: it is not a head, it is a head of another target, or no code here honours an active
+                field; the message names the field.
         """
         hf = head_fields(hf, **options)
         layer, words = head_layer(hf), draft_vocab_size(hf)
@@ -96,7 +96,7 @@ def is_head(hf: Mapping[str, Any]) -> bool:
 def head_fields(hf: Mapping[str, Any], **options: Unpack[ConfigOptions]) -> dict[str, Any]:
     """Return the fields of a head's `config.json` without the unknown ones that `options` ignore.
 
-    transformers computes no heads, so its source cannot tell what an unknown field does: all others are refused.
+    transformers implements no heads, so its source cannot tell what an unknown field does: all others are refused.
 
     Raises:
         UnsupportedConfigError, ValueError: as for `accepted_fields`.
@@ -109,7 +109,7 @@ def head_fields(hf: Mapping[str, Any], **options: Unpack[ConfigOptions]) -> dict
 
 
 def head_layer(hf: Mapping[str, Any]) -> ModelConfig:
-    """Sizes, rope and norms of a head from its `config.json`; its rope is its own, whatever the target has.
+    """Sizes, rope and norms of a head from its `config.json`; its rope may differ from the target's.
 
     Raises:
         UnsupportedConfigError: see `Eagle3Config.from_hf`.
@@ -129,10 +129,10 @@ def head_layer(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def draft_vocab_size(hf: Mapping[str, Any]) -> int:
-    """How many words a head can draft; all of the target's, if its `config.json` does not say.
+    """Number of tokens that a head can draft; the target's whole vocabulary if its `config.json` does not say.
 
     Raises:
-        UnsupportedConfigError: it says no number of words of that vocabulary.
+        UnsupportedConfigError: a size is not a positive integer, or the draft vocabulary is the larger one.
     """
     vocabulary, words = hf.get("vocab_size"), hf.get(DRAFT_VOCABULARY)
     words = vocabulary if words is None else words
@@ -149,11 +149,11 @@ def captured_layers(hf: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """The layers of a target whose inputs a head reads: those that its `config.json` names, or EAGLE-3's.
 
     Raises:
-        UnsupportedConfigError: they are no layers of the target, or not ascending; of a shallow target, EAGLE-3's
-            coincide.
+        UnsupportedConfigError: they are not layers of the target, or not strictly ascending, like EAGLE-3's choice for
+            a shallow target.
     """
-    # The field at the top is vLLM's, which numbers inputs. Within eagle_config it is SGLang's, written by SpecForge and
-    # ModelOpt: there a number stands for the layer's output, which is the input of the next.
+    # The top-level field is vLLM's: a number means a layer's input. The one in eagle_config is SGLang's, written by
+    # SpecForge and ModelOpt: a number means a layer's output, which is the input of the next layer.
     inputs, outputs = _ids(hf.get(LAYER_IDS), LAYER_IDS), _ids(_nested(hf).get(LAYER_IDS), f"eagle_config.{LAYER_IDS}")
     shifted = None if outputs is None else tuple(number + 1 for number in outputs)
     if inputs is not None and shifted is not None and inputs != shifted:
@@ -178,7 +178,7 @@ def _architectures(hf: Mapping[str, Any]) -> list[str]:
 
 def _family(hf: Mapping[str, Any]) -> str:
     names = _architectures(hf)
-    # Publishers do not agree on capitals.
+    # Publishers differ in capitalisation.
     families = {name.lower(): family for name, family in HEAD_ARCHITECTURES.items()}
     if hf.get(DRAFT_VOCABULARY) is not None:
         families["llamaforcausallm"] = "LlamaForCausalLM"

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts a token goes to, with which weights, and the sum of what they say."""
+"""Mixtures of experts: routing of tokens to experts, and the weighted sum of the experts' outputs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from kernels_pallas.parts import whole
 def choose_experts(
     logits: jax.Array, config: ExpertsConfig, bias: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The experts int32 [T, k] of T tokens, and their weights float32 [T, k], of a router's logits float32 [T, E].
+    """Return the experts int32 [T, k] of T tokens and their weights float32 [T, k], from a router's logits float32
+    [T, E].
 
-    Experts are chosen by their scores and the bias, and weighed by their scores alone. With groups they are chosen from
-    those whose two best experts are the best together.
+    Experts are chosen by score plus bias, and weighted by score alone. With groups, they are chosen from the groups
+    whose two best experts have the highest sum.
 
     Source: Ling 2.0 (inclusionAI 2025), whose router is DeepSeek-V3's (2024).
     """
@@ -31,7 +32,7 @@ def choose_experts(
         by_group = ranked.reshape(-1, config.num_groups, ranked.shape[-1] // config.num_groups)
         _, kept = lax.top_k(jnp.sum(lax.top_k(by_group, 2)[0], axis=-1), config.kept_groups)
         is_kept = jnp.any(kept[:, :, None] == jnp.arange(config.num_groups), axis=1)
-        # Not 0, which is better than a score with a bias can be.
+        # Not 0, because a score with a negative bias can be below 0.
         ranked = jnp.where(is_kept[:, :, None], by_group, -jnp.inf).reshape(ranked.shape)
     _, experts = lax.top_k(ranked, config.experts_per_token)
     weights = jnp.take_along_axis(scores, experts, axis=-1)
@@ -41,7 +42,7 @@ def choose_experts(
 
 
 class ExpertKernels(nnx.Module):
-    """Matrices [E, *outputs, inputs] of E experts."""
+    """Kernels [E, *outputs, inputs] of E experts."""
 
     def __init__(
         self, num_experts: int, outputs: tuple[int, ...], inputs: int, dtype: jnp.dtype, rngs: nnx.Rngs
@@ -50,7 +51,7 @@ class ExpertKernels(nnx.Module):
 
 
 class Router(nnx.Module):
-    """A score of every expert for every token."""
+    """Router: scores every expert for every token and chooses experts."""
 
     def __init__(self, config: ExpertsConfig, hidden_size: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -58,14 +59,14 @@ class Router(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(config.num_experts, jnp.float32)) if config.has_bias else None
 
     def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`choose_experts` of tokens [T, hidden]; products are float32 ones in any precision."""
+        """Return `choose_experts` for tokens [T, hidden]; logits are float32 products whatever the weights' dtype."""
         kernel = self.kernel[...].astype(jnp.float32)
         logits = jnp.einsum("th,eh->te", tokens.astype(jnp.float32), kernel, precision=lax.Precision.HIGHEST)
         return choose_experts(logits, self.config, None if self.bias is None else self.bias[...])
 
 
 class SparseMLP(nnx.Module):
-    """The weighted sum of the gated MLPs that a router chooses for each token, and of one that all tokens share."""
+    """The weighted sum of the experts that a router chooses for each token, plus a shared expert if there is one."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         assert config.experts is not None
@@ -79,7 +80,7 @@ class SparseMLP(nnx.Module):
 
     def __call__(self, x: jax.Array, residual: Residual) -> jax.Array:
         tokens = residual.to_tokens(x)
-        # One sequence or several: experts know only tokens.
+        # Experts see tokens only, so the axes before them are merged.
         flat = tokens.reshape(-1, tokens.shape[-1])
         experts, weights = self.router(flat)
         total = residual.over_experts(
@@ -91,7 +92,7 @@ class SparseMLP(nnx.Module):
     def _mixture(
         self, tokens: jax.Array, experts: jax.Array, weights: jax.Array, gate_up: jax.Array, down: jax.Array
     ) -> jax.Array:
-        """float32 [T, hidden] of tokens [T, hidden], with kernels [E, f, 2, hidden] and [E, hidden, f]."""
+        """Return the mixture float32 [T, hidden] for tokens [T, hidden]; kernels [E, f, 2, hidden], [E, hidden, f]."""
         num_experts, inner, _, hidden = gate_up.shape
         groups = group_rows(experts.reshape(-1), num_experts)
         rows = at_places(tokens, groups, copies=experts.shape[1])

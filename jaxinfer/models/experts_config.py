@@ -1,4 +1,4 @@
-"""Configurations of mixtures of experts, and reading them from the fields of their families."""
+"""Configurations of mixtures of experts, read from the fields of each family."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ SCORES = ("softmax", "sigmoid")
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """Which experts a token goes to, and with which weights.
+    """Sizes of the experts and the router's rule.
 
     Attributes:
-        num_experts: of a layer.
-        experts_per_token: chosen of them for a token.
-        intermediate_size: of one expert.
-        shared_size: intermediate size of what every token goes through besides; 0: there is nothing.
+        num_experts: experts in a layer.
+        experts_per_token: experts chosen for each token.
+        intermediate_size: intermediate size of one expert.
+        shared_size: intermediate size of the shared experts together, which every token goes through; 0: none.
         dense_layers: numbers of the layers that have a plain MLP, of the model's `intermediate_size`.
-        score: what makes scores of the router's logits, "softmax" or "sigmoid".
-        has_bias: experts are chosen by their scores with a bias, and weighed by their scores without it.
+        score: function from the router's logits to scores, "softmax" or "sigmoid".
+        has_bias: experts are chosen by score plus a bias, and weighted by score alone.
         normalizes: the weights of a token are divided by their sum.
         scaling: factor of all weights.
-        num_groups: of neighbouring experts; 0: none.
-        kept_groups: groups that a token's experts are chosen from.
+        num_groups: number of groups of neighbouring experts; 0: no groups.
+        kept_groups: number of groups that a token's experts are chosen from.
     """
 
     num_experts: int
@@ -50,12 +50,12 @@ class ExpertsConfig:
             )
         if not self.num_groups:
             return
-        of_group = self.num_experts // self.num_groups
-        if self.num_experts % self.num_groups or of_group < 2:
+        group_size = self.num_experts // self.num_groups
+        if self.num_experts % self.num_groups or group_size < 2:
             raise UnsupportedConfigError(
                 f"n_group={self.num_groups} does not make groups of two or more out of num_experts={self.num_experts}"
             )
-        if not 1 <= self.kept_groups <= self.num_groups or self.kept_groups * of_group < self.experts_per_token:
+        if not 1 <= self.kept_groups <= self.num_groups or self.kept_groups * group_size < self.experts_per_token:
             raise UnsupportedConfigError(
                 f"topk_group={self.kept_groups} of n_group={self.num_groups} do not hold "
                 f"num_experts_per_tok={self.experts_per_token} experts"
@@ -65,7 +65,7 @@ class ExpertsConfig:
 def _of_qwen(values: Mapping[str, Any]) -> ExpertsConfig:
     step, only_dense = size(values, "decoder_sparse_step"), _layers(values, "mlp_only_layers")
     dense = [i for i in range(size(values, "num_hidden_layers")) if i in only_dense or (i + 1) % step]
-    # The second name is that of newer versions of transformers.
+    # Newer versions of transformers write the second name.
     name = "num_experts" if values.get("num_local_experts") is None else "num_local_experts"
     return ExpertsConfig(
         num_experts=size(values, name),
@@ -101,7 +101,7 @@ def _of_bailing(values: Mapping[str, Any]) -> ExpertsConfig:
 
 
 def _of_llada(values: Mapping[str, Any]) -> ExpertsConfig:
-    # The published code reads more fields of a router than it honours.
+    # The published code reads router fields that it does not honour.
     for name, only in (
         ("moe_router_score_function", "softmax"),
         ("moe_router_enable_expert_bias", False),
@@ -174,15 +174,15 @@ def _common_fields(config: ExpertsConfig, inner: str = "moe_intermediate_size") 
 
 @dataclass(frozen=True)
 class ExpertsFields:
-    """How a family's `config.json` says what its experts are: a reader, its inverse and the fields' names.
+    """Mapping of a family's `config.json` to its experts: a reader, its inverse and the fields' names.
 
-    Reading raises UnsupportedConfigError where a field is missing or wrong, or asks for a router that no model has.
-    Writing takes the number of the model's layers besides.
+    Reading raises UnsupportedConfigError if a field is missing or wrong, or asks for a router that is not supported.
+    Writing also takes the number of the model's layers.
     """
 
     read: Callable[[Mapping[str, Any]], ExpertsConfig]
     write: Callable[[ExpertsConfig, int], dict[str, Any]]
-    other_names: frozenset[str] = frozenset()  # that are read and not written
+    other_names: frozenset[str] = frozenset()  # fields that are read but not written
 
     @property
     def names(self) -> frozenset[str]:

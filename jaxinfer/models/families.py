@@ -1,4 +1,4 @@
-"""The families of Hugging Face architectures that are computed here: what they say, and what of it is refused."""
+"""Supported families of Hugging Face architectures: their fields, defaults, and settings that are refused."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from jaxinfer.models.experts_config import BAILING_EXPERTS, LLADA_EXPERTS, QWEN_
 
 @dataclass(frozen=True)
 class Family:
-    """What distinguishes one Hugging Face architecture from its siblings, with that library's defaults.
+    """Traits that distinguish one Hugging Face architecture from its siblings, with that library's defaults.
 
-    `summary` begins with the models' name, and a colon.
+    `summary` begins with the models' name and a colon.
     """
 
     architecture: str
     model_type: str
     summary: str
     other_model_types: frozenset[str] = frozenset()
-    qkv_bias: bool = False  # biases on q, k, v whatever the fields say
-    qkv_bias_fields: tuple[str, ...] = ()  # any of them gives q, k and v biases
+    qkv_bias: bool = False  # q, k and v have biases whatever the fields say
+    qkv_bias_fields: tuple[str, ...] = ()  # fields any of which gives q, k and v biases
     o_bias_fields: tuple[str, ...] = ()
     mlp_bias_field: bool = False
     qk_norm: bool = False
-    qk_norm_field: str | None = None  # says whether there is such a norm
-    # Layers that `use_sliding_window` gives a window: none, as the field is unknown; those that `layer_types` names, or
-    # else all from number `max_window_layers` on; or all layers, whatever these two fields say.
+    qk_norm_field: str | None = None  # field that says whether q and k are normed
+    # Layers that get a window from `use_sliding_window`. "none": the family does not know the field. "by_layer": those
+    # that `layer_types` names, or else all from number `max_window_layers` on. "everywhere": all layers.
     windows: Literal["none", "by_layer", "everywhere"] = "none"
-    has_partial_rope: bool = False  # `partial_rotary_factor` or `rotary_dim` may say that not all of a head is rotated
-    has_norm_head: bool = False  # `norm_head` may say that the output head is to be normed
-    has_nextn_layers: bool = False  # `num_nextn_predict_layers` may follow, which draft and are not computed
+    has_partial_rope: bool = False  # `partial_rotary_factor` or `rotary_dim` may rotate only part of a head
+    has_norm_head: bool = False  # `norm_head` may ask for a normed output head
+    has_nextn_layers: bool = False  # `num_nextn_predict_layers` drafting layers may follow; not computed
     experts: ExpertsFields | None = None
-    names: str = "llama"  # whose tensor names its checkpoints have
-    has_remote_code: bool = False  # Hugging Face runs what comes with its checkpoints, which is written anew here
-    is_diffusion: bool = False  # `mask_token_id` says what stands where there is no token yet
-    is_bidirectional: bool = False  # all tokens see each other; of a diffusion model, there are no blocks
-    has_padded_vocab: bool = False  # `embedding_size` may say that there are more embeddings than words
-    renamed: Mapping[str, str] = field(default_factory=dict)  # what fields of the others are called here
-    absent: frozenset[str] = frozenset()  # fields of the others that nothing reads here
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields of which one value alone is computed
-    unused_fields: frozenset[str] = frozenset()  # of training, which change no forward pass
+    names: str = "llama"  # tensor names of its checkpoints: a key of `checkpoint.rows.NAMES`
+    has_remote_code: bool = False  # Hugging Face runs code from its checkpoints, reimplemented here
+    is_diffusion: bool = False  # `mask_token_id` is the placeholder of tokens not known yet
+    is_bidirectional: bool = False  # all tokens see each other, so there are no trained blocks
+    has_padded_vocab: bool = False  # `embedding_size` may be above `vocab_size`
+    renamed: Mapping[str, str] = field(default_factory=dict)  # common name of a field -> this family's name
+    absent: frozenset[str] = frozenset()  # common fields that this family does not read
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields of which only one value is supported
+    unused_fields: frozenset[str] = frozenset()  # further fields that change no forward pass, mostly of training
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def has_blocks(self) -> bool:
-        """Whether it denoises blocks of a size that it was trained for, which `block_size` says."""
+        """Whether it denoises blocks of the size it was trained for, which is `block_size`."""
         return self.is_diffusion and not self.is_bidirectional
 
     def name_of(self, name: str) -> str:
-        """What its configurations call a field of the others."""
+        """This family's name of a common field."""
         return self.renamed.get(name, name)
 
     @property
     def read_fields(self) -> frozenset[str]:
-        """Fields of its configurations that are computed with, or refused where they ask for something else."""
+        """Fields of its configurations that are used, or refused if they ask for something unsupported."""
         names = (_READ - self.absent - self.renamed.keys()) | self.own_fields
         return names | (_WINDOW_FIELDS if self.windows != "none" else frozenset())
 
     @property
     def known_fields(self) -> frozenset[str]:
         """Fields of its configurations that are read here, and those that change no output."""
-        # The code that these files name is what was written anew here; the code of other files is not.
+        # The `auto_map` of a family with remote code names the code that is reimplemented here.
         own_code = {"auto_map"} if self.has_remote_code else set()
         return self.read_fields | _INERT | self.unused_fields | own_code
 
     @property
     def own_fields(self) -> frozenset[str]:
-        """Fields of its configurations that are read here and that not all families have."""
+        """Fields of its configurations that are read here and that some other families lack."""
         names = {*self.qkv_bias_fields, *self.o_bias_fields}
         names |= {"mlp_bias"} if self.mlp_bias_field else set()
         names |= {self.qk_norm_field} if self.qk_norm_field else set()
@@ -114,11 +114,11 @@ _LING_FIELDS: dict[str, Any] = {
         "moe_shared_expert_intermediate_size",
     }),
 }  # fmt: skip
-# Of the trainer: experts' parallelism, the loss, prints, slices of a forward pass, recomputation.
+# Settings of the trainer: expert parallelism, the loss, debug output, micro-batching, recomputation.
 _SDAR_TRAINING = frozenset({
     "ep_size", "use_deepep", "fuse_cross_entropy", "debug", "micro_forward", "skip_checkpoint",
 })  # fmt: skip
-# What an absent field means is taken from the published code. Of what it may say besides, `fixed` is computed here.
+# Absent fields mean what they mean in the published code, even if `fixed` then refuses them.
 _LLADA: dict[str, Any] = {
     "has_remote_code": True, "is_diffusion": True, "is_bidirectional": True, "has_padded_vocab": True, "names": "llada",
     "renamed": {
@@ -144,7 +144,7 @@ _LLADA_MOE: dict[str, Any] = _ATTENTION_BIAS | {
     "qk_norm_field": "qk_layernorm", "experts": LLADA_EXPERTS, "has_remote_code": True, "is_diffusion": True,
     "is_bidirectional": True, "names": "llada_moe", "renamed": {"intermediate_size": "dense_intermediate_size"},
     "absent": frozenset({"head_dim", "rope_parameters"}),
-    "fixed": {"partial_rotary_factor": 1},  # the published code takes an absent one for -1
+    "fixed": {"partial_rotary_factor": 1},  # the published code reads an absent one as -1
     "unused_fields": frozenset({"intermediate_size", "output_router_logits", "router_aux_loss_coef"}),
     "defaults": {
         "hidden_act": "silu", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 50000.0,
@@ -208,8 +208,8 @@ _READ = frozenset({
 })  # fmt: skip
 _WINDOW_FIELDS = frozenset({"sliding_window", "use_sliding_window", "max_window_layers"})
 # Fields that never change a forward pass at inference: training, bookkeeping, generation defaults that Hugging Face
-# used to write here (generation_config.json is read instead), pretraining_tp, which slices sums but not results, and
-# max_window_layers, which says nothing without use_sliding_window.
+# used to write here (generation_config.json is read instead), pretraining_tp, which splits sums without changing their
+# results, and max_window_layers, which has no effect without use_sliding_window.
 _INERT = frozenset({
     "attention_dropout", "hidden_dropout", "initializer_range", "use_cache", "pretraining_tp", "transformers_version",
     "_name_or_path", "name_or_path", "_commit_hash", "pad_token_id", "sep_token_id", "decoder_start_token_id",
@@ -230,10 +230,10 @@ def family_of(hf: Mapping[str, Any]) -> Family:
     names = hf.get("architectures") or []
     for family in FAMILIES.values():
         if family.architecture in names:
-            # Hugging Face chooses the class by model_type, so a foreign one means other computations.
+            # Hugging Face chooses the class by model_type, so another family's model_type means another computation.
             if hf.get("model_type", family.model_type) not in {family.model_type, *family.other_model_types}:
                 raise UnsupportedConfigError(
-                    f"model_type={hf['model_type']!r} does not belong to {family.architecture}, whose is "
+                    f"model_type={hf['model_type']!r} does not belong to {family.architecture}, whose model_type is "
                     f"{family.model_type!r}"
                 )
             return family
@@ -270,7 +270,7 @@ def refuse_active(values: Mapping[str, Any], family: Family) -> None:
 
 
 def _windowed_layers(values: Mapping[str, Any], family: Family) -> range:
-    """Numbers of the layers that have a window where `layer_types` names none."""
+    """Numbers of the layers that `use_sliding_window` gives a window, where `layer_types` does not decide."""
     if family.windows == "none" or not flag(values, "use_sliding_window") or values.get("sliding_window") is None:
         return range(0)
     num_layers = size(values, "num_hidden_layers")

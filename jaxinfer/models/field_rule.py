@@ -1,7 +1,7 @@
-"""Whether an unknown field of a `config.json` can change a model's output, judged by transformers' source text.
+"""The rule that decides from transformers' source text whether an unknown `config.json` field can change the output.
 
-transformers is the reference of its own model types: a field that its source cannot read changes nothing there. The
-class of a configuration is not enough to ask, because it does not declare every field that its model reads. The text is
+transformers is the reference for its own model types: a field that its source does not read changes nothing there. The
+configuration class alone does not tell, because it does not declare every field that its model reads. The text is
 searched, never imported, so that neither torch nor a model module is loaded.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 # Code that runs for every model type and reads fields of its configuration.
 _SHARED_CODE = ("configuration_utils.py", "modeling_rope_utils.py", "masking_utils.py", "cache_utils.py")
-# Parts of names that usually stand for something computed, in code that comes with a checkpoint if nowhere else.
+# Parts of field names that usually mean a computation, even if only code that comes with a checkpoint does it.
 _TELLING = (
     "softcap", "logit", "rope", "rotary", "window", "sink", "norm", "scal", "multipl", "bias", "router", "expert",
     "gate", "alibi", "clip", "residual", "quant", "head", "attn_", "attention_",
@@ -39,8 +39,8 @@ def verdict(model_type: str, name: str) -> Verdict:
     """Judge an active field that a family neither reads nor lists.
 
     Args:
-        model_type: of the reference. A field that a type unknown to transformers may read is refused, because the code
-            of its checkpoints is not there to be searched.
+        model_type: model type of the reference. If transformers does not know it, the field is refused, because there
+            is no code to search.
     """
     if not name.isidentifier():
         return Verdict(1, False, "no Python code reads a field by such a name")
@@ -63,7 +63,7 @@ def verdict(model_type: str, name: str) -> Verdict:
 
 
 def is_known_type(model_type: str) -> bool:
-    """Whether transformers has a model type itself, so that it needs no code from a checkpoint."""
+    """Whether transformers implements the model type itself, without code from a checkpoint."""
     return model_type in _folders()
 
 
@@ -74,7 +74,7 @@ def _root() -> Path | None:
 
 @functools.cache
 def _words(pattern: str) -> frozenset[str]:
-    """Every word of the files that match a pattern."""
+    """Every identifier in the files that match a pattern."""
     root = _root()
     paths = () if root is None else root.glob(pattern)
     return frozenset(word for path in paths for word in _WORD.findall(path.read_text(encoding="utf-8")))

@@ -28,19 +28,19 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def normal(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtype) -> jax.Array:
-    """Weights at random, such that sums of `fan_in` products keep the size of what goes in."""
+    """Random weights, scaled so that sums of `fan_in` products keep the magnitude of their inputs."""
     return (jax.random.normal(rngs.params(), shape, jnp.float32) * fan_in**-0.5).astype(dtype)
 
 
 class RMSNorm(nnx.Module):
-    """See `rms_norm`."""
+    """RMS norm with a learned scale, see `rms_norm`."""
 
     def __init__(self, size: int, eps: float, dtype: jnp.dtype) -> None:
         self.scale = nnx.Param(jnp.ones((size,), dtype))
         self.eps = eps
 
     def after(self, x: jax.Array, y: jax.Array | Parts | None, residual: Residual) -> tuple[jax.Array, jax.Array]:
-        """The residual stream x with the result y added, if there is one yet, and the norm of that."""
+        """Return the residual stream x plus the result y, or x alone if y is None, and its norm."""
         if y is None:
             return x, rms_norm(x, self.scale[...], self.eps, axis=residual.features_axis)
         return residual.add_and_norm(x, y, self.scale[...], self.eps)
@@ -49,8 +49,8 @@ class RMSNorm(nnx.Module):
 class Projection(nnx.Module):
     """x [..., *inputs] -> kernel [*outputs, *inputs] x + bias [*outputs]: a linear map with structured axes.
 
-    The kernel lies as in the checkpoints. An axis that is split over devices is the first of its side, so that the axes
-    of a side can be merged without gathering it.
+    The kernel has the checkpoints' layout. A sharded axis is the first of its side, so that the axes of a side can be
+    merged without an all-gather.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Projection(nnx.Module):
         self.inputs, self.outputs = inputs, outputs
 
     def __call__(self, x: jax.Array, residual: Residual = PLAIN) -> jax.Array:
-        """[..., *outputs] of x [..., *inputs]; where features come first, [*outputs, T] of x [*inputs, T]."""
+        """Map x [..., *inputs] to [..., *outputs]; with features first, x [*inputs, T] to [*outputs, T]."""
         kernel, bias = self.kernel[...].reshape(math.prod(self.outputs), -1), self.bias
         if residual.features_first:
             y = jnp.dot(kernel, x.reshape(kernel.shape[1], -1)).reshape(*self.outputs, -1)
@@ -71,7 +71,7 @@ class Projection(nnx.Module):
         return y if bias is None else y + bias[...]
 
     def in_parts(self, x: jax.Array, residual: Residual) -> jax.Array | Parts:
-        """The same, of x [T, *inputs] cut into as many parts as `residual` says."""
+        """Project x [T, *inputs] into unsummed `Parts`, as many as `residual` says; for one part, return `self(x)`."""
         inner, columns = math.prod(self.inputs), math.prod(self.outputs)
         parts = residual.parts(x.shape[0], inner, columns)
         if parts == 1:
@@ -86,10 +86,10 @@ class Projection(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with fused q, k, v; all between the projections is the business of `attend`.
+    """Grouped-query attention with fused q, k, v; `attend` does everything between the projections.
 
     Args:
-        inputs: features of what it reads; None: `hidden_size`.
+        inputs: number of input features; None: `hidden_size`.
     """
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs, inputs: int | None = None) -> None:
@@ -124,7 +124,7 @@ class MLP(nnx.Module):
     """down(act(gate(x)) * up(x)), with gate and up in one matrix.
 
     Args:
-        inner: features between the two; None: `intermediate_size`.
+        inner: intermediate features; None: `intermediate_size`.
     """
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs, inner: int | None = None) -> None:
@@ -141,7 +141,7 @@ class MLP(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table [vocab, hidden] read by token id, or, as an output head, multiplied with."""
+    """A table [vocab, hidden] read by token id, or multiplied with as a tied output head."""
 
     def __init__(self, vocab: int, hidden: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.embedding = nnx.Param(normal(rngs, (vocab, hidden), hidden, dtype))

@@ -1,4 +1,4 @@
-"""From a configuration to its model class: one for each family, all of them `DecoderLM`."""
+"""Model classes by architecture: one subclass of `DecoderLM` for each family."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
 
 
 def build_model(config: ModelConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs | None = None) -> DecoderLM:
-    """A randomly initialised model of `config`; wrap in `nnx.eval_shape` for shapes only.
+    """Build a randomly initialised model of `config`; wrap in `nnx.eval_shape` for shapes only.
 
     Raises:
         UnsupportedConfigError: the architecture has no class here.

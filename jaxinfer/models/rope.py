@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Which frequencies rotate a head's halves; field names follow Hugging Face's `rope_parameters`."""
+    """Parameters of the rotary frequencies; field names follow Hugging Face's `rope_parameters`."""
 
     rope_type: str = "default"
     theta: float = 10000.0
@@ -27,7 +27,7 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-    partial_rotary_factor: float = 1.0  # share of a head that is rotated: its first dimensions
+    partial_rotary_factor: float = 1.0  # rotated share of a head: its first dimensions
 
     def __post_init__(self) -> None:
         needed = {
@@ -60,7 +60,7 @@ class RopeConfig:
         object.__setattr__(self, "theta", float(self.theta))
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many of a head's dimensions are rotated."""
+        """Number of rotated dimensions of a head."""
         return int(head_dim * self.partial_rotary_factor)
 
     @property
@@ -70,7 +70,7 @@ class RopeConfig:
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
-    """Frequencies float32 [head_dim / 2] and the factor that scales cos and sin (yarn's attention factor).
+    """Return frequencies float32 [head_dim / 2] and the factor that scales cos and sin (yarn's attention factor).
 
     Sources: RoPE (Su et al. 2021), position interpolation (linear), Llama 3's frequency bands, YaRN (Peng et al. 2023).
     """
@@ -90,7 +90,7 @@ def _llama3(config: RopeConfig, base: np.ndarray) -> np.ndarray:
     assert config.factor is not None and config.low_freq_factor is not None and config.high_freq_factor is not None
     original = config.original_max_position_embeddings
     turns = original * base / (2 * math.pi)  # full rotations within the pretraining length
-    # Below low_freq_factor turns a frequency is interpolated, above high_freq_factor it is kept, between it is mixed.
+    # Up to low_freq_factor turns a frequency is interpolated, from high_freq_factor it is kept, between it is a mix.
     keep = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
     keep = np.clip(keep, 0.0, 1.0)
     return ((1 - keep) * base / config.factor + keep * base).astype(np.float32)
@@ -124,7 +124,7 @@ def _yarn(config: RopeConfig, base: np.ndarray, head_dim: int) -> tuple[np.ndarr
 
 
 def _dynamic_angles(config: RopeConfig, head_dim: int, positions: jax.Array, lengths: jax.Array) -> jax.Array:
-    """NTK-aware scaling: beyond the pretraining length the base grows with the length of the sequence."""
+    """Return angles of NTK-aware scaling: beyond the pretraining length the base grows with the sequence's length."""
     assert config.factor is not None
     maximum = config.max_position_embeddings
     length = jnp.maximum(lengths, maximum).astype(jnp.float32)
@@ -137,13 +137,13 @@ def _dynamic_angles(config: RopeConfig, head_dim: int, positions: jax.Array, len
 def rope_cos_sin(
     config: RopeConfig, head_dim: int, positions: jax.Array, lengths: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, float32 [..., head_dim / 2], of `positions` int32 [...]; 1 and 0 where a head is not rotated.
+    """Return cos and sin, float32 [..., head_dim / 2], of `positions` int32 [...]; 1 and 0 where a head is not rotated.
 
     A partly rotated head has its dimensions in the order of `order_of_head`.
 
-    `lengths` int32 [...] matters to the dynamic type only: the length of the sequence when its token was first
-    computed (a prompt token: the prompt's length; a generated one: its position + 1, the default here). This is what
-    Hugging Face computes for one sequence alone, and it does not depend on chunking.
+    Only the dynamic type reads `lengths` int32 [...]: the length of the sequence when the token was first computed
+    (prompt token: the prompt's length; generated token: its position + 1, the default). This is what Hugging Face
+    computes for a single sequence, and it does not depend on chunking.
     """
     rotary_dim = config.rotary_dim(head_dim)
     if config.depends_on_length:
@@ -161,11 +161,11 @@ def rope_cos_sin(
 
 
 def order_of_head(head_dim: int, rotary_dim: int) -> np.ndarray:
-    """Dimensions of a head int[head_dim] as checkpoints number them, in the order in which they lie here.
+    """Return a head's dimensions int[head_dim], numbered as in checkpoints, in the order in which they are stored here.
 
-    Checkpoints rotate a head's first `rotary_dim` dimensions, in pairs of its halves. Here pairs are of the whole
-    head's halves, which is all that kernels know: behind the rotated half of each lies a half of what is not rotated.
-    Queries and keys are in the same order, so that their products are those of any other.
+    Checkpoints rotate a head's first `rotary_dim` dimensions, paired between the halves of these. Kernels pair
+    dimensions between the halves of the whole head, so here each half holds one half of the rotated dimensions, then
+    one half of the others. Queries and keys share the order, so it does not change their products.
     """
     rotated, rest = np.split(np.arange(head_dim), [rotary_dim])
     halves = zip(np.split(rotated, 2), np.split(rest, 2), strict=True)

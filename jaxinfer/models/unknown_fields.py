@@ -1,4 +1,4 @@
-"""Fields of a `config.json` that nothing here reads: refused by name, or named in one warning."""
+"""Unknown fields of a `config.json`: refused by name, or listed in one warning."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _IGNORED_ON_REQUEST = "ignore_config_fields names it"
 
 
 class ConfigOptions(TypedDict, total=False):
-    """Keyword arguments of everything that reads a model's configuration.
+    """Keyword arguments of every function that reads a model's configuration.
 
     Attributes:
-        ignore_config_fields: names of fields to read past, which the caller knows to change no output. A name that the
-            file does not have is fine; one that the family reads is an error.
-        strict_config: refuse every unknown field, also one that the reference cannot read.
+        ignore_config_fields: names of fields to ignore, which the caller knows to change no output. A name that the
+            file does not have is allowed; one that the family reads is an error.
+        strict_config: refuse every unknown field, even one that the reference does not read.
     """
 
     ignore_config_fields: Collection[str]
@@ -32,16 +32,17 @@ class ConfigOptions(TypedDict, total=False):
 def accepted_fields(
     hf: Mapping[str, Any], family: Family, *, ignore_config_fields: Collection[str] = (), strict_config: bool = False
 ) -> dict[str, Any]:
-    """Return the fields of a model's `config.json` without the unknown ones that may be ignored; one warning names
-    these.
+    """Return the fields of a model's `config.json` without the unknown ones that may be ignored.
+
+    One warning names the ignored fields.
 
     Args:
         ignore_config_fields, strict_config: see `ConfigOptions`.
 
     Raises:
         UnsupportedConfigError: unknown fields may change the model's output, or `ignore_config_fields` names a field
-            that the family reads; says which, and how to go on.
-        ValueError: `ignore_config_fields` is no collection of names.
+            that the family reads; the message names it and the remedy.
+        ValueError: `ignore_config_fields` is a single string.
     """
 
     def judge(name: str) -> Verdict:
@@ -69,9 +70,9 @@ def sifted(
 
     Args:
         owner: the architecture, for messages.
-        read: fields that are computed with, which cannot be ignored.
-        known: these and fields that change no output.
-        judge: decides about an active field that is not known.
+        read: fields that are used, which cannot be ignored.
+        known: fields that are used or change no output.
+        judge: returns the verdict on an active field that is not known.
     """
     if isinstance(ignore_config_fields, str):
         raise ValueError(f"ignore_config_fields must be a list of names, got the string {ignore_config_fields!r}")

@@ -1,6 +1,6 @@
 """Bytes and operations of a model, counted from its configuration; nothing is compiled or allocated.
 
-Everything is of one device: over `devices` of them, heads, the inner dimension and the vocabulary are split evenly.
+All figures are those of one device: heads, the inner dimension and the vocabulary are split evenly over `devices`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EMBEDDING, _ROUTER = "embed.embedding", (".router.kernel", ".router.bias")
 
 
 def weights_bytes(config: ModelConfig | Eagle3Config, dtype: jnp.dtype, *, devices: int = 1) -> int:
-    """Bytes of all parameters.
+    """Return the bytes of all parameters.
 
     Raises:
         ValueError: the model cannot be split over so many devices.
@@ -30,7 +30,7 @@ def weights_bytes(config: ModelConfig | Eagle3Config, dtype: jnp.dtype, *, devic
 
 
 def token_bytes(config: ModelConfig, dtype: jnp.dtype, *, devices: int = 1) -> int:
-    """Bytes of the K and V of one token.
+    """Return the bytes of the K and V of one token.
 
     Raises:
         ValueError: the model cannot be split over so many devices.
@@ -39,10 +39,10 @@ def token_bytes(config: ModelConfig, dtype: jnp.dtype, *, devices: int = 1) -> i
 
 
 def decode_bytes(config: ModelConfig, dtype: jnp.dtype, *, rows: int, visible_tokens: int, devices: int = 1) -> int:
-    """Bytes that a decode step of `rows` tokens must read at least: weights once, and the KV that the tokens see.
+    """Return the least bytes that a decode step of `rows` tokens reads: weights once, and the KV that the tokens see.
 
-    Of the embedding table only the rows of the tokens are read, unless it is the output head too; of experts those that
-    tokens go to, as many as differ on average where all are as likely.
+    Of the embedding table only the rows of the tokens are read, unless it is the output head too. Of the experts only
+    those that tokens go to are read: the expected number of distinct ones if all are equally likely.
     """
     itemsize = jnp.dtype(dtype).itemsize
     read = [p for p in _parameters(config, devices) if p.path != _EMBEDDING or config.tie_word_embeddings]
@@ -51,7 +51,7 @@ def decode_bytes(config: ModelConfig, dtype: jnp.dtype, *, rows: int, visible_to
 
 
 def product_operations(config: ModelConfig, *, tokens: int, logits: int) -> int:
-    """Floating-point operations (a multiplication and an addition are two) of a step's products with weights."""
+    """Return the floating-point operations (a multiplication and an addition are two) of a step's weight products."""
     kernels = sum(
         math.prod(p.shape) * _used_of_experts(config, p)
         for p in parameters(config)
@@ -61,10 +61,10 @@ def product_operations(config: ModelConfig, *, tokens: int, logits: int) -> int:
 
 
 def prefill_operations(config: ModelConfig, *, tokens: int, prompt_len: int, devices: int = 1) -> int:
-    """Floating-point operations of a step that computes prompts of `prompt_len` tokens, and what is left of one, from
-    their beginnings: `tokens` in all.
+    """Return the floating-point operations of a step that computes `tokens` tokens: whole prompts of `prompt_len`
+    tokens, and a shorter one for the rest.
 
-    Counted are the products with weights, attention of every token over those up to itself, and the logits of each
+    They are the products with weights, attention of every token over those up to itself, and the logits of each
     prompt's last token.
     """
     prompts = [prompt_len] * (tokens // prompt_len) + ([tokens % prompt_len] if tokens % prompt_len else [])
@@ -74,14 +74,14 @@ def prefill_operations(config: ModelConfig, *, tokens: int, prompt_len: int, dev
 
 
 def _used_of_experts(config: ModelConfig, parameter: Parameter) -> float:
-    """The share of a parameter that a token is multiplied with."""
+    """Return the share of a parameter that a token is multiplied with."""
     if config.experts is None or "e" not in parameter.axes or parameter.path.endswith(_ROUTER):
         return 1
     return config.experts.experts_per_token / config.experts.num_experts
 
 
 def _read_of_experts(config: ModelConfig, parameter: Parameter, rows: int) -> float:
-    """The share of a parameter that so many tokens are multiplied with."""
+    """Return the share of a parameter that `rows` tokens are multiplied with."""
     return 1 - (1 - used) ** rows if (used := _used_of_experts(config, parameter)) < 1 else 1
 
 

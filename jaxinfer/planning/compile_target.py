@@ -60,15 +60,15 @@ class CompileTarget:
 
     @property
     def sharding(self) -> jax.sharding.NamedSharding:
-        """Where the arguments of a program lie: on every device, whole."""
+        """Sharding of the arguments of a program: replicated on every device."""
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
     def shapes(self, tree: Any) -> Any:
-        """The arrays (or shapes) of a pytree as shapes on this GPU."""
+        """Return the arrays (or shapes) of a pytree as shapes on this GPU."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.sharding), tree)
 
     def lowering(self) -> AbstractContextManager[Any]:
-        """Inside it, whoever asks which device is compiled for learns of this GPU, as Pallas and the backends do."""
+        """Return a context in which code that asks for the device, as Pallas and the backends do, gets this GPU."""
         device = AbstractDevice(device_kind=self.gpu.device_kind, num_cores=self.gpu.num_cores, platform="gpu")
         return jax.sharding.use_abstract_mesh(
             jax.sharding.AbstractMesh(
@@ -77,7 +77,7 @@ class CompileTarget:
         )
 
     def compile(self, function: Any, *arguments: Any, **jit_options: Any) -> jax.stages.Compiled:
-        """`function` compiled for arguments of these shapes.
+        """Return `function`, compiled for arguments of these shapes.
 
         Args:
             arguments: pytrees of arrays or of `jax.ShapeDtypeStruct`.
@@ -89,7 +89,7 @@ class CompileTarget:
 
 @cache
 def compile_target(gpu: GPU, num_devices: int = 1) -> CompileTarget:
-    """Compile-only devices of the kind `gpu`, made from the description of its sizes.
+    """Return compile-only devices of the kind `gpu`, made from the description of its sizes.
 
     Raises:
         NoCompilerError: no CUDA plugin of JAX is installed.
@@ -110,7 +110,7 @@ def compile_target(gpu: GPU, num_devices: int = 1) -> CompileTarget:
 
 
 def description(gpu: GPU) -> str:
-    """XLA's description of a GPU (a GpuTargetConfigProto as text): all that its compiler asks about a device."""
+    """Return XLA's description of a GPU (a GpuTargetConfigProto as text): all that its compiler needs of a device."""
     major, minor = gpu.compute_capability
     return _DESCRIPTION.format(
         major=major,
@@ -125,7 +125,7 @@ def description(gpu: GPU) -> str:
 
 
 def cuda_plugin() -> Path | None:
-    """The library of the installed CUDA plugin; None if there is none."""
+    """Return the library of the installed CUDA plugin; None if there is none."""
     for name in PLUGINS:
         try:
             module = importlib.import_module(f"jax_plugins.{name}")

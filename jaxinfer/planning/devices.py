@@ -1,4 +1,4 @@
-"""GPUs known by name: what they are made of, what they promise, and what was measured on them."""
+"""GPUs known by name: their sizes, their nominal rates, and the rates that were measured on them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class GPU:
     """One GPU as a compiler and a planner see it. Bytes, bytes a second, floating-point operations a second.
 
     Attributes:
-        name: what it is called on the command line.
-        device_kind: what JAX calls it.
+        name: its name on the command line.
+        device_kind: JAX's name for it.
         compute_capability: major and minor.
         num_cores: streaming multiprocessors.
-        memory_bytes: what the CUDA driver reports as its whole memory, which is a little less than the data sheet says.
+        memory_bytes: total memory that the CUDA driver reports, which is a little less than the data sheet says.
         nominal_bandwidth, nominal_matmul_rate: of the data sheet; products of dense bfloat16 matrices.
         measured_bandwidth, measured_matmul_rate: of a large copy and of a product of 8192 x 8192 matrices, where this
             project has measured them.
@@ -75,17 +75,17 @@ B200 = GPU(
     clock_ghz=1.965,
     l2_bytes=129_536 * 2**10,
     memory_bytes=191_500_000_000,
-    nominal_bandwidth=7.67e12,  # what its driver's bus width and clock make; early data sheets say 8 TB/s
+    nominal_bandwidth=7.67e12,  # from its driver's bus width and clock; early data sheets say 8 TB/s
     nominal_matmul_rate=2250e12,
 )
 GPUS = {gpu.name: gpu for gpu in (H200, H100, B200)}
 
 
 def find_gpu(name: str) -> GPU:
-    """The GPU called `name`, in any case.
+    """Return the GPU called `name`, in upper or lower case.
 
     Raises:
-        ValueError: it is not known here; names those that are.
+        ValueError: it is not known; the message names those that are.
     """
     if name.lower() not in GPUS:
         raise ValueError(f"device={name!r} is not known; known: {', '.join(GPUS)}")

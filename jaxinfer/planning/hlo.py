@@ -1,4 +1,4 @@
-"""What a compiled program's text tells: kernels that it launches, KV that it updates in place, KV that it copies."""
+"""Facts in a compiled program's text: kernels that it launches, KV that it updates in place, KV that it copies."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _FREE = frozenset({
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "opt-barrier",
     "partition-id", "replica-id", "while", "call", "conditional",
 })  # fmt: skip
-# A fusion whose result comes from one of these writes a part of its operand where that lies.
+# A fusion whose result comes from one of these writes a part of its operand in place.
 _IN_PLACE = frozenset({"scatter", "dynamic-update-slice"})
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
-# What XLA may give to CUB: many rows of more 32-bit numbers, and one row of more.
+# XLA may give a sort of longer rows to CUB: of 32-bit numbers in many rows, and in one row.
 _LONGEST_OF_MANY, _LONGEST_OF_ONE = 4096, 32768
 _SORT_CALL = re.compile(r'custom_call_target="__cub\$')
 _ALIAS = re.compile(r"\{[\d, ]*\}: \((\d+), \{[\d, ]*\}, (?:may|must)-alias\)")
@@ -42,8 +42,8 @@ class PoolArray:
         return math.prod(self.shape) * self.itemsize
 
     def is_held_by(self, dtype: str, shape: tuple[int, ...]) -> bool:
-        """Whether an array has the pool's contents, to judge by its dimensions: they are the pool's, in any order, or
-        with neighbours merged. Weights and activations may have as many elements."""
+        """Return whether an array holds the pool's contents, judged by its dimensions: they are the pool's, in any
+        order, or with neighbours merged. Weights and activations may have as many elements."""
         if dtype != self.dtype or math.prod(shape) != math.prod(self.shape):
             return False
         strides = set(itertools.accumulate(reversed(self.shape), operator.mul))
@@ -63,12 +63,12 @@ class Instruction:
 
     @property
     def results(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(dtype, shape) of each array that it results in."""
+        """Pairs (dtype, shape) of each array of its result."""
         arrays = _ARRAY.findall(re.sub(r"/\*.*?\*/", "", self.shape))
         return [(dtype, tuple(int(size) for size in extent.split(",") if size)) for dtype, extent in arrays]
 
     def results_like(self, pool: PoolArray) -> list[int]:
-        """Which of its results (0, if it is no tuple) hold an array of the pool."""
+        """Return which of its results (0, if it is no tuple) hold an array of the pool."""
         return [index for index, (dtype, shape) in enumerate(self.results) if pool.is_held_by(dtype, shape)]
 
     @property
@@ -108,7 +108,7 @@ class ProgramText:
         return list(self._reachable(self._entry, set()))
 
     def kernels(self) -> int:
-        """How many instructions launch something on the GPU (a fusion, a library call, a copy, ...).
+        """Return how many instructions launch something on the GPU (a fusion, a library call, a copy, ...).
 
         Each counts as one launch, and a loop's body once: a program that loops, or whose library calls launch several
         kernels, launches more.
@@ -116,7 +116,7 @@ class ProgramText:
         return sum(map(_launches, self.scheduled))
 
     def host_waits(self) -> list[Instruction]:
-        """Instructions at which a GPU's launches wait for the host to read how to go on, and to say so.
+        """Return the instructions at which a GPU waits for the host to read what comes next, and to launch it.
 
         They are loops whose number of turns is not known at compile time, and conditionals that hold a loop or a sort
         of long rows, which XLA does not record into a CUDA graph: such a sort becomes a call of CUB. (Seen on an H200,
@@ -141,12 +141,12 @@ class ProgramText:
         )
 
     def _fused(self, instruction: Instruction) -> list[Instruction]:
-        """What a fusion is made of; nothing, if it is none."""
+        """Return the instructions of a fusion; none, if it is no fusion."""
         found = re.search(r"\bcalls=%?([\w.\-]+)", instruction.arguments)
         return self.computations[found[1]] if instruction.opcode == "fusion" and found else []
 
     def kv_alias_bytes(self, pool: PoolArray) -> int:
-        """Bytes of the arrays of the pool that are arguments and results in the same memory."""
+        """Return the bytes of the arrays of the pool that are arguments and results in the same memory."""
         aliased = {int(number) for number in _ALIAS.findall(self._header)}
         parameters = {
             int(i.arguments.partition(")")[0]): i for i in self.computations[self._entry] if i.opcode == "parameter"
@@ -155,7 +155,7 @@ class ProgramText:
         return len(of_pool) * pool.nbytes
 
     def kv_copies(self, pool: PoolArray) -> list[Instruction]:
-        """Instructions that write a whole array of the pool: copies, and whatever is no update of it.
+        """Return the instructions that write a whole array of the pool: copies, and all that are no update of it.
 
         Updates are scatters, dynamic-update-slices and library calls that say that a result aliases an operand; where
         one cannot be in place, XLA puts a copy before it.
@@ -177,7 +177,7 @@ class ProgramText:
                     yield from self._reachable(name, seen)
 
     def _in_place(self, instruction: Instruction) -> set[int]:
-        """Results that lie where an operand lies, and of which a part at most is written."""
+        """Return the results that are in the memory of an operand, and of which at most a part is written."""
         if instruction.opcode == "custom-call":
             return set(_aliases(instruction))
         inner = {i.name: i for i in self._fused(instruction)}
@@ -205,7 +205,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _closing(text: str) -> int:
-    """The index of the parenthesis that closes the one before `text`."""
+    """Return the index of the parenthesis that closes the one before `text`."""
     depth = 1
     for index, character in enumerate(text):
         depth += (character == "(") - (character == ")")
@@ -215,7 +215,7 @@ def _closing(text: str) -> int:
 
 
 def _aliases(call: Instruction) -> dict[int, int]:
-    """Result -> operand, of results that a library call says to lie where the operand lies."""
+    """Return result -> operand, for the results of a library call that alias an operand, as it declares."""
     aliases = call.arguments.partition("output_to_operand_aliasing={")[2]
     return {int(index or 0): int(operand) for index, operand in re.findall(r"\{(\d*)\}: \((\d+)", aliases)}
 

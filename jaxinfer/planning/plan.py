@@ -1,4 +1,4 @@
-"""The plan: does a model with a batch and a length fit on a GPU, what else would fit, and how fast can it be."""
+"""The plan: whether a model with a batch size and a length fits a GPU, what else would fit, and how fast it can be."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 @dataclass(frozen=True)
 class PlannedSpeculation:
-    """How an engine is to speculate, and the configuration of its draft model or head, if the method has one."""
+    """Speculative configuration of an engine, and that of its draft model or head, if the method has one."""
 
     config: SpeculativeConfig
     drafter: Any = None
 
     @property
     def layers(self) -> ModelConfig | None:
-        """Of what the drafter keeps keys and values."""
+        """Layers whose keys and values the drafter keeps."""
         return None if self.drafter is None else self.config.row.device.layers(self.drafter)
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is asked: this model, with these limits of an engine, on this GPU or on several of it.
+    """Settings to plan for: this model, with these limits of an engine, on this GPU or on several of its kind.
 
     Raises:
         ValueError: a field is out of range, or the model cannot be split over so many GPUs.
@@ -54,12 +54,12 @@ class PlanRequest:
 
     @property
     def engine_share(self) -> float:
-        """The share of a GPU's memory that the engine may use."""
+        """Share of a GPU's memory that the engine may use."""
         return engine_share(self.gpu_memory_utilization, self.jax_memory_share)
 
     @property
     def limit_bytes(self) -> int:
-        """What the engine may use of one GPU."""
+        """Bytes that the engine may use of one GPU."""
         return int(self.gpu.memory_bytes * self.engine_share)
 
     @property
@@ -71,7 +71,7 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What compiling told: the largest program's workspace, KV in place and copied, kernels.
+    """Figures from compiling: the largest program's workspace, KV in place and copied, kernels.
 
     Attributes:
         programs: one object for each program, for the report.
@@ -91,22 +91,22 @@ class Plan:
 
     Attributes:
         weights_bytes, kv_bytes: of all parameters; of `max_num_seqs` sequences of `max_model_len` tokens.
-        kv_alias_bytes: KV that every compiled program updates where it lies; less than kv_bytes if one does not.
+        kv_alias_bytes: KV that every compiled program updates in place; less than kv_bytes if one does not.
         kv_copies: times that a compiled program writes an array of the pool anew, all programs together.
-        host_waits: places in all programs where the GPU must ask the host how to go on; 0 is what is wanted.
+        host_waits: places in all programs where the GPU waits for the host within a launch; it should be 0.
         temp_bytes: temporaries and results of the largest program.
         fits: weights, KV, temporaries and the reserve stay within `limit_bytes`; without compiling, all but the
             temporaries.
-        largest_kv_tokens: the most KV slots, in whole pages, that stay within it.
+        largest_kv_tokens: the most KV slots, in whole pages, within `limit_bytes`.
         decode_kernels_per_layer: kernels that a layer adds to a decode step.
         decode_floor_ms: reading the weights and the KV of all sequences at full length; of the embedding table only the
             tokens' rows, unless it is the output head too.
         prefill_floor_ms: the operations of a step full of prompt tokens, or reading the weights if that takes longer.
-        limit_bytes: what the engine may use.
-        reserve_bytes: what it keeps free of that for what is not counted.
+        limit_bytes: bytes that the engine may use.
+        reserve_bytes: bytes of them that it keeps free for what is not counted.
         largest_max_num_seqs, largest_max_model_len: with all other settings as they are; 0 if not even one fits. More
             sequences than asked for are charged temporaries in proportion, which is more than they take.
-        decode_floor_one_sequence_ms: the same floor for one sequence at the beginning of its output.
+        decode_floor_one_sequence_ms: `decode_floor_ms` for one sequence at the start of its output.
     """
 
     weights_bytes: int
@@ -129,7 +129,7 @@ class Plan:
 
 
 def make_plan(request: PlanRequest, compiled: Compiled | None = None) -> Plan:
-    """The arithmetic of a request, completed by what compiling told.
+    """Return the plan of a request: arithmetic, completed by the figures from compiling.
 
     Raises:
         ValueError: the model cannot be split over so many GPUs.
@@ -172,7 +172,7 @@ def make_plan(request: PlanRequest, compiled: Compiled | None = None) -> Plan:
 
 
 def compiled_figures(programs: Sequence[Any], kernels_per_layer: float) -> Compiled:
-    """What `compile_plan` found, taken together: the worst of all programs."""
+    """Return the figures of all programs of `compile_plan` together: extremes, or sums."""
     return Compiled(
         temp_bytes=max(program.temp_bytes for program in programs),
         kv_alias_bytes=min(program.kv_alias_bytes for program in programs if program.kv_alias_bytes is not None),
@@ -184,7 +184,7 @@ def compiled_figures(programs: Sequence[Any], kernels_per_layer: float) -> Compi
 
 
 def _seats_bytes(request: PlanRequest) -> int:
-    """What lies with the seats of sequences that one token after the other is drawn for."""
+    """Return the bytes of the bounds of all seats; 0 for a diffusion model."""
     if request.model.mask_token_id is not None:
         return 0
     return Bounds.bytes_of(request.engine.max_num_seqs, request.model.vocab_size, request.tensor_parallel_size)
@@ -228,5 +228,5 @@ def _largest_max_model_len(request: PlanRequest, kv_tokens: int) -> int:
 
 
 def plan_fields() -> tuple[str, ...]:
-    """Names of the plan's figures, in order."""
+    """Return the names of the plan's figures, in order."""
     return tuple(field.name for field in dataclasses.fields(Plan))

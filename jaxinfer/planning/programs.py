@@ -1,4 +1,4 @@
-"""The engine's own programs, compiled for a GPU that need not be there, and what the compiler says of them."""
+"""The engine's own programs, compiled for a GPU that need not be there, and the compiler's figures of them."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ _HLO_NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """What is known of one program. Bytes; `kernels` counts what it launches, a loop's body once."""
+    """Figures of one program. Bytes; `kernels` counts what it launches, a loop's body once."""
 
     name: str
     shape: Any
     description: str
-    temp_bytes: int  # temporaries and results, beside weights and KV
-    kv_alias_bytes: int | None  # KV that it updates where it lies or leaves alone; None: it touches none
+    temp_bytes: int  # temporaries and results, besides weights and KV
+    kv_alias_bytes: int | None  # KV that it updates in place or leaves alone; None: it touches none
     kv_copies: int  # times that it writes an array of the pool anew
     kernels: int
-    host_waits: int  # places where the GPU must ask the host how to go on
+    host_waits: int  # places where the GPU waits for the host within a launch
 
 
 class AbstractEngine:
-    """The programs that an engine would have on a GPU, with shapes in the place of weights and KV."""
+    """Programs that an engine would have on a GPU, with shapes in the place of weights and KV."""
 
     def __init__(
         self,
@@ -113,14 +113,14 @@ class AbstractEngine:
 
     @property
     def planned(self) -> dict[str, tuple[Program, Any]]:
-        """The programs that a plan looks at, each with its largest shape: `prefill` (the step with the most prompt
-        tokens, decode rows beside them), `decode_loop` (every row at work, page tables for the longest requests), and
-        those that make entries and log probabilities."""
+        """Programs that a plan looks at, each with its largest shape: `prefill` (the step with the most prompt tokens,
+        and decode rows beside them), `decode_loop` (every row at work, page tables for the longest requests), and those
+        of entries and log probabilities."""
         programs = self.runner.programs
         return {name: (program, shape) for program in programs for name, shape in program.planned.items()}
 
     def compile(self, name: str) -> CompiledProgram:
-        """One of `planned`, compiled as the engine would compile it on that GPU."""
+        """Return one of `planned`, compiled as the engine would compile it on that GPU."""
         program, shape = self.planned[name]
         with self.target.lowering():
             compiled = self.runner.compile(program, shape)
@@ -137,14 +137,14 @@ class AbstractEngine:
         )
 
     def _kv_left_in_place(self, text: ProgramText, program: Program) -> int:
-        """Bytes of all pools that the program updates where they lie or does not touch."""
+        """Return the bytes of all pools that the program updates in place or does not touch."""
         touched = {pool for part, (pool, _) in self.pools.items() if part in program.writes}
         untouched = sum(pool.nbytes * count for part, (pool, count) in self.pools.items() if part not in program.writes)
         return untouched + sum(text.kv_alias_bytes(pool) for pool in touched)
 
 
 def engine_programs(config: ModelConfig, engine: EngineConfig) -> EnginePrograms:
-    """Those that the engine itself warms up."""
+    """Return the programs that the engine itself warms up."""
     return EnginePrograms.of(
         Buckets.from_config(engine), vocab_size=config.vocab_size, max_decode_steps=engine.max_decode_steps,
         page_size=engine.page_size,
@@ -152,12 +152,12 @@ def engine_programs(config: ModelConfig, engine: EngineConfig) -> EnginePrograms
 
 
 def abstract_model(config: ModelConfig, target: CompileTarget, *, dtype: jnp.dtype) -> DecoderLM:
-    """The model with shapes on `target` for parameters, each split as it will be."""
+    """Return the model with shapes on `target` for parameters, each sharded as it will be."""
     return module_around(dataclasses.replace(config, dtype=dtype.name), _shapes(config, target, dtype))
 
 
 def abstract_speculator(speculation: PlannedSpeculation, target: CompileTarget, *, dtype: jnp.dtype) -> Speculator:
-    """What speculates, with shapes on `target` for the parameters of its draft model or head."""
+    """Return the `Speculator`, with shapes on `target` for the parameters of its draft model or head."""
     method = speculation.config.row.device
     drafter = method.abstract(
         speculation.drafter, lambda layout: _shapes(layout, target, dtype), target.mesh.size, dtype
@@ -166,7 +166,7 @@ def abstract_speculator(speculation: PlannedSpeculation, target: CompileTarget, 
 
 
 def _shapes(layout: ModelConfig | Layout, target: CompileTarget, dtype: jnp.dtype) -> dict[str, Any]:
-    """Of all parameters, each split as it will be."""
+    """Return the shapes of all parameters, each sharded as it will be."""
     return {
         parameter.path: jax.ShapeDtypeStruct(
             parameter.shape, parameter.dtype or dtype, sharding=NamedSharding(target.mesh, parameter.spec)
@@ -183,10 +183,10 @@ def pool_array(
     *,
     num_pages: int | None = None,
 ) -> PoolArray:
-    """One of the arrays that a device's share of the KV pool is made of, as a program's text names it.
+    """Return one of the arrays of a device's share of the KV pool, as a program's text names it.
 
     Args:
-        num_pages: None: those of the engine's requests.
+        num_pages: pages of the pool; None: those of the engine's requests.
     """
     heads = for_tensor_parallel(config, num_devices).num_kv_heads // num_devices
     shape = (num_pages or engine.num_pages, engine.page_size, heads, config.head_dim)
@@ -202,14 +202,14 @@ def compile_plan(
     speculation: PlannedSpeculation | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> tuple[list[CompiledProgram], float]:
-    """All programs of a plan, and the kernels that a layer adds to a decode step, or to a round of denoising.
+    """Compile all programs of a plan; return them and the kernels that a layer adds to a decode or denoising step.
 
     The latter is the difference between the loop and that of a model of two layers, over the difference in layers, so
     that what a step does once (embedding, head, sampling, the attention's plan) drops out. It need not be whole: the
     compiler does not fuse every layer alike.
 
     Args:
-        progress: is told what is compiled next, in words.
+        progress: called with what is compiled next, in words.
     """
     whole = AbstractEngine(config, engine, target, dtype=dtype, speculation=speculation)
     programs = []

@@ -17,7 +17,7 @@ HOW_TO_COMPILE = (
 
 
 def verdict(plan: Plan, request: PlanRequest) -> str:
-    """One sentence: whether it fits, and the largest settings that do."""
+    """Return one sentence: whether the settings fit, and the largest ones that do."""
     engine = request.engine
     needed = plan.weights_bytes + plan.kv_bytes + (plan.temp_bytes or 0)
     asked = f"{engine.max_num_seqs} sequences of {engine.max_model_len} tokens"
@@ -46,7 +46,7 @@ def verdict(plan: Plan, request: PlanRequest) -> str:
 
 
 def plan_table(plan: Plan, request: PlanRequest, compiled: Compiled | None, *, model: str) -> Table:
-    """The figures with where they come from."""
+    """Return the table of the figures and their sources."""
     engine, gpu = request.engine, request.gpu
     devices = f"{request.tensor_parallel_size} x " if request.tensor_parallel_size > 1 else ""
     table = Table("", "value", "what it is", title=f"{model} in {request.dtype} on {devices}{gpu.device_kind}")
@@ -88,7 +88,7 @@ def plan_table(plan: Plan, request: PlanRequest, compiled: Compiled | None, *, m
 
 
 def as_json(plan: Plan, request: PlanRequest, compiled: Compiled | None, *, model: str) -> dict[str, Any]:
-    """The plan's figures, then what was asked, the GPU and the programs; null for what was not compiled."""
+    """Return the plan's figures, then its settings, the GPU and the programs; null for what was not compiled."""
     engine = request.engine
     return dataclasses.asdict(plan) | {
         "settings": {

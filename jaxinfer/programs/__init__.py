@@ -1,1 +1,1 @@
-"""The device's side: programs that the runner compiles and launches, their shapes and the layout of what they get."""
+"""The device's side: programs that the runner compiles and launches, their shapes and the layout of their inputs."""

@@ -1,4 +1,4 @@
-"""What one device step gets: tokens, what they see and how to sample, crossing to the device as one int32 buffer."""
+"""Input of one device step: tokens, what they see and how to sample. It crosses to the device as one int32 buffer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxinfer.sampling.sampler import SamplingBatch
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The static sizes of a step: a compiled program belongs to one of these.
+    """Static sizes of a step; a program is compiled for each of them.
 
     `decode_rows` rows of `decode_width` tokens, then `prefill_rows` rows that share `prefill_tokens` tokens. Tails have
     up to 32 * `tail_words` tokens. `num_logits` tokens get logits and are sampled: by default one for each row.
 
     With `lane_pages` the rows are lanes: each of the prefill tokens is the latest of a sequence, and sequences whose
-    lanes begin with the same pages may stand in one row, which reads these once. `of_lanes` makes such a shape.
+    lanes start with the same pages may share one row, which reads these once. `of_lanes` makes such a shape.
     """
 
     decode_rows: int
@@ -31,9 +31,9 @@ class BatchShape:
     pages_per_row: int
     decode_width: int = 1
     tail_words: int = 0
-    num_logits: int = 0  # 0: as many as rows, and that number is what the attribute then holds
+    num_logits: int = 0  # 0: one for each row, and the attribute is set to that number
     lane_pages: int = 0  # pages that a launch may write of each sequence of a lane
-    block_size: int = 0  # tokens of a decode row, where blocks are denoised: of its block, or of a window around that
+    block_size: int = 0  # tokens of a decode row where blocks are denoised: its block, or a window around it
 
     def __post_init__(self) -> None:
         if self.num_logits == 0:
@@ -41,7 +41,7 @@ class BatchShape:
 
     @classmethod
     def of_lanes(cls, sequences: int, pages_per_row: int, lane_pages: int) -> BatchShape:
-        """Of decode launches of so many sequences, in as many lanes or fewer."""
+        """Return the shape of decode launches of so many sequences, in as many lanes or fewer."""
         return cls(0, sequences, sequences, pages_per_row, lane_pages=lane_pages)
 
     @property
@@ -52,8 +52,26 @@ class BatchShape:
     def num_rows(self) -> int:
         return self.decode_rows + self.prefill_rows
 
+    def holds(self, other: BatchShape) -> bool:
+        """Whether a batch of the other shape fits into this one, so that all that differs is padding.
+
+        A launch with chunks of prompts is no launch without: a program may run fewer rounds in it.
+        """
+        return (
+            self.decode_width == other.decode_width
+            and self.tail_words == other.tail_words
+            and self.lane_pages == other.lane_pages
+            and self.block_size == other.block_size
+            and (self.prefill_tokens > 0) == (other.prefill_tokens > 0)
+            and self.decode_rows >= other.decode_rows
+            and self.prefill_rows >= other.prefill_rows
+            and self.prefill_tokens >= other.prefill_tokens
+            and self.pages_per_row >= other.pages_per_row
+            and self.num_logits >= other.num_logits
+        )
+
     def describe(self) -> str:
-        """In words, for logs and progress lines."""
+        """Return the shape in words, for logs and progress lines."""
         if self.lane_pages:
             return f"{self.num_tokens} sequences in lanes of up to {self.pages_per_row} pages"
         words = [f"{self.decode_rows} decodes"] if self.decode_rows else []
@@ -72,11 +90,11 @@ class BatchShape:
 
     @property
     def is_branched(self) -> bool:
-        """Whether the host says whose pages are: those of branches, in lanes, behind tails or in one row."""
+        """Whether the host gives the branch that owns each page: in lanes, with tails, or with wide decode rows."""
         return self.lane_pages > 0 or self.tail_words > 0 or self.decode_width > 1
 
     def layout(self) -> dict[str, Extent]:
-        """Name -> (shape, dtype) of every host array of the step, in the order of the packed buffer."""
+        """Return name -> (shape, dtype) of every host array of the step, in the order of the packed buffer."""
         t, r, p, q = self.num_tokens, self.num_rows, self.pages_per_row, self.num_logits
         i, u, f = np.int32, np.uint32, np.float32
         return {
@@ -100,7 +118,7 @@ class BatchShape:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Samples:
-    """How each of Q rows of logits is sampled, and what becomes of its token."""
+    """Sampling of each of Q rows of logits, and where its token goes."""
 
     sampling: SamplingBatch  # [Q]; a sample_position of -1: the row is idle, and no token lands
     seat: jax.Array  # int32 [Q], where the token is kept for the next step; out of range: nowhere
@@ -117,21 +135,21 @@ class StepBatch(AttentionMetadata):
     positions: jax.Array  # int32 [T], depth of the token in its own branch
     lengths: jax.Array  # int32 [T], the sequence's length when the token was first computed (dynamic rotary types)
     logits_index: jax.Array  # int32 [Q], the tokens whose logits are wanted
-    # Of rows; in a launch of lanes, of its sequences, which are as many. The seat says what a decode row of one token,
-    # or a sequence of a lane, is (`read_seats`); -1: none.
+    # For each row, or in a launch of lanes, for each of its sequences, which are as many. A decode row of one token, or
+    # a sequence of a lane, is completed from its seat (`read_seats`); -1: none.
     row_seat: jax.Array  # int32 [R]
-    capacity: jax.Array  # int32 [R], positions that its pages have room for; columns behind them are stale
+    capacity: jax.Array  # int32 [R], positions that its pages have room for; columns after them are stale
     max_drafts: jax.Array  # int32 [R], tokens that may be drafted one after the other in a round
-    drafter_start: jax.Array  # int32 [R], of rows in any launch: the first token that a drafter sees of each
-    constraint_state: jax.Array  # int32 [Q], in launches of rounds: what the sequence of a row may go on with
-    # Of a launch that denoises blocks of B tokens, for decode rows that enter their seats: their first block, masks
-    # included, and the position where it begins; -1 for rows that go on. Where the host knows the blocks of all rows:
-    # of decode rows the tokens of a window; and the rounds that each row's sequence has had.
+    drafter_start: jax.Array  # int32 [R], for rows in any launch: the first token of each that a drafter sees
+    constraint_state: jax.Array  # int32 [Q], in launches of rounds: automaton state of the sequence of a row
+    # For launches that denoise blocks of B tokens. For decode rows that enter their seats: the first block, masks
+    # included, and the position where it starts; -1 for rows that are seated already. Where the host knows the blocks
+    # of all rows: the tokens of a window of each decode row, and the rounds that each row's sequence has had.
     block_tokens: jax.Array  # int32 [D, B]
     block_start: jax.Array  # int32 [R]
     block_round: jax.Array  # int32 [R]
-    wants_logprobs: jax.Array  # int32 [], 1: somebody wants to know how probable drawn tokens are
-    # Of a launch of lanes (else L is 0): where in its lane each sequence's pages stand, from its `first_page`th on.
+    wants_logprobs: jax.Array  # int32 [], 1: log probabilities of drawn tokens are wanted
+    # For launches of lanes (else L is 0): the index in its lane of each sequence's pages, from its `first_page`th on.
     first_page: jax.Array  # int32 [Q]
     lane_page: jax.Array  # int32 [Q, L]
     samples: Samples  # [Q]
@@ -144,11 +162,11 @@ class StepBatch(AttentionMetadata):
 
     @property
     def num_sequences(self) -> int:
-        """That are seated, rows or parts of lanes, the idle ones included: they stand before all other tokens."""
+        """Number of seated sequences, as rows or in lanes, idle ones included; their tokens precede all others."""
         return self.lane_page.shape[0] if self.is_of_lanes else self.decode_rows
 
     def places(self, position: jax.Array, *, page_size: int) -> tuple[jax.Array, jax.Array]:
-        """int32 [S, N] each: the page, and the lane index, of positions [S, N] of the seated sequences."""
+        """Return the page and the lane index, int32 [S, N] each, of positions [S, N] of the seated sequences."""
         number = position // page_size
         row = jnp.arange(position.shape[0])
         if self.is_of_lanes:
@@ -167,7 +185,7 @@ class PackedBatch(Packed):
 
 
 def unpack(buffer: jax.Array, shape: BatchShape) -> StepBatch:
-    """The inverse of `PackedBatch`, inside a jitted function."""
+    """Return the batch in a buffer of `PackedBatch`, inside a jitted function."""
     values = unpacked(buffer, shape)
     sampling = SamplingBatch(**{f.name: values.pop(f.name) for f in fields(SamplingBatch)})
     samples = Samples(sampling, **{f.name: values.pop(f.name) for f in fields(Samples) if f.name != "sampling"})
@@ -180,7 +198,7 @@ def unpack(buffer: jax.Array, shape: BatchShape) -> StepBatch:
 
 
 def idle_batch(shape: BatchShape, *, num_slots: int, num_seats: int) -> PackedBatch:
-    """A step of padding alone: it writes nothing, sees nothing and is sampled for nobody."""
+    """Return a step of padding alone: it writes nothing, sees nothing, and no sample of it lands."""
     packed = PackedBatch(shape)
     packed["slot_mapping"][:] = num_slots + np.arange(shape.num_tokens)
     packed["row"][: shape.decode_rows * shape.decode_width] = np.repeat(

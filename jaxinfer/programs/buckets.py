@@ -12,28 +12,29 @@ from jaxinfer.programs.batch_layout import BatchShape
 _MIN_PREFILL_TOKENS = 16
 _MIN_PREFILL_ROWS = 4
 _MIN_DECODE_ROWS = 4  # beside prompts
-# From here on prompt tokens come in powers of two, and up to the second number in one more between any two of them:
-# beside 0 to 200 decodes, steps of one prompt each (log-normal, median 250) then compute 1.3 times what they need.
+# From the first number on, prompt tokens have a bucket at every power of two, and up to the second number one more
+# between any two of them. Steps of one prompt each (log-normal, median 250) beside 0 to 200 decodes then compute 1.3
+# times what they need.
 _FIRST_POWER, _LAST_BETWEEN = 64, 2048
 _MIN_LANE_SEQUENCES = 4
-# One answer has so many branches at most times: up to here lanes come in every power of two.
+# Most answers have no more branches: up to here there is a bucket of lanes for every power of two.
 _FEW_LANE_SEQUENCES = 16
-# From here on loops come in one more number of rows between any two powers of two: 40 rows take 16% less time as 48
-# than as 64 (CPU, 8 layers). Only with the fewest pages: where contexts are long, more programs are too many for a
-# process on a CPU (see `mapped_memory`).
+# From here on decode loops have one more bucket of rows between any two powers of two: 40 rows take 16% less time
+# padded to 48 than to 64 (CPU, 8 layers). Only with the narrowest page tables: where contexts are long, a process on a
+# CPU cannot map more programs (see `mapped_memory`).
 _MIN_ROWS_BETWEEN = 32
-# Columns of page tables that no row needs cost next to nothing: steps take as long with 2,048 as with 256 (CPU, 1 to
-# 256 rows). Programs do: for two widths and a draft model they are more than a process on a CPU can map.
+# Unused columns of page tables cost next to nothing: steps take as long with 2,048 as with 256 (CPU, 1 to 256 rows).
+# Programs are not free: two widths and a draft model make more of them than a process on a CPU can map.
 _FEW_PAGES = 2048
 # A prefill row costs the output head one row; this many tokens to a row keep that below a few percent of the step.
 _TOKENS_PER_PREFILL_ROW = 16
 
-# A shape is the same object wherever it is asked for: who looks for its program compares nothing but that.
+# Cached: a shape is the same object wherever it is asked for, so that looking up its program compares identities only.
 shape_of = cache(BatchShape)
 
 
 def _powers(first: int, last: int, factor: int) -> list[int]:
-    """first, first * factor, ... below last, then last."""
+    """Return first, first * factor, ... below last, then last."""
     values = []
     value = first
     while value < last:
@@ -57,7 +58,7 @@ class Buckets:
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Buckets:
-        """The shapes of an engine."""
+        """Return the shapes of an engine."""
         return cls.from_limits(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -79,7 +80,7 @@ class Buckets:
         return _powers(1, self.max_num_seqs, 2)
 
     def loop_rows(self, pages_per_row: int) -> list[int]:
-        """The numbers of rows of loops with page tables of one of the widths."""
+        """Return the bucket sizes of decode-loop rows for one width of page tables."""
         if pages_per_row > self.pages_per_row[0]:
             return self.decode_rows
         between = {rows * 3 // 2 for rows in self.decode_rows if rows >= _MIN_ROWS_BETWEEN}
@@ -87,13 +88,13 @@ class Buckets:
 
     @property
     def lane_sequences(self) -> list[int]:
-        """The numbers of sequences of launches of lanes."""
+        """Bucket sizes of sequences in launches of lanes."""
         few = _powers(min(_MIN_LANE_SEQUENCES, self.max_num_seqs), min(_FEW_LANE_SEQUENCES, self.max_num_seqs), 2)
         return sorted({*few, *_powers(few[-1], self.max_num_seqs, 4)})
 
     @property
     def prefill_tokens(self) -> list[int]:
-        """The numbers of prefill tokens of steps, but for what decode rows take of the largest."""
+        """Bucket sizes of prefill tokens of steps; of the largest one, decode rows take their part."""
         last = self.max_num_batched_tokens
         powers = _powers(_FIRST_POWER, max(last, _FIRST_POWER), 2)
         between = {count * 3 // 2 for count in powers if _FIRST_POWER < count < _LAST_BETWEEN}
@@ -103,9 +104,9 @@ class Buckets:
         return min(self.max_num_seqs, max(_MIN_PREFILL_ROWS, prefill_tokens // _TOKENS_PER_PREFILL_ROW))
 
     def _rows_beside(self, prefill_tokens: int) -> list[int]:
-        """The numbers of decode rows of steps with so many prefill tokens.
+        """Return the bucket sizes of decode rows of steps with so many prefill tokens.
 
-        The more tokens there are, the less does it cost to have more rows than are needed.
+        The more tokens there are, the less padding rows cost.
         """
         most = self.max_num_seqs
         if prefill_tokens == self.max_num_batched_tokens:
@@ -130,12 +131,12 @@ class Buckets:
 
     @property
     def hidden_sizes(self) -> list[int]:
-        """The numbers of hidden states, padded, that launches leave for log probabilities: of all rows, of a step."""
+        """Padded numbers of hidden states that launches leave for log probabilities: of all rows, and of a step."""
         most = max(decodes + tokens for decodes, _, tokens in self._mixed)
         return sorted({_power_above(self.max_num_seqs), _power_above(max(most, self.max_num_seqs))})
 
     def prefill_room(self, decode_rows: int, prefill_rows: int) -> int:
-        """The most prefill tokens of a step of so many rows; 0: no step holds these."""
+        """Return the most prefill tokens of a step with so many rows; 0: no step holds them."""
         return max((t for d, p, t in self._mixed if d >= decode_rows and p >= prefill_rows), default=0)
 
     def _mixed_shape(self, decode_rows: int, prefill_rows: int, tokens: int, pages: int) -> BatchShape:
@@ -143,7 +144,7 @@ class Buckets:
         return shape_of(decode_rows, prefill_rows, tokens, pages, num_logits=num_logits)
 
     def loop_for(self, *, decode_rows: int, pages_per_row: int) -> BatchShape:
-        """The smallest shape that holds a decode loop.
+        """Return the smallest shape that holds a decode loop.
 
         Raises:
             ValueError: the loop is larger than the limits.
@@ -152,7 +153,7 @@ class Buckets:
         return shape_of(_first(self.loop_rows(pages), decode_rows, "decode_rows"), 0, 0, pages)
 
     def shape_for(self, *, decode_rows: int, prefill_rows: int, prefill_tokens: int, pages_per_row: int) -> BatchShape:
-        """The smallest shape that holds a step with prefill chunks.
+        """Return the smallest shape that holds a step with prefill chunks.
 
         Raises:
             ValueError: the step is larger than the limits.
@@ -166,11 +167,11 @@ class Buckets:
         )
 
     def all_steps(self) -> list[BatchShape]:
-        """Every shape that `shape_for` can return."""
+        """Return every shape that `shape_for` can return."""
         return [self._mixed_shape(*mixed, pages) for pages in self.pages_per_row for mixed in self._mixed]
 
     def all_chunks(self) -> list[BatchShape]:
-        """Every shape that `shape_for` can return where there are no decode rows."""
+        """Return every shape that `shape_for` can return where there are no decode rows."""
         ways = [(prefills, tokens) for _, prefills, tokens in self._mixed]
         return list(
             dict.fromkeys(
@@ -181,7 +182,7 @@ class Buckets:
         )
 
     def all_lanes(self, lane_pages: int) -> list[BatchShape]:
-        """Every shape of a launch of lanes that writes up to `lane_pages` pages of each sequence, from few to many."""
+        """Return every shape of a launch of lanes that writes up to `lane_pages` pages of each sequence, ascending."""
         return [
             BatchShape.of_lanes(count, pages, lane_pages)
             for pages in self.pages_per_row
@@ -189,17 +190,17 @@ class Buckets:
         ]
 
     def all_loops(self) -> list[BatchShape]:
-        """Every shape that `loop_for` can return."""
+        """Return every shape that `loop_for` can return."""
         return [shape_of(rows, 0, 0, pages) for pages in self.pages_per_row for rows in self.loop_rows(pages)]
 
 
 def _power_above(count: int) -> int:
-    """The least power of two that is no smaller."""
+    """Return the least power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
 def lane_pages_for(num_tokens: int, page_size: int) -> int:
-    """The most pages that hold a sequence's latest two tokens and `num_tokens` behind them."""
+    """Return the most pages that a sequence's latest two tokens and `num_tokens` after them may take."""
     return num_tokens // page_size + 2
 
 

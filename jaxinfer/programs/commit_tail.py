@@ -1,4 +1,4 @@
-"""Keeping accepted draft tokens: their K and V move from the tail to where their lanes go on, in all layers at once.
+"""Keeping accepted draft tokens: their K and V move from the tail to where their lanes continue, in all layers at once.
 
 The functions are pure and work on arrays alone, so that a program that verifies drafts can end with them: which nodes
 were accepted need not be known on the host.
@@ -22,7 +22,7 @@ from kernels_pallas.rotate_and_write.reference import write_kv
 
 
 def commit_tail(cache: KVPool, source: jax.Array, destination: jax.Array) -> KVPool:
-    """The pool with K and V of `source` at `destination`, all moves at the same time; nothing else changes.
+    """Return the pool with K and V of `source` at `destination`, all moves at the same time; nothing else changes.
 
     Everything is read before anything is written: a slot may be the source of one move and the destination of another.
     With the cache donated the pool is updated in place, at the cost of the slots that move.
@@ -35,7 +35,7 @@ def commit_tail(cache: KVPool, source: jax.Array, destination: jax.Array) -> KVP
     """
     num_slots = cache.num_slots
     source, destination = source.reshape(-1), destination.reshape(-1)
-    if source.size == 1:  # a slot alone is written by a loop, and a GPU asks the host before every round of one
+    if source.size == 1:  # XLA writes a single slot in a loop, and a GPU asks the host before every turn of one
         source, destination = (jnp.pad(ends, (0, 1), constant_values=-1) for ends in (source, destination))
     is_move = (source >= 0) & (source < num_slots) & (destination >= 0) & (destination < num_slots)
     source = jnp.where(is_move, source, 0)
@@ -51,7 +51,7 @@ def commit_tail(cache: KVPool, source: jax.Array, destination: jax.Array) -> KVP
 
 
 def lane_slots(page_table: jax.Array, index: jax.Array, *, page_size: int) -> jax.Array:
-    """int32 [R, N]: slots of lane indices int32 [R, N], by page table int32 [R, P]; -1 for an index outside of it."""
+    """Return the slots of lane indices, int32 [R, N], by page table int32 [R, P]; -1 for an index outside of it."""
     in_table = (index >= 0) & (index < page_table.shape[1] * page_size)
     index = jnp.where(in_table, index, 0)
     page = jnp.take_along_axis(page_table, index // page_size, axis=1, mode="promise_in_bounds")
@@ -59,7 +59,7 @@ def lane_slots(page_table: jax.Array, index: jax.Array, *, page_size: int) -> ja
 
 
 def tail_moves(page_table: jax.Array, tail_start: jax.Array, path: jax.Array, *, page_size: int) -> jax.Array:
-    """The moves by which lanes without branches go on with accepted paths, at the lane index where their tails start.
+    """Return the moves of accepted paths to the lane indices where tails start, for lanes without branches.
 
     Accepted tokens of a branch go to pages of that branch instead: there `lane_slots` gives both ends of a move.
 
@@ -80,7 +80,7 @@ def tail_moves(page_table: jax.Array, tail_start: jax.Array, path: jax.Array, *,
 
 
 def packed_moves(moves: Sequence[tuple[int, int]], shape: tuple[int, int]) -> Iterator[np.ndarray]:
-    """Inputs of `CommitTail`, of one shape: as many as it takes for these moves, pairs of source and destination."""
+    """Yield inputs of `CommitTail` of one shape, as many as these moves need, which are (source, destination)."""
     size = math.prod(shape)
     for start in range(0, len(moves), size):
         some = np.asarray(moves[start : start + size], np.int32)
@@ -91,7 +91,7 @@ def packed_moves(moves: Sequence[tuple[int, int]], shape: tuple[int, int]) -> It
 
 @dataclass(frozen=True, eq=False)
 class CommitTail:
-    """The program; its shape is (R, N), its input the moves as `tail_moves` makes them, -1 for padding.
+    """Program of `commit_tail`; its shape is (R, N), its input the moves as `tail_moves` makes them, -1 for padding.
 
     Both ends of the moves are in one array because a host sends one faster than two; it may be on the device already.
     """

@@ -1,4 +1,4 @@
-"""What XLA compiles, as it says itself: programs, and operations that somebody runs outside of them."""
+"""Notice of compiles, as XLA reports them: of programs, and of operations that run outside of programs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import jax
 
-# An executable that is loaded from disk is heard of as well: the launch that needs it waits for that, too.
+# Loading an executable from disk is reported as well: the launch that needs it waits for that, too.
 _EVENT = "/jax/core/compile/backend_compile_duration"
 _of_thread = threading.local()
 
 
 @contextmanager
 def hearing_of_compiles(tell: Callable[[], None]) -> Iterator[None]:
-    """Have `tell` called for each compile that this thread brings about meanwhile; what it raises ends the compile."""
+    """Call `tell` for each compile that this thread causes in the context; an exception of `tell` ends the compile."""
     before, _of_thread.tell = getattr(_of_thread, "tell", None), tell
     try:
         yield
@@ -24,7 +24,7 @@ def hearing_of_compiles(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def is_heard() -> bool:
-    """Whether compiles of this thread are reported: it runs inside `hearing_of_compiles`."""
+    """Return whether compiles of this thread are reported: it runs inside `hearing_of_compiles`."""
     return getattr(_of_thread, "tell", None) is not None
 
 

@@ -1,4 +1,4 @@
-"""Several decode steps in one launch, for rows that nobody on the host has to look at in between."""
+"""Several decode steps in one launch, for rows that do not need the host in between."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from jaxinfer.sampling.next_tokens import Constrained, next_tokens
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LoopOutput:
-    """What N decode steps of Q sequences leave on the device."""
+    """Results of N decode steps of Q sequences, on the device."""
 
     tokens: jax.Array  # int32 [N, Q], -1 where a row was idle, NO_SCORE where it ends because nothing could be sampled
-    # Of each row's last step, where the batch wants log probabilities: hidden states [T, hidden] of the Q sequences and
+    # For each row's last step, if the batch wants log probabilities: hidden states [T, hidden] of the Q sequences and
     # padding, and the tokens int32 [T] that were sampled after each. Else zeros.
     hidden: jax.Array
     sampled: jax.Array
@@ -50,15 +50,15 @@ def decode_loop(
     hidden_sizes: Sequence[int] = (),
     constraint: Constraint | None = None,
 ) -> _State:
-    """As many decode steps of each row as `batch.num_steps` says; nothing is done once all have ended or have no room.
+    """Run `batch.num_steps` decode steps of each row; once all have ended or have no room, the rest are no-ops.
 
     The number of turns is fixed, so that a GPU need not ask the host whether there is one more.
 
     Args:
         batch: decode rows or lanes alone, all from seats.
         max_steps: the most steps that the compiled program can run.
-        hidden_sizes: numbers of hidden states that a program behind this one reads.
-        constraint: that sequences may follow.
+        hidden_sizes: numbers of hidden states that a later program reads.
+        constraint: the constraint that sequences may follow.
 
     Returns:
         The pool, the seats, the bounds, and what landed.
@@ -67,7 +67,7 @@ def decode_loop(
 
     def turn(index: jax.Array, state: tuple[_State, jax.Array]) -> tuple[_State, jax.Array]:
         (kv, seats, bounds, output), allowed_from = state
-        # A row that takes part no more has no room.
+        # A row that no longer takes part gets no room.
         capacity = jnp.where(index < batch.num_steps, batch.capacity, 0)
         now = read_seats(replace(batch, capacity=capacity), seats, page_size=kv.page_size, num_slots=num_slots)
 
@@ -105,7 +105,7 @@ def decode_loop(
 
 
 def _with_last(output: LoopOutput, landed: jax.Array, hidden: jax.Array, sampled: jax.Array) -> LoopOutput:
-    """The output with hidden states [Q, hidden] and sampled tokens [Q] of the rows for which something has landed."""
+    """Return the output with hidden states [Q, hidden] and sampled tokens [Q] of the rows whose tokens landed."""
     lands, count = landed != -1, landed.shape[0]
     return replace(
         output,
@@ -116,7 +116,7 @@ def _with_last(output: LoopOutput, landed: jax.Array, hidden: jax.Array, sampled
 
 @dataclass(frozen=True, eq=False)
 class DecodeLoop:
-    """The program of up to `max_steps` decode steps. Its input is a packed batch of seated rows."""
+    """Program of up to `max_steps` decode steps. Its input is a packed batch of seated rows."""
 
     max_steps: int
     shapes: Sequence[BatchShape] = ()
@@ -141,7 +141,7 @@ class DecodeLoop:
         return (idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
 
     def run(self, device: Device, shape: BatchShape, buffer: jax.Array) -> tuple[dict[str, Any], LoopOutput]:
-        """The state, and what landed."""
+        """Return the state, and what landed."""
         kv, seats, bounds = (device.state[name] for name in self.writes)
         kv, seats, bounds, output = decode_loop(
             device.models[TARGET], kv, seats, bounds, unpack(buffer, shape), device.backend,

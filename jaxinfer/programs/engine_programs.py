@@ -1,4 +1,4 @@
-"""The list of an engine's programs: warm-up, planning and the tests of compiled text go over it."""
+"""The list of an engine's programs, which warm-up, planning and the tests of compiled text iterate over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EnginePrograms:
 
     @classmethod
     def of(cls, buckets: Buckets, *, vocab_size: int, max_decode_steps: int, page_size: int) -> EnginePrograms:
-        """With all shapes that an engine of these limits can need."""
+        """Return the programs with all shapes that an engine of these limits can need."""
         sizes = tuple(buckets.hidden_sizes)
         lanes = buckets.all_lanes(lane_pages_for(max_decode_steps, page_size))
         return cls(
@@ -37,12 +37,12 @@ class EnginePrograms:
         )
 
     def followed_by(self, follower: Follower | None) -> EnginePrograms:
-        """The same, with steps whose tokens somebody takes in."""
+        """Return the programs with a step whose tokens the follower takes in; None: unchanged."""
         return self if follower is None else replace(self, step=replace(self.step, follower=follower))
 
     @property
     def all(self) -> list[Program]:
-        """Those that have shapes."""
+        """Programs that have shapes."""
         programs: list[Program] = [
             self.step, self.entry, self.prompt_logprobs, self.decode_loop, self.commit_tail,
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sequences enter their seats from the host: their latest tokens, their length, and what their draws are bound to."""
+"""Entry of sequences into their seats from the host: latest tokens, length, and the bounds of their draws."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from jaxinfer.programs.program import BOUNDS, SEATS, Device, Place
 from jaxinfer.programs.seats import Seats
 from jaxinfer.sampling.bounds import Bounds
 
-# So many of each in a launch: an entry of a vocabulary of 152k words takes 60 kB, and a count 12 bytes.
+# Seats and counts of a launch: an entry with a vocabulary of 152k words takes 60 kB, and a count 12 bytes.
 SEATS_OF_ENTRY, COUNTS_OF_ENTRY = 4, 4096
 # Where only tokens enter, an entry takes 20 bytes.
 SEATS_OF_TOKENS = 64
 
 
 class Enters(enum.IntEnum):
-    """What of an entry a seat takes over; all else stays as it is."""
+    """Parts of an entry that a seat takes over; all else stays as it is."""
 
-    ALL = 0  # bounds, without counts but those given, and tokens where there is a length
-    COUNTS = 1  # counts that are added to those of an entry before
-    ALLOWED = 2  # the set of allowed tokens, and that it binds
+    ALL = 0  # bounds, with no counts but those given, and tokens where there is a length
+    COUNTS = 1  # further counts, besides those of an earlier entry
+    ALLOWED = 2  # the set of allowed tokens, and whether anything binds
     TOKENS = 3  # the latest tokens and the length
 
 
 class EntryShape(NamedTuple):
-    """N seats, C counts of all of them, and a vocabulary; a vocabulary of 0: only tokens enter."""
+    """Sizes of an entry: N seats, C counts of all of them, and a vocabulary; a vocabulary of 0: only tokens enter."""
 
     num_seats: int
     num_counts: int
@@ -40,11 +40,11 @@ class EntryShape(NamedTuple):
 
     @classmethod
     def all_of(cls, num_seats: int, vocab: int) -> tuple[EntryShape, EntryShape]:
-        """Of an engine: of whole entries, and of tokens alone."""
+        """Return the shapes of an engine: for whole entries, and for tokens alone."""
         return cls(SEATS_OF_ENTRY, COUNTS_OF_ENTRY, vocab), cls(min(SEATS_OF_TOKENS, num_seats), 0, 0)
 
     def layout(self) -> dict[str, Extent]:
-        """Name -> (shape, dtype) of every host array, in the order of the packed buffer."""
+        """Return name -> (shape, dtype) of every host array, in the order of the packed buffer."""
         i, n, c = np.int32, self.num_seats, self.num_counts
         bounds = Bounds.layout(n, self.vocab) if self.vocab else {}
         bounds.pop("counts", None)
@@ -69,7 +69,7 @@ class PackedEntry(Packed):
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """The program by which sequences enter their seats, in few sizes: it runs again for what does not fit."""
+    """Program by which sequences enter their seats. It has few sizes, and runs again for what does not fit."""
 
     shapes: Sequence[EntryShape] = ()
     reads = ()
@@ -86,7 +86,7 @@ class Entry:
         return (PackedEntry(shape, place.num_seats).buffer,)
 
     def run(self, device: Device, shape: EntryShape, buffer: jax.Array) -> tuple[dict[str, Any], None]:
-        """The seats and bounds."""
+        """Return the seats and bounds."""
         given = unpacked(buffer, shape)
         seats, bounds = device.state[SEATS], device.state[BOUNDS]
         nowhere = seats.token.shape[0]

@@ -1,4 +1,4 @@
-"""A model over a batch and the KV pool: what every program is made of."""
+"""Forward pass of a model over a batch and the KV pool, which programs are made of."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PagedAttend:
     slots: jax.Array  # int32 [T], padding included
     plan: Any  # of the step, see `AttentionBackend`
     backend: AttentionBackend = field(metadata={"static": True})
-    tokens: int = field(metadata={"static": True})  # of the step; the plan knows nothing of the padding behind them
+    tokens: int = field(metadata={"static": True})  # of the step; the plan leaves out the padding after them
     scale: float = field(metadata={"static": True})
 
     def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
@@ -44,10 +44,10 @@ def forward(
     backend: AttentionBackend,
     added: jax.Array | None = None,
 ) -> tuple[KVPool, jax.Array]:
-    """Write the batch's K and V into the cache; hidden states [T, hidden] of its tokens.
+    """Write the batch's K and V into the cache; return it and the hidden states [T, hidden] of the batch's tokens.
 
     Args:
-        added: [T, hidden], to the embeddings of the tokens.
+        added: [T, hidden], added to the embeddings of the tokens.
     """
     return forward_with_features(model, cache, batch, backend, (), added)[:2]
 
@@ -60,7 +60,7 @@ def forward_with_features(
     capture: Sequence[int],
     added: jax.Array | None = None,
 ) -> tuple[KVPool, jax.Array, jax.Array | None]:
-    """The same, and the inputs [T, F * hidden] of the F layers that `capture` names, for a drafter."""
+    """Do as `forward`, and also return the inputs [T, F * hidden] of the F layers of `capture`, for a drafter."""
     tokens = batch.token_ids.shape[0]
     attend = paged_attend(model.config, model.dtype, cache, batch, backend)
     token_ids, positions, lengths = (padded(x, backend) for x in (batch.token_ids, batch.positions, batch.lengths))
@@ -76,7 +76,7 @@ def forward_with_features(
 def paged_attend(
     config: ModelConfig, dtype: jnp.dtype, cache: KVPool, batch: StepBatch, backend: AttentionBackend
 ) -> PagedAttend:
-    """How a step's tokens, padded, attend in layers of one configuration."""
+    """Return the attention of a step's tokens, padded, in layers of one configuration."""
     sizes = AttentionSizes(
         config.num_heads, config.num_kv_heads, config.head_dim, cache.page_size, dtype, cache.k[0].dtype
     )
@@ -89,7 +89,7 @@ def paged_attend(
     )
 
 
-def padded(of_tokens: jax.Array, backend: AttentionBackend, value: int = 0) -> jax.Array:
-    """An array [T, ...] of a step's tokens with as many as the backend needs at least."""
-    more = max(0, backend.min_tokens - of_tokens.shape[0])
-    return jnp.pad(of_tokens, ((0, more), *((0, 0),) * (of_tokens.ndim - 1)), constant_values=value)
+def padded(tokens_first: jax.Array, backend: AttentionBackend, value: int = 0) -> jax.Array:
+    """Pad an array [T, ...] of a step's tokens to the fewest tokens that the backend takes."""
+    more = max(0, backend.min_tokens - tokens_first.shape[0])
+    return jnp.pad(tokens_first, ((0, more), *((0, 0),) * (tokens_first.ndim - 1)), constant_values=value)

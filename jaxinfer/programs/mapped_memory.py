@@ -1,4 +1,4 @@
-"""How many more compiled programs Linux lets a process map: XLA takes three maps for every kernel of a CPU program."""
+"""Limit on the compiled programs that Linux lets a process map: XLA takes three maps for every kernel on a CPU."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from pathlib import Path
 
 _MAPS = Path("/proc/self/maps")
 _LIMIT = Path("/proc/sys/vm/max_map_count")
-# Twice what the largest programs of an engine were seen to take, whatever the number of the model's layers.
+# Twice the maps that the largest programs of an engine were seen to take, whatever the number of the model's layers.
 MOST_MAPS_OF_A_PROGRAM = 1500
 
 
 def num_maps() -> int:
-    """The memory maps of this process; 0 where the system does not tell."""
+    """Return the number of memory maps of this process; 0 where the system does not tell."""
     return _MAPS.read_bytes().count(b"\n") if _MAPS.exists() else 0
 
 
 def room_for_programs() -> int:
-    """So many programs can be compiled for certain before Linux refuses; where it has no such limit, very many.
+    """Return how many programs can certainly be compiled before Linux refuses; very many where it has no such limit.
 
     Raises:
-        RuntimeError: there is room for none. XLA would end the process with "Cannot allocate memory".
+        RuntimeError: there is no room for one. XLA would end the process with "Cannot allocate memory".
     """
     if not _LIMIT.exists():
         return 1_000_000

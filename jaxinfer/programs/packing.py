@@ -1,4 +1,4 @@
-"""Host arrays that cross to the device as one int32 buffer: views to fill, and what they are there."""
+"""Host arrays that cross to the device as one int32 buffer: views to fill on the host, arrays on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ type Extent = tuple[tuple[int, ...], Any]  # shape, and dtype of four bytes
 
 
 class Shape(Protocol):
-    """What says which arrays are packed; equal ones say the same."""
+    """Key of a layout of packed arrays; equal shapes have equal layouts."""
 
     def layout(self) -> Mapping[str, Extent]: ...
 
@@ -24,7 +24,7 @@ class Shape(Protocol):
 
 
 class PackedLayout(NamedTuple):
-    """Where arrays lie in a buffer.
+    """Places of arrays in a buffer.
 
     Attributes:
         size: elements of the buffer.
@@ -35,7 +35,7 @@ class PackedLayout(NamedTuple):
     places: tuple[tuple[str, slice, tuple[int, ...], Any], ...]
 
 
-@functools.cache  # asked for in every launch; there are few shapes
+@functools.cache  # called in every launch; there are few shapes
 def layout_of(shape: Shape) -> PackedLayout:
     places, size = [], 0
     for name, (extent, dtype) in shape.layout().items():
@@ -60,7 +60,7 @@ class Packed:
 
 
 def unpacked(buffer: jax.Array, shape: Shape) -> dict[str, jax.Array]:
-    """The inverse of `Packed`, inside a jitted function: slices and bit casts of one buffer."""
+    """Return the arrays in a buffer of `Packed`, inside a jitted function: slices and bit casts of the buffer."""
     values: dict[str, jax.Array] = {}
     for name, place, extent, dtype in layout_of(shape).places:
         flat = buffer[place]

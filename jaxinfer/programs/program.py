@@ -1,4 +1,4 @@
-"""What a program is: a pure function of the device's state and some inputs, compiled once for each of its shapes."""
+"""Protocol of programs: pure functions of the device's state and some inputs, compiled once for each shape."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from jaxinfer.sampling.bounds import Bounds, BoundsPlace
 
 # Parts of the device's state, and models, by name. A strategy adds its own.
 TARGET, KV, SEATS = "target", "kv", "seats"
-BOUNDS = "bounds"  # what draws are bound to, by seat
+BOUNDS = "bounds"  # bounds of draws, by seat
 # Read like a model, by engines that constrain sequences on the device.
 CONSTRAINT = "constraint"
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a program finds while it is traced: the models and parts of the state that it asked for, and where it runs.
+    """Arguments of a program while it is traced: the models and parts of the state that it names, and where it runs.
 
-    `kv` and the like are what `state` holds; a program returns what it has made of them.
+    `state` has the parts as they are before the program, which returns the changed ones.
     """
 
     models: Mapping[str, Any]
@@ -34,24 +34,24 @@ class Device:
     mesh: Mesh | None
 
     def readable(self, tree: Any) -> Any:
-        """What the host reads, or a later program gets: whole on every device."""
+        """Return arrays for the host or for a later program: replicated on every device."""
         everywhere = everywhere_on(self.mesh)
         return tree if everywhere is None else lax.with_sharding_constraint(tree, everywhere)
 
     def split_by_word(self, logits: jax.Array) -> jax.Array:
-        """Logits [Q, vocab] that a later program gets: each device keeps those of its own words."""
+        """Return logits [Q, vocab] for a later program: each device keeps those of its own words."""
         sharding = sharding_of_logits(self.mesh, logits.shape[-1])
         return logits if sharding is None else lax.with_sharding_constraint(logits, sharding)
 
     def placed(self, bounds: Bounds) -> Bounds:
-        """The bounds where they lay before: whole on every device, but for the counts."""
+        """Return the bounds with the shardings of `bounds_place`: replicated, but for the counts."""
         return replace(self.readable(replace(bounds, counts=())), counts=self.split_by_word(bounds.counts))
 
 
 class Program(Protocol):
     """A function of models, of parts of the device's state that it changes in place, and of inputs.
 
-    The runner compiles it for a shape when it is first launched with that; `shapes` are those that an engine can need.
+    The runner compiles it for a shape at its first launch with that shape; `shapes` are those that an engine can need.
     `planned` are the shapes that a plan looks at, the largest of their kind, each under the name that the plan shows.
     """
 
@@ -68,12 +68,12 @@ class Program(Protocol):
     def planned(self) -> Mapping[str, Hashable]: ...
 
     def describe(self, shape: Any) -> str:
-        """The program with that shape in words, for logs and progress lines."""
+        """Return the program with that shape in words, for logs and progress lines."""
         ...
 
     def idle(self, shape: Any, place: Place) -> tuple[Any, ...]:
-        """Inputs of that shape that do nothing: arrays where a host sends them, `jax.ShapeDtypeStruct` where another
-        program has left them on the device."""
+        """Return inputs of that shape that do nothing: arrays where a host sends them, `jax.ShapeDtypeStruct` where
+        another program has left them on the device."""
         ...
 
     @property
@@ -84,8 +84,8 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """What inputs depend on besides their shape: the sizes of the state, and where on devices lies what a program left
-    there, whole on each or split by words. None: on the default device."""
+    """State sizes and shardings, which inputs depend on besides their shape. What a program left on devices is
+    replicated (`whole`) or split by words. None: it is on the default device."""
 
     num_slots: int
     num_seats: int
@@ -95,19 +95,19 @@ class Place:
 
 
 def everywhere_on(mesh: Mesh | None) -> NamedSharding | None:
-    """Whole on every device of a mesh; None: one device, nothing to say."""
+    """Return the sharding that replicates on every device of a mesh; None: there is no mesh."""
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
 def sharding_of_logits(mesh: Mesh | None, vocab: int) -> NamedSharding | None:
-    """Of logits [Q, vocab]: split by words where these can be shared out evenly."""
+    """Return the sharding of logits [Q, vocab]: split by words if the devices divide them evenly, else replicated."""
     if mesh is None:
         return None
     return NamedSharding(mesh, PartitionSpec(None, "tensor") if vocab % mesh.size == 0 else PartitionSpec())
 
 
 def bounds_place(mesh: Mesh | None, vocab: int) -> BoundsPlace:
-    """Where bounds of so many words lie."""
+    """Return the shardings of bounds of so many words."""
     return BoundsPlace(everywhere_on(mesh), sharding_of_logits(mesh, vocab))
 
 

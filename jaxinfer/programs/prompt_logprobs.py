@@ -1,4 +1,4 @@
-"""Log probabilities of tokens: a program after launches that leave hidden states for it."""
+"""Log probabilities of tokens, from a program that reads the hidden states of earlier launches."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from jax import lax
 from jaxinfer.programs.program import TARGET, Device, Place
 from jaxinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 
-# Logits are made of this many positions at a time: [positions, vocabulary] in float32 is what it costs.
+# Positions whose logits are computed at a time, which takes [positions, vocabulary] in float32.
 _BLOCK = 64
-# One token of each of a few rows is what most launches are asked for: a CPU takes as long as it computes positions.
+# Most launches need one token of each of a few rows, and a CPU's time grows with the positions that it computes.
 _FEW = 8
 
 
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs:
-    """The program; its shape is the number of (padded) hidden states, its inputs are these, the tokens after them, and
-    how many of them are wanted."""
+    """Program of log probabilities; its shape is the number of (padded) hidden states, its inputs are these, the tokens
+    after them, and how many of them are wanted."""
 
     shapes: Sequence[int] = ()
     reads = (TARGET,)
@@ -45,8 +45,8 @@ class PromptLogprobs:
     def run(
         self, device: Device, shape: int, hidden: jax.Array, targets: jax.Array, num_tokens: jax.Array
     ) -> tuple[dict[str, Any], TokenLogprobs]:
-        """No state, and the log probabilities of the first `num_tokens`, int32 [], of `targets` int32 [T], each after
-        its hidden state [T, hidden]; zeros behind them."""
+        """Return no state, and the log probabilities of the first `num_tokens`, int32 [], of `targets` int32 [T], each
+        after its hidden state [T, hidden]; zeros after those."""
         model = device.models[TARGET]
         each = min(_BLOCK, shape)
 

@@ -1,4 +1,4 @@
-"""Holds models and state on the device, and compiles and launches whatever programs it is given."""
+"""The runner holds models and state on the device, and compiles and launches the programs that it is given."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from jaxinfer.programs.program import (
     sharding_of_logits,
 )
 from jaxinfer.programs.seats import Seats
+from jaxinfer.programs.stand_ins import StandIns
 from jaxinfer.sampling.bounds import ON_DEFAULT_DEVICE, Bounds, BoundsPlace
 
 logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Launches programs; `launch` returns at once, and reading what it returns waits for the device.
+    """Launcher of programs: `launch` returns at once, and reading its results waits for the device.
 
     Models are flattened once: a call passes their leaves, and the module trees exist only while tracing. The parts of
     the state that a program changes are donated to it, and updated in place.
@@ -46,8 +47,10 @@ class Runner:
     the shapes name, and cannot run them.
 
     Attributes:
-        state: part -> pytree of arrays on the device; what launches have made of it.
+        state: part -> pytree of arrays on the device, as the latest launch has left it.
         programs: those that an engine can need; others can be launched as well.
+        num_stalls: launches that have waited for the compile of their program.
+        stand_ins: chooses compiled shapes in the place of others.
     """
 
     def __init__(
@@ -67,24 +70,26 @@ class Runner:
         self._leaves: dict[str, list[Any]] = {}
         for name, model in self.models.items():
             self.set_model(name, model)
-        # What programs are compiled for, whatever launches do to the arrays meanwhile.
+        # Programs are compiled for these shapes, whatever launches do to the arrays meanwhile.
         self._abstract_state = jax.tree.map(_shape_of, self.state)
         self._executables: dict[tuple[Program, Any], Any] = {}
+        self.stand_ins = StandIns(self._executables.keys())
+        self.num_stalls = 0
         self._compiling: defaultdict[tuple[Program, Any], threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._outcome: tuple[dict[str, Any], Any] | None = None
 
     def set_model(self, name: str, model: Any) -> None:
-        """What programs read under that name from now on, of the same shapes as before."""
+        """Set the model that programs read under that name from now on, of the same shapes as before."""
         self.models[name] = model
         self._split[name] = nnx.split(model)
         leaves = jax.tree.leaves(self._split[name][1])
-        # A leaf on the host would be sent anew with every launch.
+        # A leaf on the host would be sent again with every launch.
         self._leaves[name] = [x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for x in leaves]
 
     @property
     def place(self) -> Place:
-        """What the inputs of programs depend on besides shapes."""
+        """State sizes and shardings, which the inputs of programs depend on besides shapes."""
         kv, token, target = self._abstract_state[KV], self._abstract_state[SEATS].token, self.models[TARGET]
         whole = everywhere_on(self.mesh)
         split = sharding_of_logits(self.mesh, target.config.vocab_size)
@@ -93,9 +98,12 @@ class Runner:
         return Place(kv.num_slots, token.shape[0], target, whole, split)
 
     def launch(self, program: Program, shape: Any, *inputs: Any) -> Any:
-        """Run a program; its results, which may not be there yet."""
-        executable = self._executables.get((program, shape)) or self.compile(program, shape)
-        # Never a local: the frames of a traceback would keep a pool alive, and nobody could take it from there.
+        """Launch a program, and return its results, which the device may still be computing."""
+        executable = self._executables.get((program, shape))
+        if executable is None:
+            self.num_stalls += 1
+            executable = self.compile(program, shape)
+        # Never a local variable: the frames of a traceback would keep a pool alive, and `salvage` could not reach it.
         self._outcome = executable(
             self._leaves_of(program), {name: self.state[name] for name in program.writes}, inputs
         )
@@ -105,8 +113,8 @@ class Runner:
         return results
 
     def salvage(self, make_state: Callable[[], Mapping[str, Any]]) -> None:
-        """Make the state whole after a launch that was interrupted or has failed: what it has made is taken over, and
-        parts that are lost are made anew, once the device holds none of them.
+        """Restore the state after a launch that was interrupted or has failed: take over its results, and make lost
+        parts anew, once the device holds none of them.
 
         Args:
             make_state: makes all parts.
@@ -129,10 +137,10 @@ class Runner:
         return self.launch(program, shape, *inputs)
 
     def compile(self, program: Program, shape: Any) -> jax.stages.Compiled:
-        """The compiled program, which is compiled once; nothing runs, models and state may be abstract.
+        """Return the compiled program, which is compiled once; nothing runs, and models and state may be abstract.
 
-        Any thread may call this: one that needs what another one compiles waits for that. The parts of the state come
-        back where they lay before, so each launch finds what the program is compiled for.
+        Any thread may call this: one that needs a program that another one is compiling waits for it. The parts of the
+        state keep their shardings, so each launch finds what the program is compiled for.
         """
         key = program, shape
         with self._lock:
@@ -165,24 +173,24 @@ class Runner:
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
-    """What a program is compiled for: the array's shape, and where it lies."""
+    """Return what a program is compiled for: the array's shape, dtype and sharding."""
     return x if isinstance(x, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 def _places(part: Any) -> Any:
-    """Where the arrays of a part of the state lie; None: nobody says."""
+    """Return the shardings of the arrays of a part of the state; None: some have none."""
     places = jax.tree.map(lambda x: x.sharding, part)
     return places if all(x.sharding is not None for x in jax.tree.leaves(part)) else None
 
 
 def _is_whole(part: Any) -> bool:
-    """Whether every array of a part of the state is there, once the device has computed it."""
+    """Return whether every array of a part of the state is there, once the device has computed it."""
     leaves = jax.tree.leaves(part)
     if not leaves or any(leaf.is_deleted() for leaf in leaves):
         return False
     try:
         jax.block_until_ready(leaves)
-    except Exception as error:  # whatever a launch failed with is an error of all that it has made
+    except Exception as error:  # all results of a failed launch raise its error
         logger.warning("a part of the device's state is lost: %s", error)
         return False
     return True
@@ -191,10 +199,10 @@ def _is_whole(part: Any) -> bool:
 def initial_state(
     kv: KVPool, num_seats: int, vocab_size: int, place: BoundsPlace = ON_DEFAULT_DEVICE
 ) -> dict[str, Any]:
-    """The state of a plain engine: its pool, and empty seats that bind nothing; of shapes alone where the pool is.
+    """Return the state of a plain engine: its pool, and empty seats that bind nothing; shapes only if the pool is.
 
     Args:
-        place: where seats and bounds lie.
+        place: shardings of seats and bounds.
     """
     if kv.is_abstract:
         seats = Seats.shapes(num_seats, place.whole)

@@ -1,8 +1,8 @@
 """Seats: what the device knows of every running sequence before the host does, and how steps read and change it.
 
 A launch is built while the results of the one before are unknown: which token was sampled last, whether it ended its
-sequence, and, where a launch lands any number of tokens, how many there are. So a row that decodes says only whose seat
-it is, which pages its lane has and how far it may go; its token, position and slot are made of its seat here.
+sequence, and, where a launch lands any number of tokens, how many there are. So a decode row gives only its seat, the
+pages of its lane and how far it may go; its token, position and slot are computed from its seat here.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ ENDED = -1
 class Seats:
     """One entry for each of S sequences that may run at once. Programs take it donated and return it."""
 
-    token: jax.Array  # int32 [S], the latest token, which nobody has computed yet; ENDED: no token follows
+    token: jax.Array  # int32 [S], the latest token, which is not computed yet; ENDED: no token follows
     before: jax.Array  # int32 [S], the token before that, which a drafter may not have computed
     length: jax.Array  # int32 [S], tokens of the sequence, the latest included
 
     @classmethod
     def allocate(cls, num_seats: int, sharding: jax.sharding.Sharding | None = None) -> Seats:
-        """Seats that nobody has; `sharding` None: on the default device."""
+        """Return empty seats; `sharding` None: on the default device."""
         token, before, length = (jnp.zeros(num_seats, jnp.int32, device=sharding) for _ in range(3))
         return cls(token + ENDED, before, length)
 
     @classmethod
     def shapes(cls, num_seats: int, sharding: jax.sharding.Sharding | None = None) -> Seats:
-        """Seats of shapes alone: to compile for, not to run with."""
+        """Return seats of shapes only: to compile for, not to run with."""
         shape: Any = jax.ShapeDtypeStruct((num_seats,), jnp.int32, sharding=sharding)
         return cls(shape, shape, shape)
 
 
 def latest_tokens(batch: StepBatch, seats: Seats) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """For each seated sequence, int32 [S]: its latest token and its length; and bool [S]: whether it runs, that is, has
+    """Return for each seated sequence its latest token and its length, int32 [S], and whether it runs, bool [S]: it has
     a seat, and has neither ended nor grown beyond its capacity."""
     rows = batch.num_sequences
     seat = batch.row_seat[:rows]
@@ -52,8 +52,8 @@ def latest_tokens(batch: StepBatch, seats: Seats) -> tuple[jax.Array, jax.Array,
 
 
 def read_seats(batch: StepBatch, seats: Seats, *, page_size: int, num_slots: int) -> StepBatch:
-    """The batch with its decode rows, or lanes, completed from the seats that `batch.row_seat` names; others stay as
-    given.
+    """Return the batch with its decode rows, or lanes, completed from the seats that `batch.row_seat` names; other rows
+    stay as given.
 
     A sequence that has ended, or would be written beyond its capacity, is idle: its token is padding in this step, and
     its `sample_position` is -1.
@@ -75,13 +75,13 @@ def read_seats(batch: StepBatch, seats: Seats, *, page_size: int, num_slots: int
         return own if given.shape[0] == rows else given.at[:rows].set(own)
 
     lengths = {}
-    if not batch.is_of_lanes:  # whose rows are as long as their pages
+    if not batch.is_of_lanes:  # rows of lanes are as long as their pages
         kv_len = jnp.where(runs, length, 0)
         lengths = {name: filled(getattr(batch, name), kv_len) for name in ("kv_len", "trunk_len", "tail_start")}
     samples = batch.samples
     own_position = samples.sampling.sample_position
     count = min(rows, own_position.shape[0])
-    # The sample of a decode row stands at the row's own index; behind the last one there are those of prompts.
+    # The sample of a decode row is at the row's own index; those of prompts come after the last one.
     is_own = batch.logits_index[:count] == jnp.arange(count)
     following = jnp.where(runs, length, -1)[:count]
     following = jnp.where(is_own & seated[:count], following, own_position[:count])
@@ -101,7 +101,7 @@ def read_seats(batch: StepBatch, seats: Seats, *, page_size: int, num_slots: int
 
 
 def bounded_draws(batch: StepBatch, bounds: Bounds) -> Bounded:
-    """The draws of a batch that is completed from the seats, and what they are held to."""
+    """Return the draws of a batch that is completed from the seats, with their bounds."""
     samples = batch.samples
     position = samples.sampling.sample_position
     latest = latest_output(bounds, samples.seat, batch.token_ids[batch.logits_index], position - 1)
@@ -109,17 +109,17 @@ def bounded_draws(batch: StepBatch, bounds: Bounds) -> Bounded:
 
 
 def count_latest(batch: StepBatch, bounds: Bounds, landed: jax.Array) -> Bounds:
-    """The bounds once the tokens after which others have landed, int32 [Q], -1 for none, are the latest no more."""
+    """Return the bounds after `landed`, int32 [Q], -1: none: the tokens that were the latest before are counted."""
     samples, latest = batch.samples, batch.token_ids[batch.logits_index]
     seat = jnp.where(landed != -1, samples.seat, bounds.binds.shape[0])
     return counted(bounds, seat, samples.sampling.sample_position[:, None] - 1, latest[:, None])
 
 
 def write_seats(seats: Seats, batch: StepBatch, tokens: jax.Array) -> tuple[Seats, jax.Array]:
-    """The seats after tokens int32 [Q] were sampled, and the tokens that landed: -1 for idle rows.
+    """Return the seats after tokens int32 [Q] were sampled, and the tokens that landed: -1 for idle rows.
 
-    A sequence ends with one of its ending tokens, with `NO_SCORE`, which lands in the place of a token, and where it
-    reaches its greatest length.
+    A sequence ends with one of its ending tokens, with `NO_SCORE`, which lands in the place of a token, or at its
+    greatest length.
     """
     samples = batch.samples
     position = samples.sampling.sample_position

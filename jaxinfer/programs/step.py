@@ -26,7 +26,7 @@ from jaxinfer.sampling.sampler import sample
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step leaves on the device. T tokens, Q wanted logits, V words."""
+    """Results of a step, on the device. T tokens, Q wanted logits, V words."""
 
     token_ids: jax.Array  # int32 [Q], sampled; -1 where the row is idle, NO_SCORE where nothing could be
     logprobs: TokenLogprobs  # [Q], of these; zeros unless the batch wants them
@@ -34,7 +34,7 @@ class StepOutput:
 
 
 class Stepped(NamedTuple):
-    """What a step has made of the state, what it leaves, and what a follower takes in."""
+    """State after a step, its results, and the input of a follower."""
 
     kv: KVPool
     seats: Seats
@@ -53,7 +53,7 @@ def step(
     backend: AttentionBackend,
     capture: Sequence[int] = (),
 ) -> Stepped:
-    """One step of every way of decoding."""
+    """Run one step; every way of decoding uses it."""
     batch = read_seats(batch, seats, page_size=kv.page_size, num_slots=kv.num_slots)
     kv, hidden, features = forward_with_features(model, kv, batch, backend, capture)
     logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
@@ -67,7 +67,7 @@ def step(
 
 
 class Follower(Protocol):
-    """Takes in the tokens of steps, in parts of the device's state that it returns as it has changed them."""
+    """Device half of a drafter that takes in the tokens of steps, and returns its changed parts of the state."""
 
     @property
     def reads(self) -> Sequence[str]: ...  # names of models
@@ -84,17 +84,17 @@ class Follower(Protocol):
 
 
 def padded_to(sizes: Sequence[int], count: int) -> int:
-    """The smallest of some sizes that holds so many hidden states; where there is none, as many."""
+    """Return the smallest of `sizes` that holds `count` hidden states; `count` if none does."""
     return min([size for size in sizes if size >= count], default=count)
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The program of one step, which has chunks of prompts. Its input is a packed batch, which says whether the
-    follower, where there is one, takes part.
+    """Program of one step, which has chunks of prompts. Its input is a packed batch, which says whether the follower,
+    if there is one, takes part.
 
     Attributes:
-        hidden_sizes: numbers of hidden states that a program behind this one reads.
+        hidden_sizes: numbers of hidden states that a later program reads.
     """
 
     shapes: Sequence[BatchShape] = ()
@@ -116,7 +116,7 @@ class Step:
 
     @property
     def largest(self) -> BatchShape:
-        """The shape with the most tokens and rows."""
+        """Shape with the most tokens and rows."""
         return max(self.shapes, key=lambda s: (s.num_tokens, s.num_logits, s.num_rows, s.pages_per_row))
 
     def describe(self, shape: BatchShape) -> str:
@@ -126,7 +126,7 @@ class Step:
         return (idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats).buffer,)
 
     def run(self, device: Device, shape: BatchShape, buffer: jax.Array) -> tuple[dict[str, Any], StepOutput]:
-        """The state, and the output with its hidden states padded: few shapes of them mean few programs that read
+        """Return the state, and the output with padded hidden states: few shapes of them need few programs that read
         them."""
         capture = () if self.follower is None else self.follower.capture
         state = device.state
@@ -149,7 +149,7 @@ class Step:
 
 
 def _followed(follower: Follower, device: Device, batch: StepBatch, features: jax.Array | None) -> dict[str, Any]:
-    """The follower's parts of the state, with the tokens of a step if the batch says so."""
+    """Return the follower's parts of the state, with the tokens of a step if the batch says so."""
 
     def follow(state: dict[str, Any]) -> dict[str, Any]:
         return follower.follow(replace(device, state={**device.state, **state}), batch, features)

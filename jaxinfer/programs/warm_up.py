@@ -24,12 +24,12 @@ MOST_THREADS = 8
 
 
 def warm_up(runner: Runner, *, progress: bool = True) -> int:
-    """Compile all of the runner's programs, several at once, the likely ones first; how many there are.
+    """Compile all of the runner's programs, several at once, the likely ones first, and return their number.
 
     On a GPU they then run on padding, one after the other, until their CUDA graphs are recorded.
 
     Raises:
-        RuntimeError: they are more than Linux has memory maps for, see `room_for_programs`.
+        RuntimeError: Linux has too few memory maps for them, see `room_for_programs`.
     """
     compiling = WarmUp(runner, num_threads=min(os.cpu_count() or 1, MOST_THREADS))
     bar = tqdm(total=compiling.num_programs, desc="Warm-up", unit="program", disable=not progress, dynamic_ncols=True)
@@ -46,24 +46,24 @@ def warm_up(runner: Runner, *, progress: bool = True) -> int:
 
 
 def by_likelihood(programs: Sequence[Program]) -> Iterator[tuple[Program, Any]]:
-    """The smallest shape of each program, then the next of each: programs name their shapes from few to many."""
+    """Yield the smallest shape of each program, then the next of each: programs list their shapes from few to many."""
     for shapes in zip_longest(*([(program, shape) for shape in program.shapes] for program in programs)):
         yield from (found for found in shapes if found is not None)
 
 
 def record(runner: Runner, program: Program, shape: Any) -> None:
-    """Run a program on padding. Only the thread that launches may: no other one touches the state."""
-    # Launches in flight have their inputs and results allocated, each of them.
+    """Run a program on padding. Only the thread that launches may call this: no other one touches the state."""
+    # Wait: each launch in flight holds memory for its inputs and results.
     jax.block_until_ready(runner.launch_idle(program, shape))
 
 
 class WarmUp:
     """Threads that compile the programs of a runner, the likely ones first. They need shapes alone, and launch nothing.
 
-    They end after what they are compiling when the process does.
+    When the process ends, they finish what they are compiling and end too.
 
     Attributes:
-        error: what has ended it, if anything did.
+        error: the exception that has ended it, if any did.
     """
 
     def __init__(self, runner: Runner, *, num_threads: int) -> None:
@@ -85,14 +85,14 @@ class WarmUp:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is compiled any more."""
+        """Whether all threads have ended."""
         return not any([thread.is_alive() for thread in self._threads])
 
     def compiled(self) -> Iterator[tuple[Program, Any]]:
-        """Programs as they are compiled.
+        """Yield programs as they are compiled.
 
         Raises:
-            Exception: what has ended it.
+            Exception: `error`, once all threads have ended.
         """
         running = len(self._threads)
         while running:
@@ -105,17 +105,17 @@ class WarmUp:
             raise self.error
 
     def stop(self) -> None:
-        """Compile no more than what is begun, and wait for that."""
+        """Start no further compile, and wait for those that are running."""
         self.cancel()
         for thread in self._threads:
             thread.join()
 
     def cancel(self) -> None:
-        """Compile no more than what is begun."""
+        """Start no further compile."""
         self._stop.set()
 
     def to_record(self) -> list[tuple[Program, Any]]:
-        """What is to run on padding once all is compiled, in this order: on a CPU nothing is."""
+        """Return what to run on padding once all is compiled, in this order; on a CPU nothing."""
         return [] if jax.default_backend() == "cpu" else _RUNS_TO_RECORD * self._programs
 
     def _compile(self, runner: Runner) -> None:
@@ -131,7 +131,7 @@ class WarmUp:
 
     def _next(self) -> tuple[Program, Any] | None:
         with self._lock:
-            # Python waits for its threads when it ends, and that only this one can tell.
+            # Python waits for its threads when it ends, and they can tell that only from the main thread.
             if self._stop.is_set() or not self._waiting or not threading.main_thread().is_alive():
                 return None
             if not self._room:  # counting takes as long as loading a small program

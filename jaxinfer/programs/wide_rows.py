@@ -1,4 +1,4 @@
-"""Rows of several tokens that the device makes itself: a sequence's latest tokens, and what is drafted behind them."""
+"""Rows of several tokens that the device makes itself: a sequence's latest tokens, and the drafts after them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxinfer.sampling.sampler import SamplingBatch
 def wide_rows(
     batch: StepBatch, tokens: jax.Array, first: jax.Array, count: jax.Array, *, page_size: int, num_slots: int
 ) -> StepBatch:
-    """The batch with the first `count` of `tokens` in each seated sequence, at successive positions; the rest of them
-    is padding. Rows of prompts stay as they are.
+    """Return the batch with the first `count` of `tokens` in each seated sequence, at successive positions; the rest of
+    them is padding. Rows of prompts stay as they are.
 
     Args:
         batch: with R decode rows of one token, or R sequences in lanes.
@@ -25,8 +25,8 @@ def wide_rows(
         page_size, num_slots: of the pool.
 
     Returns:
-        R decode rows of W tokens, or lanes with as many of each sequence. What was sampled after a sequence's token is
-        sampled after the last of its W.
+        R decode rows of W tokens, or lanes with W tokens of each sequence. A sequence is sampled after the last of its
+        W tokens.
     """
     rows, width = tokens.shape
     assert batch.num_sequences == rows and batch.decode_width == 1
@@ -35,9 +35,9 @@ def wide_rows(
     there = offset < count[:, None]
     position = first[:, None] + offset
     page, lane_index = batch.places(position, page_size=page_size)
-    # Behind those of the padding that stays.
+    # After the slots of the padding that stays.
     nowhere = num_slots + batch.token_ids.shape[0] + jnp.arange(rows * width).reshape(rows, width)
-    of_tokens = {
+    token_fields = {
         "token_ids": jnp.where(there, tokens, 0),
         "positions": jnp.where(there, position, 0),
         "lengths": jnp.maximum(batch.lengths[:rows, None], position + 1),
@@ -46,10 +46,10 @@ def wide_rows(
         "limit": jnp.where(there, lane_index, -1),
         "branch": jnp.broadcast_to(batch.branch[:rows, None], (rows, width)),
     }
-    of_rows = {}
+    row_fields = {}
     starts = batch.query_start_loc * width
     if not batch.is_of_lanes:
-        of_rows = dict.fromkeys(("kv_len", "trunk_len", "tail_start"), jnp.where(count > 0, first + count, 0))
+        row_fields = dict.fromkeys(("kv_len", "trunk_len", "tail_start"), jnp.where(count > 0, first + count, 0))
         starts = jnp.concatenate([starts[:rows], batch.query_start_loc[rows:] + more])
 
     def followed_by(own: jax.Array, others: jax.Array) -> jax.Array:
@@ -58,8 +58,8 @@ def wide_rows(
     index = batch.logits_index
     return replace(
         batch,
-        **{name: followed_by(own.reshape(-1), getattr(batch, name)[rows:]) for name, own in of_tokens.items()},
-        **{name: followed_by(own, getattr(batch, name)[rows:]) for name, own in of_rows.items()},
+        **{name: followed_by(own.reshape(-1), getattr(batch, name)[rows:]) for name, own in token_fields.items()},
+        **{name: followed_by(own, getattr(batch, name)[rows:]) for name, own in row_fields.items()},
         tail_bits=jnp.zeros((batch.token_ids.shape[0] + more, 0), jnp.uint32),
         query_start_loc=starts,
         logits_index=jnp.where(index < rows, index * width + width - 1, index + more),
@@ -68,9 +68,9 @@ def wide_rows(
 
 
 def sampled_everywhere(batch: StepBatch, sampling: SamplingBatch) -> SamplingBatch:
-    """How the tokens [R * W] after each token of wide rows alone are sampled, given how those of the rows [R] are.
+    """Return the sampling after each token [R * W] of a batch of wide rows alone, given that of its rows [R].
 
-    At padding nothing is.
+    Nothing is sampled after padding.
     """
     width = batch.limit.shape[0] // sampling.sample_position.shape[0]
     sampling = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), sampling)

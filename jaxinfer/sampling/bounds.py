@@ -1,4 +1,4 @@
-"""What the draws of running sequences are bound to, by seat: penalties, biases, and sets of allowed tokens."""
+"""Bounds of the draws of running sequences, by seat: penalties, biases, and sets of allowed tokens."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MOST = np.iinfo(np.uint16).max
 
 
 def num_words(vocab: int) -> int:
-    """Of bits, one for each token."""
+    """Return the number of words of bits, one bit for each token."""
     return -(-vocab // WORD_BITS)
 
 
 class BoundsPlace(NamedTuple):
-    """Where bounds lie: whole on every device, but for counts, which are split by words as logits are. None: on the
-    default device."""
+    """Shardings of bounds: replicated, but for counts, which are split by words as logits are. None: on the default
+    device."""
 
     whole: jax.sharding.Sharding | None = None
     by_word: jax.sharding.Sharding | None = None
@@ -39,15 +39,15 @@ ON_DEFAULT_DEVICE = BoundsPlace()
 class Bounds:
     """One entry for each of S sequences that may run at once. V tokens, W words of bits, K = MAX_LOGIT_BIAS.
 
-    The counts of a sequence are those of its output tokens but the latest; a token that nobody has computed is added
-    where it is drawn after. Nothing but `binds` means anything where that is 0.
+    The counts of a sequence are those of its output tokens but the latest, which is not computed yet and is added when
+    a token is drawn after it. Where `binds` is 0, all other fields are meaningless.
     """
 
     binds: Any  # int32 [S], 1: anything here changes a draw of the sequence
-    counts: Any  # uint16 [S, V], how often each token stands in the output; as often as that can say, or more
+    counts: Any  # uint16 [S, V], how often each token is in the output; the greatest uint16 also stands for more
     in_prompt: Any  # uint32 [S, W], bits
     allowed: Any  # uint32 [S, W], bits
-    ending: Any  # uint32 [S, W], bits: tokens that are barred from below `min_length`
+    ending: Any  # uint32 [S, W], bits: tokens that are barred below `min_length`
     min_length: Any  # int32 [S], tokens of the sequence before which none of `ending` may be drawn
     prompt_length: Any  # int32 [S]
     bias_token: Any  # int32 [S, K]; V: none
@@ -55,17 +55,17 @@ class Bounds:
     repetition_penalty: Any  # float32 [S], 1 is off
     frequency_penalty: Any  # float32 [S], 0 is off
     presence_penalty: Any  # float32 [S], 0 is off
-    # How logits [..., V] are split over devices, and counts like them; None: they are not.
+    # Sharding of logits [..., V], and of counts like them; None: they are not sharded.
     by_word: jax.sharding.Sharding | None = field(default=None, metadata={"static": True})
 
     @classmethod
     def allocate(cls, num_seats: int, vocab: int, place: BoundsPlace = ON_DEFAULT_DEVICE) -> Bounds:
-        """Of seats that nobody has: they bind nothing."""
+        """Return the bounds of empty seats: they bind nothing."""
         return cls._made(num_seats, vocab, place, lambda extent, dtype, at: jnp.zeros(extent, dtype, device=at))
 
     @classmethod
     def shapes(cls, num_seats: int, vocab: int, place: BoundsPlace = ON_DEFAULT_DEVICE) -> Bounds:
-        """Of shapes alone: to compile for, not to run with."""
+        """Return bounds of shapes only: to compile for, not to run with."""
         return cls._made(
             num_seats, vocab, place, lambda extent, dtype, at: jax.ShapeDtypeStruct(extent, dtype, sharding=at)
         )
@@ -83,7 +83,7 @@ class Bounds:
 
     @classmethod
     def bytes_of(cls, num_seats: int, vocab: int, num_devices: int = 1) -> int:
-        """What they take on each of so many devices."""
+        """Return the bytes of bounds on each of `num_devices` devices."""
         each = {
             name: math.prod(of) * np.dtype(dtype).itemsize for name, (of, dtype) in cls.layout(num_seats, vocab).items()
         }
@@ -93,7 +93,7 @@ class Bounds:
 
     @classmethod
     def layout(cls, num_seats: int, vocab: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """Name -> (shape, dtype) of every array."""
+        """Return name -> (shape, dtype) of every array."""
         words, i, f, bits = num_words(vocab), np.int32, np.float32, np.uint32
         extents: dict[str, tuple[tuple[int, ...], Any]] = {
             "counts": ((vocab,), np.uint16), "in_prompt": ((words,), bits), "allowed": ((words,), bits),
@@ -107,10 +107,10 @@ class Bounds:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Bounded:
-    """Q draws, and the bounds by seat that they are held to, while a program is traced."""
+    """Draws of Q tokens, and the bounds by seat that apply to them, while a program is traced."""
 
     bounds: Bounds
-    seat: jax.Array  # int32 [Q], out of range: held to nothing
+    seat: jax.Array  # int32 [Q], out of range: nothing applies
     position: jax.Array  # int32 [Q], the index in its sequence of the token that is drawn
     path: jax.Array  # int32 [Q, D], output tokens before it that are not counted: the latest, and drafts; -1: none
 
@@ -119,7 +119,7 @@ class Bounded:
         return jnp.any(of_seats(self.bounds.binds, self.seat) > 0)
 
     def hold(self, logits: jax.Array) -> jax.Array:
-        """Logits float32 [Q, V] as they are drawn from; nothing is computed where nobody is bound."""
+        """Return logits float32 [Q, V] as they are drawn from; nothing is computed if no row is bound."""
 
         def bound(logits: jax.Array) -> jax.Array:
             of_draws = of_rows(self.bounds, self.seat)
@@ -130,28 +130,28 @@ class Bounded:
         return self.split(lax.cond(self.anyone, bound, lambda logits: logits, self.split(logits)))
 
     def split(self, logits: jax.Array) -> jax.Array:
-        """Logits float32 [Q, V] as they lie on devices: split by word, or as they are."""
+        """Return logits float32 [Q, V] with their sharding: split by word, or as they are."""
         by_word = self.bounds.by_word
         return logits if by_word is None else lax.with_sharding_constraint(logits, by_word)
 
 
 def unpacked(bits: jax.Array, vocab: int) -> jax.Array:
-    """bool [N, vocab] of bits uint32 [N, W]."""
+    """Return bits uint32 [N, W] as bool [N, vocab]."""
     token = jnp.arange(vocab, dtype=jnp.uint32)
     words = jnp.take(bits, (token // WORD_BITS).astype(jnp.int32), axis=1, mode="clip")
     return (words >> (token % WORD_BITS)) & 1 > 0
 
 
 def _has(bits: jax.Array, token: jax.Array) -> jax.Array:
-    """bool [N, D]: whether tokens int32 [N, D] are in the sets of bits uint32 [N, W]."""
+    """Return whether tokens int32 [N, D] are in the sets of bits uint32 [N, W], as bool [N, D]."""
     words = jnp.take_along_axis(bits, token // WORD_BITS, axis=1, mode="clip")
     return (words >> (token % WORD_BITS).astype(jnp.uint32)) & 1 > 0
 
 
 def adjust(logits: jax.Array, bounds: Bounds, position: jax.Array, path: jax.Array) -> jax.Array:
-    """Logits float32 [N, V] as they are drawn from, in vLLM's order.
+    """Return logits float32 [N, V] as they are drawn from, with bounds applied in vLLM's order.
 
-    Sets and biases; then the repetition penalty (Keskar et al. 2019: positive logits of tokens that stand in prompt or
+    Sets and biases; then the repetition penalty (Keskar et al. 2019: positive logits of tokens in the prompt or the
     output are divided by it, negative ones multiplied), the frequency penalty (times the count in the output) and the
     presence penalty (once if the count is not 0), both as in OpenAI's documentation.
 
@@ -168,7 +168,7 @@ def adjust(logits: jax.Array, bounds: Bounds, position: jax.Array, path: jax.Arr
     logits = logits.at[rows, bounds.bias_token].add(bounds.bias, mode="drop")
     known = unpacked(bounds.in_prompt, vocab)
     out = _penalized(logits, bounds.counts.astype(jnp.float32), known, bounds)
-    # Penalties do not add up token by token: where the path goes, they are those of the whole count.
+    # Penalties do not add up token by token: for tokens on the path, they are computed from the whole count.
     token = jnp.maximum(path, 0)
     on_path = jnp.sum((path[:, :, None] == path[:, None]) & (path >= 0)[:, None], axis=2)
     count = on_path + jnp.take_along_axis(bounds.counts, token, axis=1).astype(jnp.int32)
@@ -179,7 +179,7 @@ def adjust(logits: jax.Array, bounds: Bounds, position: jax.Array, path: jax.Arr
 
 
 def _penalized(logits: jax.Array, count: jax.Array, in_prompt: jax.Array, bounds: Bounds) -> jax.Array:
-    """Logits, counts float32 and marks of the prompt, all [N, ...]."""
+    """Return logits with penalties, given counts float32 and marks of the prompt, all [N, ...]."""
     penalty = jnp.where(in_prompt | (count > 0), bounds.repetition_penalty[:, None], 1.0)
     logits = jnp.where(logits > 0, logits / penalty, logits * penalty)
     logits = logits - bounds.frequency_penalty[:, None] * count
@@ -187,7 +187,7 @@ def _penalized(logits: jax.Array, count: jax.Array, in_prompt: jax.Array, bounds
 
 
 def packed_bits(mask: np.ndarray) -> np.ndarray:
-    """Bits uint32 [W] of a set of tokens, bool [V], on the host."""
+    """Return the bits uint32 [W] of a set of tokens, bool [V], on the host."""
     packed = np.zeros(num_words(mask.size) * WORD_BITS // 8, np.uint8)
     of_mask = np.packbits(mask, bitorder="little")
     packed[: of_mask.size] = of_mask
@@ -195,25 +195,25 @@ def packed_bits(mask: np.ndarray) -> np.ndarray:
 
 
 def of_seats(by_seat: jax.Array, seat: jax.Array) -> jax.Array:
-    """Integers [N] of seats int32 [N], by seat; 0 of a seat out of range."""
+    """Return the integers [N] of seats int32 [N]; 0 for a seat out of range."""
     is_one = (seat >= 0) & (seat < by_seat.shape[0])
     return jnp.where(is_one, by_seat.at[seat].get(mode="clip"), 0)
 
 
 def of_rows(bounds: Bounds, seat: jax.Array) -> Bounds:
-    """Those of seats int32 [N]; of a seat out of range, some that bind nothing."""
+    """Return the bounds of seats int32 [N]; a seat out of range has arbitrary ones, which do not bind."""
     found = jax.tree.map(lambda x: x.at[seat].get(mode="clip"), bounds)
     return replace(found, binds=of_seats(bounds.binds, seat))
 
 
 def latest_output(bounds: Bounds, seat: jax.Array, token: jax.Array, position: jax.Array) -> jax.Array:
-    """int32 [N]: the latest tokens [N] of sequences, at positions [N], as they begin a path: -1 where it is one of the
+    """Return the latest tokens int32 [N] of sequences, at positions [N], as the start of a path: -1 for a token of the
     prompt."""
     return jnp.where(position >= of_seats(bounds.prompt_length, seat), token, -1)
 
 
 def counted(bounds: Bounds, seat: jax.Array, position: jax.Array, tokens: jax.Array) -> Bounds:
-    """Bounds after tokens int32 [N, D] of N sequences have become tokens before the latest.
+    """Return the bounds after tokens int32 [N, D] of N sequences have become tokens before the latest.
 
     Args:
         seat: int32 [N], out of range: nothing is counted.
@@ -226,6 +226,6 @@ def counted(bounds: Bounds, seat: jax.Array, position: jax.Array, tokens: jax.Ar
     number = jnp.sum((tokens[:, :, None] == tokens[:, None]) & counts[:, None], axis=2)
     known = before.at[jnp.maximum(seat, 0)[:, None], jnp.maximum(tokens, 0)].get(mode="clip").astype(jnp.int32)
     at = jnp.where(counts, seat[:, None], before.shape[0])
-    # Under no condition: in a loop, XLA would copy all counts for one.
+    # Not in a `lax.cond`: in a loop, XLA would copy all counts for it.
     after = jnp.minimum(known + number, _MOST).astype(before.dtype)
     return replace(bounds, counts=before.at[at, tokens].set(after, mode="drop"))

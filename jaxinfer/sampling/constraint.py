@@ -1,8 +1,8 @@
-"""Which tokens a constrained sequence may have, and what comes of each: an automaton as tables on the device.
+"""Allowed tokens of constrained sequences, and the state after each: an automaton as tables on the device.
 
-A state is an index. Two mean the same in every automaton: from `FREE` on anything is allowed, for whoever has no
-constraint, and `DEAD` is where a token leads that is not allowed. Tokens are read symbol by symbol: the 256 bytes, and
-those below that make pieces of all lengths the same.
+A state is an index. Two mean the same in every automaton: `FREE` allows anything, for a sequence without a constraint,
+and a token that is not allowed leads to `DEAD`. Tokens are read symbol by symbol: the 256 bytes, and the symbols below,
+which pad pieces to one length.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from jax import lax
 
 FREE, DEAD = 0, 1
-NUM_OWN_STATES = 2  # an automaton's own begin behind them
-PADDING, NO_BYTES = 256, 257  # symbols: of nothing more; of a token that adds nothing to a text
+NUM_OWN_STATES = 2  # an automaton's own states start after them
+PADDING, NO_BYTES = 256, 257  # symbols: after the end of a piece; of a token that adds nothing to a text
 _NUM_SYMBOLS = 258
 
 
@@ -29,14 +29,14 @@ class Words:
 
     symbols: Any  # int16 [V, P], padded
     by_length: Any  # int32 [V], tokens, the longest first
-    rank: Any  # int32 [V], where each stands in that order
+    rank: Any  # int32 [V], index of each token in that order
     num_longer: tuple[int, ...] = field(
         metadata={"static": True}
     )  # [P], how many tokens have more than 0, 1, ... bytes
 
     @classmethod
     def of(cls, pieces: Sequence[bytes | None]) -> Words:
-        """Host arrays for what each token adds to a text; None or empty: nothing."""
+        """Return host arrays for what each token adds to a text; None or empty: nothing."""
         lengths = np.asarray([len(piece or b" ") for piece in pieces])
         symbols = np.full((len(pieces), int(lengths.max())), PADDING, np.int16)
         for token, piece in enumerate(pieces):
@@ -49,7 +49,7 @@ class Words:
 
 
 class AutomatonLimits(NamedTuple):
-    """The sizes of an automaton's arrays, the same for all: programs are compiled before any of them is known."""
+    """Sizes of an automaton's arrays. All automata have the same: programs are compiled before any is known."""
 
     num_states: int = 2**15  # as many as an int16 tells apart
     num_classes: int = 128
@@ -59,7 +59,7 @@ class AutomatonLimits(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Automaton:
-    """S states and C classes of symbols that behave alike; M markers: tokens whose bytes do not count."""
+    """Tables of S states and C classes of symbols that behave alike; M markers: tokens whose bytes do not count."""
 
     table: Any  # int16 [S, C], the state after a symbol
     class_of_symbol: Any  # int32 [258]
@@ -68,7 +68,7 @@ class Automaton:
 
     @classmethod
     def empty(cls, limits: AutomatonLimits, vocab_size: int) -> Automaton:
-        """Host arrays in which nothing but `FREE` leads anywhere, to be filled in."""
+        """Return host arrays, to be filled in, in which every state but `FREE` leads to `DEAD`."""
         table = np.full((limits.num_states, limits.num_classes), DEAD, np.int16)
         after_marker = np.full((limits.num_states, limits.num_markers), DEAD, np.int16)
         table[FREE], after_marker[FREE] = FREE, FREE
@@ -79,14 +79,14 @@ class Automaton:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Constraint:
-    """What programs read: the vocabulary, and the automaton that constrained sequences follow now."""
+    """Vocabulary, and the automaton that constrained sequences follow now, as programs read them."""
 
     words: Words
     automaton: Automaton
 
 
 def allowed(constraint: Constraint, state: jax.Array) -> jax.Array:
-    """bool [N, V]: which tokens lead from states int32 [N] to others than `DEAD`."""
+    """Return which tokens lead from states int32 [N] to others than `DEAD`, as bool [N, V]."""
     words, automaton = constraint.words, constraint.automaton
     classes = _entries(automaton.class_of_symbol, words.symbols[words.by_length].astype(jnp.int32))
     states = jnp.broadcast_to(state[:, None], (state.shape[0], words.by_length.shape[0]))
@@ -109,10 +109,10 @@ def allowed(constraint: Constraint, state: jax.Array) -> jax.Array:
 
 
 def advance(constraint: Constraint, state: jax.Array, token: jax.Array, *, most_bytes: int | None = None) -> jax.Array:
-    """int32 [...]: the states after tokens int32 [...] in states int32 [...].
+    """Return the states int32 [...] after tokens int32 [...] in states int32 [...].
 
     Args:
-        most_bytes: longer tokens lead to `DEAD`, from wherever there is a constraint; None: none is too long.
+        most_bytes: longer tokens lead to `DEAD`, except from `FREE`; None: no token is too long.
     """
     words, automaton = constraint.words, constraint.automaton
     token, state = jnp.broadcast_arrays(jnp.clip(token, 0, words.symbols.shape[0] - 1), state)
@@ -139,7 +139,7 @@ def advance(constraint: Constraint, state: jax.Array, token: jax.Array, *, most_
 
 
 def _in_a_loop(automaton: Automaton, states: jax.Array, classes: jax.Array) -> jax.Array:
-    """The states [...] after symbols of classes [..., P], whose [...] broadcast."""
+    """Return the states [...] after symbols of classes [..., P], whose [...] broadcast."""
 
     def after_symbol(place: jax.Array, states: jax.Array) -> jax.Array:
         return _cells(automaton.table, states, lax.dynamic_index_in_dim(classes, place, axis=-1, keepdims=False))
@@ -148,11 +148,11 @@ def _in_a_loop(automaton: Automaton, states: jax.Array, classes: jax.Array) -> j
 
 
 def _entries(table: jax.Array, index: jax.Array) -> jax.Array:
-    """int32 [...]: of a table [N]. Indices in range, once each: looking for negative ones would read them twice, and
-    XLA, which makes one computation of a chain of lookups, compute all that led to them as often."""
+    """Return entries int32 [...] of a table [N]. Indices are in range and read once: a check for negative ones would
+    read them twice, and XLA, which fuses a chain of lookups, would compute all that led to them twice."""
     return table.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False).astype(jnp.int32)
 
 
 def _cells(table: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
-    """int32 [...]: of a table [N, M]."""
+    """Return entries int32 [...] of a table [N, M]."""
     return _entries(table.reshape(-1), row * table.shape[1] + column)

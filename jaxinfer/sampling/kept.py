@@ -1,6 +1,6 @@
-"""Which tokens a row may be sampled from: what top-k and top-p keep of weights, without sorting the vocabulary.
+"""Tokens that a row may be sampled from: top-k and top-p over weights, without sorting the vocabulary.
 
-Min-p has been applied to weights before: what it drops weighs 0, and is not kept.
+Min-p has been applied to weights before: a token that it drops weighs 0, and is not kept.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# A weight in [0, 1] as a float's bits, which are ordered as the floats are, has 30 of them; 2 are found in a pass.
+# Bits of a float in [0, 1], which are ordered as the floats are, and bits that one pass finds.
 _WEIGHT_BITS = 30
 _DIGIT_BITS = 2
 
@@ -22,7 +22,8 @@ type Measure = Callable[[jax.Array], jax.Array]
 def kept_of_candidates(
     weights: jax.Array, mass: jax.Array, *, top_k: jax.Array, top_p: jax.Array, vocab: int
 ) -> tuple[jax.Array, jax.Array]:
-    """What is kept of each row's heaviest tokens, and whether they provably hold all that top-k and top-p keep.
+    """Return which of each row's heaviest tokens are kept, and whether they provably include all that top-k and top-p
+    keep.
 
     Args:
         weights: float32 [Q, N] of the N heaviest tokens, in descending order; the first weighs 1.
@@ -43,16 +44,17 @@ def kept_of_candidates(
     nucleus = (before < wanted[:, None]) | (rank == 0)
     # Top-k ends within the candidates; or it is off (the mass it keeps would be unknown) and the nucleus is full; or
     # there is nothing besides them.
-    # (The last of them is not asked for by its index: XLA would sort the vocabulary to have it.)
+    # (The last candidate is not read by its index: XLA would sort the vocabulary for that.)
     covered = (top_k <= count) | ((top_k >= vocab) & (total >= wanted)) | (count == vocab)
     covered |= jnp.min(weights, axis=-1) <= 0
     return in_top_k & nucleus & (weights > 0), covered
 
 
 def kept_of_all(weights: jax.Array, *, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """bool [Q, V]: what top-k and then top-p keep of weights float32 [Q, V] in [0, 1]; ties go to the lower token id.
+    """Return bool [Q, V]: what top-k and then top-p keep of weights float32 [Q, V] in [0, 1]; ties go to the lower
+    token id.
 
-    NaN is kept too: what has it is seen to have no score.
+    NaN is kept too, so that its row is found to have no score.
 
     Args:
         top_k: int32 [Q], V is off.
@@ -71,11 +73,12 @@ def kept_of_all(weights: jax.Array, *, top_k: jax.Array, top_p: jax.Array) -> ja
 
 
 def _heaviest(weights: jax.Array, measure: Measure, wanted: jax.Array) -> jax.Array:
-    """bool [Q, V]: the heaviest tokens until `measure` of them, summed, reaches `wanted` [Q]; all, if it never does.
+    """Return bool [Q, V]: the heaviest tokens until `measure` of them, summed, reaches `wanted` [Q]; all, if it never
+    does.
 
-    The threshold is the greatest weight w for which the tokens of weight >= w reach `wanted`. Its bits are the digits
-    of a number, of which each pass over the vocabulary finds one, from the first on. Tokens of exactly that weight are
-    kept in the order of their ids until the sum is reached.
+    The threshold is the greatest weight w for which the tokens of weight >= w reach `wanted`. Each pass over the
+    vocabulary finds one digit of its bits, the highest first. Tokens of exactly that weight are kept in the order of
+    their ids until the sum is reached.
     """
     bits, amount = lax.bitcast_convert_type(weights, jnp.int32), measure(weights)
     digits = jnp.arange(1, 1 << _DIGIT_BITS, dtype=jnp.int32)

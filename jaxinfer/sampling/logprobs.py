@@ -15,7 +15,7 @@ from jaxinfer.sampling.greatest import top_of_rows
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Q positions, K = MAX_LOGPROBS (or the vocabulary, if that is smaller) most likely tokens of each."""
+    """Log probabilities at Q positions, and of the K = MAX_LOGPROBS (or vocabulary, if smaller) most likely tokens."""
 
     logprob: jax.Array  # float32 [Q], of the chosen token
     rank: jax.Array  # int32 [Q], 1: it is the most likely one
@@ -24,7 +24,7 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
-    """Of float32 logits [Q, V], before temperature and bounds, and chosen tokens int32 [Q]."""
+    """Return log probabilities of tokens int32 [Q], from float32 logits [Q, V] before temperature and bounds."""
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
     top_logit, top_token = top_of_rows(logits, min(MAX_LOGPROBS, logits.shape[-1]))
@@ -37,7 +37,7 @@ def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
 
 
 def logprobs_if(wanted: jax.Array, logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
-    """`token_logprobs` where bool [] says so; else zeros, at no cost."""
+    """Return `token_logprobs` if `wanted`, bool []; else zeros, at no cost."""
 
     def none(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(token_logprobs, logits, tokens))

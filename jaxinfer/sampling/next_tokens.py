@@ -1,4 +1,4 @@
-"""From hidden states to tokens, with the product of the output head in the order that the device computes fastest."""
+"""Next tokens from hidden states, with the operands of the output head in the order that is fastest on the device."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from jaxinfer.sampling.constraint import FREE, Constraint, allowed
 from jaxinfer.sampling.greatest import first_of_greatest, greatest_of_rows
 from jaxinfer.sampling.sampler import SamplingBatch, sample
 
-# Up to so many rows a CPU is faster with the table as the left operand, which it reads as it lies: 8 against 12 ms for
-# 32 rows of 32,000 words. With more rows, the maximum over the first axis takes back what the product gains.
+# Up to so many rows a CPU is faster with the table as the left operand, which it reads in the order of memory: 8
+# against 12 ms for 32 rows of 32,000 words. With more rows, the maximum over the first axis costs what the product
+# gains.
 TABLE_FIRST_ROWS = 64
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Constrained:
-    """The states that Q rows are in, while a program is traced."""
+    """Constraint, and the states of Q rows, while a program is traced."""
 
     constraint: Constraint
     state: jax.Array  # int32 [Q]
@@ -34,7 +35,7 @@ class Constrained:
         return jnp.any(self.state != FREE)
 
     def hold(self, logits: jax.Array) -> jax.Array:
-        """Logits float32 [Q, V] without those of tokens that are not allowed."""
+        """Return logits float32 [Q, V], -inf for tokens that are not allowed."""
 
         def constrained(logits: jax.Array) -> jax.Array:
             return jnp.where(allowed(self.constraint, self.state), logits, -jnp.inf)
@@ -43,7 +44,7 @@ class Constrained:
 
 
 def logits_and_greedy(model: DecoderLM, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Logits float32 [Q, vocab] of hidden states [Q, hidden], and the token of the greatest in each row, int32 [Q].
+    """Return logits float32 [Q, vocab] of hidden states [Q, hidden], and the greatest token of each row, int32 [Q].
 
     Of equal logits the one with the lower token id is the greatest. A row without one has `NO_SCORE`.
     """
@@ -69,7 +70,7 @@ def next_tokens(
     constrained: Constrained | None = None,
     bounded: Bounded | None = None,
 ) -> jax.Array:
-    """Tokens int32 [Q] that `sample` takes after hidden states [Q, hidden], where nobody asks for the logits."""
+    """Return the tokens int32 [Q] that `sample` takes after hidden states [Q, hidden], if logits are not needed."""
 
     holders = [held for held in (bounded, constrained) if held is not None]
     anyone = functools.reduce(jnp.logical_or, [held.anyone for held in holders], jnp.asarray(False))
@@ -88,10 +89,10 @@ def next_tokens(
 def as_held(
     logits: jax.Array, greedy: jax.Array, anyone: jax.Array, holders: Sequence[Bounded | Constrained]
 ) -> tuple[jax.Array, jax.Array]:
-    """Logits float32 [Q, V] as they are drawn from, and the token of the greatest in each row; from those of the model.
+    """Return logits float32 [Q, V] as they are drawn from, and the greatest token of each row, given the model's.
 
     Args:
-        anyone: bool [], whether any row is held to anything.
+        anyone: bool [], whether any row is bound or constrained.
     """
 
     def held(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -100,6 +101,6 @@ def as_held(
         return logits, greatest_of_rows(logits)
 
     split = next((holder.split for holder in holders if isinstance(holder, Bounded)), lambda logits: logits)
-    # Without a constraint, XLA replicates what passes through a condition on every device.
+    # Without a sharding constraint, XLA replicates on every device what passes through a condition.
     logits, greedy = lax.cond(anyone, held, lambda logits: (logits, greedy), split(logits))
     return split(logits), greedy

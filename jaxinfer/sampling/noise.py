@@ -1,9 +1,9 @@
-"""The engine's random numbers: for every (key, position, token) one Gumbel number, whoever asks for it and whenever.
+"""The engine's random numbers: for every (key, position, token) one Gumbel number, wherever it is computed.
 
 The generator is counter-based: Threefry-2x32 with 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as
-1, 2, 3"), which is also JAX's own. Its key is the request's, its counter (position, token), and the first of the two
-words that come out makes the number. So a token's number is the same whether it is asked for alone, among candidates or
-with the whole vocabulary, and every device can make those of its own part of a vocabulary.
+1, 2, 3"), which is also JAX's own. Its key is the request's, its counter (position, token), and the number is made of
+the first of its two output words. So a token's number is the same whether it is computed alone, among candidates or
+with the whole vocabulary, and every device can compute those of its own part of a vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BELOW_ONE = np.float32(1 - 2**-24)
 
 
 def random_bits(request_key: jax.Array, position: jax.Array, token: jax.Array) -> jax.Array:
-    """uint32 [...]: the first word of Threefry-2x32 for each counter (position, token).
+    """Return uint32 [...]: the first word of Threefry-2x32 for each counter (position, token).
 
     Args:
         request_key: uint32 [..., 2].
@@ -40,11 +40,11 @@ def random_bits(request_key: jax.Array, position: jax.Array, token: jax.Array) -
 
 
 def gumbel(request_key: jax.Array, position: jax.Array, token: jax.Array) -> jax.Array:
-    """float32 [...]: standard Gumbel numbers, with all 32 random bits at work in the upper tail, which decides.
+    """Return float32 [...]: standard Gumbel numbers. All 32 random bits count in the upper tail, which decides.
 
     With a probability p in (0, 1) of 32 bits, -log(1 - p) is exponentially distributed and -log of that a Gumbel
-    number. Small p, exact down to 2^-33, make the great numbers (up to 22.9); p near 1 is rounded to 24 bits, so no
-    number lies below -2.9.
+    number. Small p, exact down to 2^-33, give the great numbers (up to 22.9); p near 1 is rounded to 24 bits, so no
+    number is below -2.9.
 
     Args: as for `random_bits`.
     """

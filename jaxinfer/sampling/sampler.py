@@ -3,7 +3,7 @@
 The argmax is taken over the tokens that min-p, top-k and top-p keep, and `noise` is a Gumbel number for each (key,
 position, token): so tokens are distributed as softmax(logits / temperature) over what is kept (the Gumbel-max trick),
 temperature 0 is greedy decoding, and a row's token depends on its own logits, parameters, key and position alone.
-Whoever has the same logits draws the same token, by whatever way of decoding.
+The same logits give the same token in every way of decoding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_CANDIDATES = 64
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplingBatch:
-    """Per-row parameters as arrays. Q rows."""
+    """Parameters of Q rows as arrays."""
 
     temperature: jax.Array  # float32 [Q], 0 is greedy
     top_k: jax.Array  # int32 [Q], 0 is off
@@ -35,22 +35,22 @@ class SamplingBatch:
 
 
 def perturbed(logits: jax.Array, tokens: jax.Array, sampling: SamplingBatch) -> jax.Array:
-    """float32 [Q, N]: logits [Q, N] of tokens int32 [Q or 1, N], each plus its temperature times its noise."""
+    """Return logits float32 [Q, N] of tokens int32 [Q or 1, N], each plus its temperature times its noise."""
     noise = gumbel(sampling.request_key[:, None], sampling.sample_position[:, None], tokens)
     return logits + sampling.temperature[:, None] * noise
 
 
 def sample(logits: jax.Array, sampling: SamplingBatch, greedy: jax.Array | None = None) -> jax.Array:
-    """Tokens int32 [Q] from logits float32 [Q, V], and, where known, the token of the greatest logit in each row.
+    """Sample tokens int32 [Q] from logits float32 [Q, V]; `greedy`, if known, is the greatest token of each row.
 
     Order, as in vLLM: temperature, min-p (relative to the most likely token), top-k, top-p (of the mass that these two
     kept). The token that crosses top_p is kept; ties go to the lower token id. A row with NaN among its logits, or
     whose greatest logit is infinite, gives `NO_SCORE`.
 
-    On a CPU, rows whose kept set is proved to lie within the `NUM_CANDIDATES` most likely tokens need noise for these
+    On a CPU, rows whose kept set is proved to be within the `NUM_CANDIDATES` most likely tokens need noise for these
     alone. The others, and all rows on a GPU, need it for every token, and where they truncate, thresholds that cut the
     vocabulary. (On a GPU the most likely tokens are found by a sort. It takes longer than the passes that find the
-    thresholds, and a branch that holds one is no part of a CUDA graph: the host would wait for every step.)
+    thresholds, and a branch that has one is not recorded in a CUDA graph: the host would wait for every step.)
     """
     vocab = logits.shape[-1]
     top_k = jnp.where((sampling.top_k <= 0) | (sampling.top_k >= vocab), vocab, sampling.top_k)
@@ -92,7 +92,7 @@ def sample(logits: jax.Array, sampling: SamplingBatch, greedy: jax.Array | None 
 
 
 def _weights(logits: jax.Array, sampling: SamplingBatch) -> tuple[jax.Array, jax.Array]:
-    """float32 [Q, V]: the probabilities at each row's temperature, relative to the greatest, 0 where that is less than
+    """Return float32 [Q, V]: the probabilities at each row's temperature, relative to the greatest, 0 where less than
     min-p; and their sums [Q]."""
     # Subtract before dividing: the most likely token weighs exactly 1 however small the temperature is.
     below_top = logits - jnp.max(logits, axis=-1, keepdims=True)

@@ -1,1 +1,1 @@
-"""Which requests the next launch holds: requests, groups, queue, scheduler, pages."""
+"""Scheduling: requests, groups, queues, pages, and the choice of what the next launch runs."""

@@ -1,4 +1,4 @@
-"""Whose pages are whose: lanes of requests over the pool, their cached beginnings included."""
+"""The pages of each request: its lane over the pool, the cached prefix included."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from jaxinfer.cache.page_allocator import PageAllocator
-from jaxinfer.cache.prefix_cache import PrefixCache, PrefixMatchResult
+from jaxinfer.cache.prefix_cache import CacheMatch, PrefixCache
 from jaxinfer.cache.radix_node import TOKEN_BYTES, page_key
 from jaxinfer.scheduling.request import Request
 
 
 class KVCacheManager:
-    """Gives pages to requests, and shares full ones through the prefix cache if there is one.
+    """Gives pages to requests, and shares full pages through the prefix cache if there is one.
 
-    A request's lane begins with pages that it found in the cache; what it computes after them it publishes there as
-    pages fill, and it keeps a lock on all of that while it runs. Launches run in order on the device, and within one
-    all KV of a layer is written before any is read: so a page may be published as soon as the launch that fills it is
-    planned, and whoever finds it may join that same launch.
+    A request's lane begins with the pages that it found in the cache. It publishes the pages that it computes after
+    them as they fill, and keeps a lock on all of these while it runs. Launches run in order on the device, and within
+    one all KV of a layer is written before any is read: so a page may be published as soon as the launch that fills it
+    is planned, and a request that finds it may join that same launch.
     """
 
     def __init__(
@@ -34,24 +34,24 @@ class KVCacheManager:
 
     @property
     def num_available(self) -> int:
-        """Pages that are free, or could be because nobody uses what is cached in them."""
+        """Pages that are free, or that eviction could free."""
         return self.allocator.num_free + (self.cache.num_evictable if self.cache is not None else 0)
 
     def num_in_chunks(self, num_tokens: int) -> int:
-        """How many of so many known tokens are computed as chunks of a prompt: whole blocks."""
+        """Return how many of `num_tokens` known tokens are computed as prompt chunks: whole blocks only."""
         return num_tokens // self.block_size * self.block_size
 
     def num_settled(self, num_tokens: int) -> int:
-        """How many of so many landed tokens have been computed for good: all but the last, or whole blocks."""
+        """Return how many of `num_tokens` landed tokens are computed for good: all but the last, or whole blocks."""
         return num_tokens - 1 if self.block_size == 1 else self.num_in_chunks(num_tokens)
 
     def missing_pages(self, request: Request, num_tokens: int) -> int:
-        """How many pages the request lacks for so many tokens."""
+        """Return how many pages the request lacks to hold `num_tokens` tokens."""
         return max(0, -(-num_tokens // self.page_size) - len(request.pages))
 
     def find_prefix(self, request: Request) -> None:
-        """Let a request without pages begin with the longest prefix of its tokens that is cached, all but its last (of
-        blocks, all whole ones); or with its trunk, where less than that is cached."""
+        """Let a request without pages begin with the longest cached prefix of its tokens, the last token excepted (with
+        blocks, of its whole blocks); or with its trunk, if that is longer."""
         trunk = request.trunk
         if self.cache is not None and request.publishes:
             wanted = [] if request.skips_cached_prefix else request.token_ids
@@ -72,7 +72,8 @@ class KVCacheManager:
         request.num_computed_tokens = request.num_published_tokens = 0
 
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
-        """The pages, added to the request's, with which it holds `num_tokens`; None, and no change, with too few."""
+        """Add the pages that the request needs to hold `num_tokens`, and return them; None, and no change, if too few
+        are available."""
         missing = self.missing_pages(request, num_tokens)
         if missing > self.num_available:
             return None
@@ -83,11 +84,11 @@ class KVCacheManager:
         return pages
 
     def fork(self, parent: Request, child: Request) -> list[tuple[int, int]] | None:
-        """Let a request without pages begin with what another one has computed: full pages are shared, the part of a
-        page behind them is to be copied.
+        """Let `child`, which has no pages, begin with what `parent` has computed: full pages are shared, the partly
+        filled page after them is to be copied.
 
         Returns:
-            Source and destination slots of the copy; None, and no change, where there is no page for it.
+            Source and destination slots of the copy; None, and no change, if there is no page for it.
         """
         size, computed = self.page_size, parent.num_computed_tokens
         shared = parent.pages[: computed // size]
@@ -105,11 +106,10 @@ class KVCacheManager:
         ]
 
     def publish(self, request: Request, num_tokens: int) -> None:
-        """Hand the cache the full ones of the pages that hold the request's first `num_tokens`, all of them computed or
-        about to be.
+        """Hand the cache the full pages of the request's first `num_tokens`, which are computed or about to be.
 
-        Where the cache has an equal page already, the request keeps its own, and the rest to itself until it is
-        released: a lock on both would cost a small pool a page for each.
+        If the cache has an equal page already, the request keeps its own and publishes no more until it is released: a
+        lock on both pages would double what it holds of a small pool.
         """
         if self.cache is None or request.prefix is None or request.has_twin:
             return
@@ -120,10 +120,10 @@ class KVCacheManager:
                 self._extend(self.cache, request.prefix, request, key)
 
     def release(self, request: Request) -> None:
-        """Take all pages of a request; what it computed stays cached until the room is needed."""
+        """Take back all pages of a request; full pages that it computed stay cached until they are evicted."""
         own: list[int] = []
         if self.cache is not None and request.prefix is not None:
-            # The latest token may have been sampled in the last step that ran: nobody has computed it then.
+            # The latest token may have been sampled in the last step that ran: then it is not computed.
             settled = request.num_tokens if request.is_trunk else self.num_settled(request.num_tokens)
             key = self._unpublished(request, min(request.num_computed_tokens, settled))
             own = self._extend(self.cache, request.prefix, request, key)
@@ -134,7 +134,7 @@ class KVCacheManager:
         request.prefix, request.num_published_tokens, request.has_twin = None, 0, False
 
     def discard(self, request: Request) -> None:
-        """Take all pages of a request whose keys and values may be broken, and forget what is cached for it alone."""
+        """Take back all pages of a request whose keys and values may be broken, and uncache those that only it uses."""
         published = request.token_ids[: request.num_published_tokens]
         request.num_computed_tokens = 0
         self.release(request)
@@ -146,12 +146,12 @@ class KVCacheManager:
         return request.pages[max(request.num_published_tokens // self.page_size, request.num_borrowed_pages) :]
 
     def _unpublished(self, request: Request, num_tokens: int) -> bytes:
-        """The key of the whole pages of its first `num_tokens` that the request has not published."""
+        """Return the key of the whole pages of its first `num_tokens` that the request has not published."""
         last = num_tokens // self.page_size * self.page_size
         return page_key(request.token_ids[request.num_published_tokens : last])
 
-    def _extend(self, cache: PrefixCache, prefix: PrefixMatchResult, request: Request, key: bytes) -> list[int]:
-        """Publish the request's next pages, whose tokens are `key`; which of them stay its own."""
+    def _extend(self, cache: PrefixCache, prefix: CacheMatch, request: Request, key: bytes) -> list[int]:
+        """Publish the request's next pages, whose tokens are `key`; return those that stay its own."""
         first = request.num_published_tokens // self.page_size
         num_tokens = len(key) // TOKEN_BYTES
         pages = request.pages[first : first + num_tokens // self.page_size]
@@ -159,7 +159,7 @@ class KVCacheManager:
         return cache.extend(prefix.handle, key, pages, priority=-request.priority).duplicates
 
     def check_integrity(self, running: Sequence[Request]) -> None:
-        """Raises AssertionError unless every page is free, cached, or held by as many of these requests as it says."""
+        """Raise AssertionError unless every page is free, cached, or held by as many of these requests as counted."""
         self.allocator.check_integrity()
         held: list[int] = []
         for request in running:

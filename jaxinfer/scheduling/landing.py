@@ -1,4 +1,4 @@
-"""Tokens that come back from a launch, request by request."""
+"""Landing: the tokens of a launch are appended to their requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxinfer.scheduling.scheduler_output import Landing, SchedulerOutput
 NO_SCORE_ERROR = "the model gave no finite score for any token that may follow"
 
 type LogprobsOf = Callable[[Request, int, Sequence[int]], Sequence[dict[int, Logprob]]]
-"""(request, its index in the launch, landed tokens) -> an entry for each token, none where none are wanted."""
+"""(request, its index in the launch, landed tokens) -> an entry for each token, or none if the request wants none."""
 
 
 def land(
@@ -24,10 +24,10 @@ def land(
     """Land the tokens of a launch's rows, each request whole before the next.
 
     Args:
-        sampled: for each of `output.requests` its tokens, any number of them; only read where some may land. A last one
-            of NO_SCORE ends the request with an error.
+        sampled: for each of `output.requests` its tokens, any number of them; read only for rows that may land some. A
+            last one of NO_SCORE ends the request with an error.
         logprobs_of: makes the entries of landed tokens; None: no request of the launch wants any.
-        before: is told of each request before its tokens land.
+        before: called with each request before its tokens land.
     """
     running = RequestStatus.RUNNING
     rows = zip(output.requests, output.most_tokens, output.least_tokens, output.epochs, sampled, strict=True)

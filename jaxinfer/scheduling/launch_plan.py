@@ -1,4 +1,4 @@
-"""A launch in the making: which requests take part, with how many tokens, within the limits."""
+"""A launch that is being planned: which requests take part, with how many tokens, within the limits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from jaxinfer.scheduling.scheduler_output import SchedulerLimits, SchedulerOutpu
 
 
 class LaunchPlan:
-    """Lists run in parallel, a row each.
+    """The rows of a launch, in parallel lists.
 
     Args:
-        rounds: what a launch of its seated rows may be.
+        rounds: the rounds that a launch of its seated rows may run.
     """
 
     def __init__(self, limits: SchedulerLimits, rounds: Rounds = ONE_STEP) -> None:
@@ -23,7 +23,7 @@ class LaunchPlan:
         self.block_size = limits.block_size
         self.decode_rows = self.prefill_rows = self.prefill_tokens = 0
         self.requests: list[Request] = []
-        self.kinds: list[RowKind] = []
+        self.are_chunks: list[bool] = []  # of prompts; the other rows are in their seats
         self.counts: list[int] = []
         self.computed: list[int] = []
         self.known: list[int] = []
@@ -34,8 +34,8 @@ class LaunchPlan:
         self.preempted: list[Request] = []
 
     def takes_seated(self, request: Request) -> bool:
-        """Whether a request that is in its seat, or may enter it, takes part: its last token is not in flight, nor one
-        that has to land before the next is drawn, and there is room."""
+        """Whether a request that is in its seat, or may enter it, takes part: it has tokens left to draw, no token has
+        to land before the next draw, and there is room."""
         if request.num_in_flight and (request.depends_on_output or request in self.rounds.sits_out):
             return False
         if len(request.token_ids) + request.num_sure_in_flight >= request.max_total_tokens or self.budget == 0:
@@ -44,23 +44,23 @@ class LaunchPlan:
         return not tokens or tokens <= self.prefill_room(self.decode_rows + 1, self.prefill_rows)
 
     def slots_of_seated(self, request: Request, known: int) -> int:
-        """Tokens of a request in its seat that a step or a round may compute."""
+        """Return how many slots a seated request needs in all for a step or a round."""
         return self.rounds.reach(known, 1, request.max_total_tokens) if self.rounds.takes_prompts else known
 
     def has_only_its_last(self, request: Request) -> bool:
-        """Whether only the latest token is left to compute of a request that is not in its seat: it decodes at once."""
+        """Whether a request that is not in its seat has only its latest token to compute: then it decodes at once."""
         if self.block_size > 1 or request.is_trunk or request.is_held:
             return False
         return request.num_computed_tokens == request.num_tokens - 1
 
     def enter(self, request: Request) -> None:
-        """Have the latest tokens of a request enter its seat, if it is not there."""
+        """Let the latest tokens of a request enter its seat, unless it is in its seat."""
         if not request.in_seat:
             request.in_seat = True
             self.enters.add(request.request_id)
 
     def tokens_of_chunk(self, request: Request, known: int) -> int:
-        """How many of its `known` tokens the request may compute in this step."""
+        """Return how many of its `known` tokens the request may compute in this step."""
         if request.is_held:
             return 0
         room = self.prefill_room(self.decode_rows, self.prefill_rows + 1) - self.prefill_tokens
@@ -68,24 +68,24 @@ class LaunchPlan:
         return count // self.block_size * self.block_size
 
     def add(self, request: Request, count: int, known: int, new_pages: list[int]) -> None:
-        """Let a request take part, with so many tokens, when it knows so many at most."""
+        """Add a request with `count` tokens to compute; `known` is the most tokens that it may have."""
         if request.in_seat:
-            self._append(request, RowKind.DECODE, count, known - 1, known, new_pages)
+            self._append(request, count, known - 1, known, new_pages, is_chunk=False)
         else:
-            self._append(request, RowKind.PROMPT_CHUNK, count, request.num_computed_tokens, known, new_pages)
+            self._append(request, count, request.num_computed_tokens, known, new_pages, is_chunk=True)
             request.is_computed = request.is_trunk and request.num_computed_tokens + count == known
 
     def _append(
-        self, request: Request, kind: RowKind, count: int, computed: int, known: int, new_pages: list[int]
+        self, request: Request, count: int, computed: int, known: int, new_pages: list[int], *, is_chunk: bool
     ) -> None:
         self.requests.append(request)
-        self.kinds.append(kind)
+        self.are_chunks.append(is_chunk)
         self.counts.append(count)
         self.computed.append(computed)
         self.known.append(known)
         self.new_pages.append(new_pages)
         self.budget -= count
-        if kind is RowKind.PROMPT_CHUNK:
+        if is_chunk:
             self.prefill_rows += 1
             self.prefill_tokens += count
         else:
@@ -97,22 +97,22 @@ class LaunchPlan:
         return [request for request in self.requests if request.is_computed] if self.prefill_rows else []
 
     def remove(self, victim: Request) -> None:
-        """A preempted request leaves the plan, if it was in it already, and its tokens return to the budget."""
+        """Note a preempted request, and if it is in the plan, remove it and return its tokens to the budget."""
         self.preempted.append(victim)
         if victim in self.requests:
             index = self.requests.index(victim)
             self.budget += self.counts[index]
-            if self.kinds[index] is RowKind.PROMPT_CHUNK:
+            if self.are_chunks[index]:
                 self.prefill_rows -= 1
                 self.prefill_tokens -= self.counts[index]
             else:
                 self.decode_rows -= 1
-            for column in (self.requests, self.kinds, self.counts, self.computed, self.known, self.new_pages):
+            for column in (self.requests, self.are_chunks, self.counts, self.computed, self.known, self.new_pages):
                 del column[index]
 
     @property
     def step_kind(self) -> Hashable:
-        """What steps that take as long as this plan's have in common."""
+        """The key that is equal for steps that take as long as this plan's."""
         pages = max([len(request.pages) for request in self.requests])
         return self._limits.step_shape(
             decode_rows=self.decode_rows, prefill_rows=self.prefill_rows, prefill_tokens=self.prefill_tokens,
@@ -126,17 +126,16 @@ class LaunchPlan:
     def leaves_chunks(self, num_in_chunks: Callable[[int], int]) -> bool:
         """Whether prompts are left for later steps; `num_in_chunks`: how many known tokens are computed as chunks."""
         return any(
-            kind is RowKind.PROMPT_CHUNK and not self._is_last_chunk(index, num_in_chunks)
-            for index, kind in enumerate(self.kinds)
+            is_chunk and not self._is_last_chunk(index, num_in_chunks) for index, is_chunk in enumerate(self.are_chunks)
         )
 
     def split(self, num_in_chunks: Callable[[int], int]) -> tuple[LaunchPlan, LaunchPlan]:
-        """The chunks alone, and what runs behind them: rows in their seats, and those that come into them by their last
-        chunk, as far as they need no host after that."""
+        """Return a plan of the chunks alone, and one of the rows that run after them: seated rows, and rows that enter
+        their seats by their last chunk, if they need no host after that."""
         chunks, seated = (LaunchPlan(self._limits, self.rounds) for _ in range(2))
         ending = []
-        for index, (request, kind) in enumerate(zip(self.requests, self.kinds, strict=True)):
-            if kind is not RowKind.PROMPT_CHUNK:
+        for index, (request, is_chunk) in enumerate(zip(self.requests, self.are_chunks, strict=True)):
+            if not is_chunk:
                 seated._take(self, index)
                 continue
             chunks._take(self, index)
@@ -145,15 +144,15 @@ class LaunchPlan:
                 ending.append(index)
         for index in ending:
             known = self.known[index] + 1
-            seated._append(self.requests[index], RowKind.DECODE, 1, known - 1, known, [])
+            seated._append(self.requests[index], 1, known - 1, known, [], is_chunk=False)
         return chunks, seated
 
     def _take(self, other: LaunchPlan, index: int) -> None:
-        """Take over a row, and what is said of its request."""
+        """Take over a row of another plan, and the notes on its request."""
         request = other.requests[index]
         self._append(
-            request, other.kinds[index], other.counts[index], other.computed[index], other.known[index],
-            other.new_pages[index],
+            request, other.counts[index], other.computed[index], other.known[index], other.new_pages[index],
+            is_chunk=other.are_chunks[index],
         )  # fmt: skip
         for name in ("enters", "first_scheduled", "resumed"):
             if request.request_id in getattr(other, name):
@@ -162,12 +161,12 @@ class LaunchPlan:
     def commit(
         self, rounds: Rounds, rounds_of: Sequence[int], num_in_chunks: Callable[[int], int], *, shares_lanes: bool
     ) -> SchedulerOutput:
-        """Account for the launch with its requests, and say what it is.
+        """Account for the launch in its requests, and return its description.
 
         Args:
-            rounds: what was chosen.
-            rounds_of: how many rounds each row takes part in; none: it is a plain step.
-            num_in_chunks: how many known tokens are computed as chunks of a prompt.
+            rounds: the chosen rounds.
+            rounds_of: how many rounds each row takes part in; empty: it is a plain step.
+            num_in_chunks: returns how many of so many known tokens are computed as prompt chunks.
             shares_lanes: whether rounds may read a trunk for several rows at once.
         """
         most_all, least_all = [], []
@@ -175,7 +174,7 @@ class LaunchPlan:
         landing = {turns: (each.most_in(turns), turns * each.least_tokens) for turns in {1, *rounds_of}}
         for index, request in enumerate(self.requests):
             most, least = landing[rounds_of[index] if rounds_of else 1]
-            if self.kinds[index] is RowKind.PROMPT_CHUNK:
+            if self.are_chunks[index]:
                 request.num_computed_tokens = self.computed[index] + self.counts[index]
                 request.in_seat = self._is_last_chunk(index, num_in_chunks)
                 most = least = int(request.in_seat and self.block_size == 1)
@@ -189,7 +188,7 @@ class LaunchPlan:
             least_all.append(least)
         return SchedulerOutput(
             requests=self.requests,
-            kinds=self._kinds_in(rounds.kind) if rounds_of else self.kinds,
+            kinds=self.kinds_in(each.kind),
             num_tokens=self.counts,
             num_computed=self.computed,
             num_known=self.known,
@@ -206,8 +205,8 @@ class LaunchPlan:
             total_num_scheduled_tokens=self._limits.max_num_batched_tokens - self.budget,
         )
 
-    def _kinds_in(self, seated: RowKind) -> list[RowKind]:
-        """What the rows do if those in their seats do what is said."""
+    def kinds_in(self, seated: RowKind) -> list[RowKind]:
+        """Return the kind of each row, where rows in their seats are of kind `seated`."""
         if not self.prefill_rows:
-            return [seated] * len(self.kinds)
-        return [kind if kind is RowKind.PROMPT_CHUNK else seated for kind in self.kinds]
+            return [seated] * len(self.are_chunks)
+        return [RowKind.PROMPT_CHUNK if is_chunk else seated for is_chunk in self.are_chunks]

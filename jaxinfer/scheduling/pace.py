@@ -1,16 +1,16 @@
-"""How long launches of so many rounds take, as measured, and how many rounds are best where not all rows take them."""
+"""Measured times of launches by number of rounds, and the best number of rounds where not all rows take part in all."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-# What is known of launches counts less with each further one.
+# Weight that is left to earlier launches by each further one.
 _KEPT = 0.95
-# A row that takes one round of a launch may wait so many times as long for its token as in launches of one round, and
-# a prompt so many times as long for its chunk as in steps with everybody.
+# Longest wait of a row that takes one round of a launch, as a multiple of its wait in launches of one round; and of a
+# prompt for its chunk, as a multiple of its wait in steps with all rows.
 _LONGEST_WAIT = 2.0
-# Of so many decisions on how to run beside chunks, one is the other way round: what it costs now is measured again.
+# One of so many decisions on how to run beside chunks is reversed, to measure again what the other way costs.
 _TRIAL = 50
 _ROUNDS_OF_TRIAL = 2
 
@@ -30,9 +30,9 @@ class _Known:
             setattr(self, name, _KEPT * getattr(self, name) + value)
 
     def line(self) -> tuple[float, float]:
-        """Seconds of a launch, and of each of its rounds, by least squares; neither is negative."""
+        """Return the seconds of a launch, and of each of its rounds, by least squares; neither is negative."""
         spread = self.count * self.nn - self.n**2
-        each = self.nt / self.nn  # as if launches took nothing themselves
+        each = self.nt / self.nn  # as if a launch itself took no time
         if spread > 1e-2 * self.nn * self.count:
             each = max(0.0, (self.count * self.nt - self.n * self.t) / spread)
         launch = (self.t - each * self.n) / self.count
@@ -40,10 +40,10 @@ class _Known:
 
 
 class Pace:
-    """The pace of one engine: from one landing to the next while launches follow each other.
+    """The pace of one engine: seconds from one landing to the next while launches follow each other.
 
-    Launches of one kind differ in their rows and contexts. What they take changes slowly, and what was long ago counts
-    for little.
+    Launches of one kind differ in their rows and contexts, so their time changes slowly; old measurements count for
+    little.
     """
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class Pace:
         self._num_decisions = 0  # on how to run beside chunks
 
     def note(self, kind: Hashable, rounds: int, seconds: float) -> None:
-        """A launch of so many rounds that ran took so long."""
+        """Note how long a launch took, and how many rounds ran in it."""
         self._known.setdefault(kind, _Known()).note(rounds, seconds)
 
     def within(self, kind: Hashable, seconds: float) -> int:
-        """The most rounds that end in so much time, at least 1; 1 as long as nothing is known."""
+        """Return the most rounds that end within `seconds`, at least 1; 1 as long as nothing is known."""
         known = self._known.get(kind)
         if known is None:
             return 1
@@ -73,16 +73,16 @@ class Pace:
         waits: bool,
         goes_on: bool,
     ) -> int:
-        """How many rounds, up to `most`, rows are to run in a launch of their own behind a step of chunks; 0: they take
+        """Return how many rounds, up to `most`, rows run in a launch of their own after a step of chunks; 0: they take
         part in the step.
 
-        While chunks follow on chunks it is what lands the most tokens a second, if no prompt waits twice as long for
-        its chunk. But where requests wait, or where rounds come next anyway, the same work is to take the least time: a
+        While chunks follow chunks, it is the choice with the most tokens a second, if no prompt waits twice as long for
+        its chunk. But if requests wait, or if rounds come next anyway, the same work is to take the least time: a
         launch of their own pays if it lands a token for each row in less time than they add to the step.
 
         Args:
-            tokens: that a round lands for a row.
-            mixed, alone: what is known of steps with and without these rows is noted under these.
+            tokens: tokens that a round lands for a row.
+            mixed, alone: the kinds under which steps with and without these rows are noted.
             waits: whether requests wait that this step has no room for.
             goes_on: whether there were chunks before, or will be after.
         """
@@ -105,12 +105,12 @@ class Pace:
         return rounds if pays else 0
 
     def beside_one_round(self, kind: Hashable, most: int, *, num_rows: int, num_of_one_round: int) -> int:
-        """How many rounds, up to `most`, give the most rounds a second, where some rows take one of them only.
+        """Return how many rounds, up to `most`, give the most rounds a second if some rows take part in only one.
 
-        No more than let these wait twice as long as in launches of one round.
+        These rows wait at most twice as long as in launches of one round.
 
         Args:
-            num_rows: that take all rounds.
+            num_rows: number of rows that take part in all rounds.
         """
         known = self._known.get(kind)
         if known is None or not num_rows:
@@ -119,11 +119,11 @@ class Pace:
         if each <= 0:
             return 1
         longest = _whole((_LONGEST_WAIT * (launch + each) - launch) / each)
-        # Of n rounds, (num_rows * n + num_of_one_round) / (launch + each * n) grows with n or falls.
+        # With n rounds, (num_rows * n + num_of_one_round) / (launch + each * n) either grows with n or falls.
         grows = num_rows * launch > num_of_one_round * each
         return max(1, min(most, longest)) if grows else 1
 
 
 def _whole(rounds: float) -> int:
-    """The whole ones, where a sum of seconds may be a little off."""
+    """Round down, with a tolerance because sums of seconds may be a little off."""
     return int(rounds + 1e-6)

@@ -1,4 +1,4 @@
-"""Which launches a plan becomes, and how many rounds each row takes part in: as many as pay, and as there are pages."""
+"""The launches that a plan becomes, and the rounds of each row: as many as pay, and as there are pages for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxinfer.scheduling.pace import Pace
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import Rounds, RowKind
 
-# A token of a stream comes so much later at most than if each launch had one round.
+# The most seconds by which rounds may delay a streamed token, compared with launches of one round.
 _STREAM_SECONDS = 0.05
 
 
@@ -26,20 +26,20 @@ def plan_launches(
     shares_lanes: bool,
     goes_on: bool,
 ) -> list[tuple[LaunchPlan, Rounds, list[int]]]:
-    """The launches that do what a plan says, in their order, what each is of, and how many rounds each of its rows
-    takes part in; none: it is a step.
+    """Return the launches of a plan in order: for each its rows, its rounds, and how many rounds each row takes part in
+    (none: it is a plain step).
 
-    With chunks of prompts there is one step for all, or one of the chunks alone and a launch of rounds behind it, in
-    which rows whose last chunk is in the step take part too. No launch reads what a later one writes. Without
-    chunks there are rounds, plain ones where there is no program or no page for the others; one alone while running
+    With chunks of prompts there is one step for all rows, or a step of the chunks alone and then a launch of rounds, in
+    which rows whose last chunk is in the step take part too. No launch reads what a later one writes. Without chunks
+    there are rounds, plain ones if there is no program or no page for the others; only one round while some running
     requests are not in their seats yet.
 
-    Takes the pages for all rounds; with too few free pages there are fewer, and nobody is preempted for them.
+    Takes the pages for all rounds; with too few free pages there are fewer rounds, and no request is preempted.
 
     Args:
-        pace: of launches.
-        waits: whether requests do, that could not be admitted. They forbid no rounds, but the first place that gets
-            free for certain is theirs at once.
+        pace: the measured pace of launches.
+        waits: whether requests wait for admission. The rounds then end when the first row is certain to finish, so that
+            its place is free at once.
         shares_lanes: whether rounds read trunks for several rows at once; plain steps do not.
         goes_on: whether chunks of prompts were in the launches before too.
     """
@@ -60,7 +60,7 @@ def plan_launches(
         rounds.kind, rounds.most, rounds.tokens, mixed=plan.step_kind, alone=chunks.step_kind, waits=waits,
         goes_on=goes_on or chunks.leaves_chunks(kv.num_in_chunks),
     )  # fmt: skip
-    # A step for all decodes one token of each row too.
+    # A step for all rows decodes one token of each too, so a single round of decoding gains nothing.
     if most > int(rounds.kind is RowKind.DECODE):
         rounds_of = _rounds_of_rows(seated, rounds, kv, pace, most, waits=waits, shares_lanes=shares_lanes)
         if max(rounds_of, default=0) > int(rounds.kind is RowKind.DECODE):
@@ -71,16 +71,16 @@ def plan_launches(
 def _rounds_of_rows(
     plan: LaunchPlan, rounds: Rounds, kv: KVCacheManager, pace: Pace, most: int, *, waits: bool, shares_lanes: bool
 ) -> list[int]:
-    """How many rounds, up to `most`, each row of a launch takes part in; none: it cannot be one of these rounds, or
-    no row would draft in them.
+    """Return how many rounds, up to `most`, each row of a launch takes part in; none: it cannot run these rounds, or no
+    row would draft in them.
 
-    Rows that the host has to look at, or to prepare, after each token take part in one; the others in as many as pay.
+    Rows that need the host after each token take part in one round, the others in as many as pay.
     """
     if not rounds.holds(len(plan.requests), max([len(request.pages) for request in plan.requests]), shares_lanes):
         return []
     longest, shortest, num_of_one, num_alone, streams = 0, sys.maxsize, 0, 0, False
-    for request, kind in zip(plan.requests, plan.kinds, strict=True):
-        if kind is RowKind.PROMPT_CHUNK:
+    for request, is_chunk in zip(plan.requests, plan.are_chunks, strict=True):
+        if is_chunk:
             most = 1
             continue
         if request.takes_one_round:
@@ -92,7 +92,7 @@ def _rounds_of_rows(
         streams |= request.stream
     num_rows = len(plan.requests) - num_of_one
     if num_alone == len(plan.requests) and rounds.plain is not None:
-        return []  # they draft nothing
+        return []  # no row would draft
     if streams:
         most = min(most, pace.within(rounds.kind, _STREAM_SECONDS))
     if num_of_one:
@@ -100,20 +100,20 @@ def _rounds_of_rows(
     needed = shortest if waits else longest
     limit = max(1, min(most, -(-needed // max(rounds.least_tokens, 1))))
     while limit:
-        of_rows = [limit] * len(plan.requests)
+        rounds_of = [limit] * len(plan.requests)
         if num_of_one:
-            of_rows = [1 if request.takes_one_round else limit for request in plan.requests]
-        if _take_pages(plan, kv, rounds, of_rows):
-            return of_rows
+            rounds_of = [1 if request.takes_one_round else limit for request in plan.requests]
+        if _take_pages(plan, kv, rounds, rounds_of):
+            return rounds_of
         limit //= 2
     return []
 
 
-def _take_pages(plan: LaunchPlan, kv: KVCacheManager, rounds: Rounds, of_rows: Sequence[int]) -> bool:
-    """Pages for so many rounds of each row; False, and no change, where there are too few."""
+def _take_pages(plan: LaunchPlan, kv: KVCacheManager, rounds: Rounds, rounds_of: Sequence[int]) -> bool:
+    """Take the pages for so many rounds of each row; False, and no change, if there are too few."""
     wanted = [
-        0 if kind is RowKind.PROMPT_CHUNK else rounds.reach(known, number, request.max_total_tokens)
-        for request, kind, known, number in zip(plan.requests, plan.kinds, plan.known, of_rows, strict=True)
+        0 if is_chunk else rounds.reach(known, number, request.max_total_tokens)
+        for request, is_chunk, known, number in zip(plan.requests, plan.are_chunks, plan.known, rounds_of, strict=True)
     ]
     missing = list(map(kv.missing_pages, plan.requests, wanted))
     if sum(missing) > kv.num_available:

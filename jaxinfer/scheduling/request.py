@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxinfer.cache.prefix_cache import PrefixMatchResult
+from jaxinfer.cache.prefix_cache import CacheMatch
 from jaxinfer.outputs import Logprob, RequestMetrics
 from jaxinfer.sampling.bounds import packed_bits
 from jaxinfer.sampling.constraint import FREE
 from jaxinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from jaxinfer.branching.branch_state import BranchStateManager
+    from jaxinfer.branching.branch_state import BranchLanes
     from jaxinfer.constraints.automaton import TokenAutomaton
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands; its value is the finish reason once it is finished."""
+    """The state of a request; its value is the finish reason once the request is finished."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -34,12 +34,12 @@ class RequestStatus(enum.Enum):
     FINISHED_ERROR = "error"
 
     def __init__(self, reason: str) -> None:
-        # An attribute, because it is asked for several times for every token.
+        # An attribute, because it is read several times for every token.
         self.is_finished = reason in ("stop", "length", "abort", "error")
 
 
 class Landed(NamedTuple):
-    """What a request has come to. Assigned whole, so an interruption leaves the record before or the record after."""
+    """The committed result of a request. It is assigned whole, so an interruption leaves the old or the new record."""
 
     num_tokens: int  # of prompt and output; `token_ids` is longer while a landing is prepared
     num_logprobs: int = 0
@@ -49,18 +49,18 @@ class Landed(NamedTuple):
 
 
 class Group(Protocol):
-    """What scheduling asks of the group that a request is a member of; see `RequestGroup`."""
+    """The part of a request's group that scheduling uses; see `RequestGroup`."""
 
     request_id: str
     trunk: Request | None
-    branches: BranchStateManager
+    branches: BranchLanes
     pending: deque[Request]  # members that wait for others of the group to end
     max_parallel: int
     num_unfinished: int
     num_running: int
 
 
-@dataclass(eq=False, slots=True)  # with slots, because hundreds of requests are looked at in every step
+@dataclass(eq=False, slots=True)  # with slots, because hundreds of requests are visited in every step
 class Request:
     """A prompt on its way to a completion. The scheduler lets `num_computed_tokens` catch up with `num_tokens`."""
 
@@ -77,36 +77,35 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
-    num_in_flight: int = 0  # the most tokens that launches which have not landed yet may bring
-    num_sure_in_flight: int = 0  # the fewest that they bring, unless the sequence ends
+    num_in_flight: int = 0  # the most tokens that launches in flight may land
+    num_sure_in_flight: int = 0  # the fewest that they land, unless the sequence ends
     in_seat: bool = False  # its latest token is in its seat on the device, landed or not: no prompt chunk is left
-    epoch: int = 0  # counts preemptions: results launched in an earlier epoch are dropped
+    epoch: int = 0  # counts preemptions and restarts: results launched in an earlier epoch are dropped
     pages: list[int] = field(default_factory=list)
-    num_borrowed_pages: int = 0  # the first of them, which are its trunk's to give back
-    cache_key: Hashable = None  # namespace of the prefix cache: equal tokens are shared within one only
-    rope_length: int = 0  # of the prompt, where its rotation depends on that; it separates cached prefixes too
-    prefix: PrefixMatchResult | None = None  # what it began with, and its lock on what it shares, while it runs
-    num_published_tokens: int = 0  # whose pages are in the cache
-    has_twin: bool = False  # another one was first to publish what this one computed: it publishes no more for now
+    num_borrowed_pages: int = 0  # the first of these, which its trunk holds and gives back
+    cache_key: Hashable = None  # namespace of the prefix cache: equal tokens are shared only within one
+    rope_length: int = 0  # the prompt's length if the rotation depends on it, else 0; part of the cache's namespace
+    prefix: CacheMatch | None = None  # the cached prefix it began with, and its lock on cached pages
+    num_published_tokens: int = 0  # tokens whose pages are in the cache
+    has_twin: bool = False  # another request has published the same tokens first: it publishes no more for now
     seat: int = -1  # row of the engine's host arrays while running
     stream: bool = False  # its tokens are wanted at every step
-    group: Group | None = None  # whose output it is a part of; None: it is asked for alone
+    group: Group | None = None  # the group whose output it is a part of; None: it is on its own
     branch: int = 0  # its number in the group
-    trunk: Request | None = None  # computes the beginning that it shares with others of its group
+    trunk: Request | None = None  # computes the prefix that it shares with others of its group
     shares_lane: bool = False  # launches of rounds read its trunk once for all of its group
-    publishes: bool = True  # what it computes may be shared with others through the prefix cache, and the other way
+    publishes: bool = True  # it shares pages through the prefix cache, in both directions
     is_steered: bool = False  # a search chooses after each token how it continues
     is_held: bool = False  # its latest token has landed, and the search has not chosen yet
     is_trunk: bool = False  # nothing is sampled after its last token
-    is_computed: bool = False  # of a trunk: all of it, in the launch that is being planned at the latest
-    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that must not come about
-    constraint: TokenAutomaton[Any] | None = None  # what its output may be
-    is_constrained_on_device: bool = False  # to that: rounds need no host for it
+    is_computed: bool = False  # of a trunk: all of it is, at the latest by the launch that is being planned
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that its output must not contain
+    constraint: TokenAutomaton[Any] | None = None  # automaton that its output follows
+    is_constrained_on_device: bool = False  # the device follows it too: rounds need no host for it
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
-    canvas: list[int] | None = None  # of a bidirectional model: all that it may come to be, masks included
     num_to_skip: int = 0  # output tokens that landed before a recovery, and that the device will land again
-    num_handed_out: int = 0  # tokens of prompt and output that landings have told of
+    num_handed_out: int = 0  # tokens of prompt and output that landings have handed out
     error: str | None = None
     stop_reason: int | str | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(time.perf_counter()))
@@ -115,12 +114,12 @@ class Request:
     token_ids: list[int] = field(init=False)  # prompt and output
     num_prompt_tokens: int = field(init=False)
     ending_token_ids: frozenset[int] = field(init=False)  # what ends it: stop tokens and, unless ignored, EOS
-    is_penalized: bool = field(init=False)  # its draws are, by what stands in prompt and output
-    is_bound_for_good: bool = field(init=False)  # its draws are, to what lies with its seat as long as it runs
-    has_changing_set: bool = field(init=False)  # which tokens may follow depends on those before
-    depends_on_output: bool = field(init=False)  # what is drawn next does, by way of the host
-    draws_alone: bool = field(init=False)  # without drafts: the host has to know each token before the next is drawn
-    takes_one_round: bool = field(init=False)  # of a launch: it draws alone, or what it draws from is looked at
+    is_penalized: bool = field(init=False)  # its draws are, by the tokens of prompt and output
+    is_bound_for_good: bool = field(init=False)  # its draws have bounds in its seat as long as it runs
+    has_changing_set: bool = field(init=False)  # the set of tokens that may follow depends on those before
+    depends_on_output: bool = field(init=False)  # the next draw needs its latest token on the host
+    draws_alone: bool = field(init=False)  # without drafts: the host has to know each token before the next draw
+    takes_one_round: bool = field(init=False)  # of a launch: it draws alone, or wants log probabilities
     _prompt_bits: np.ndarray | None = field(init=False, default=None)
     _constraint_state: Hashable = field(init=False, default=None)  # after all of its output
 
@@ -143,7 +142,7 @@ class Request:
             or params.allowed_token_ids is not None or params.min_tokens > 0
         )  # fmt: skip
         if params.prompt_logprobs is not None:
-            self.prompt_logprobs = [None]  # nothing stands before the first token
+            self.prompt_logprobs = [None]  # no token precedes the first one
         self.depends_on_output = self.has_changing_set or self.is_steered
 
         self._set_ways()
@@ -153,30 +152,30 @@ class Request:
         self.takes_one_round = self.draws_alone or self.sampling_params.logprobs is not None
 
     def constrain_on_device(self) -> None:
-        """From now on rounds hold its output to its constraint: the host need not prepare their samplings."""
+        """Let rounds hold its output to its constraint from now on: the host need not prepare their draws."""
         self.is_constrained_on_device = True
         self._set_ways()
 
     @property
     def is_bound(self) -> bool:
-        """Whether its draws are bound to anything that lies with its seat, now and then at least."""
+        """Whether its draws have bounds in its seat, at least at times."""
         return self.is_bound_for_good or self.has_changing_set
 
     @property
     def is_held_on_device(self) -> bool:
-        """Whether rounds need no host for the tokens that may follow."""
+        """Whether rounds need no host to know which tokens may follow."""
         if not self.has_changing_set:
             return True
         return self.is_constrained_on_device and all([len(sequence) == 1 for sequence in self.bad_token_ids])
 
     @property
     def state_on_device(self) -> int:
-        """Of its constraint, after all of its output."""
+        """The index on the device of its constraint's state after all of its output."""
         return FREE if self.constraint is None else self.constraint.index_on_device(self._constraint_state)
 
     @property
     def skips_cached_prefix(self) -> bool:
-        """Whether all of its prompt is computed, because it asks for that or for what only computing gives."""
+        """Whether all of its prompt is computed, because it asks for that or for the prompt's log probabilities."""
         params = self.sampling_params
         return params.skip_reading_prefix_cache or params.prompt_logprobs is not None
 
@@ -194,7 +193,7 @@ class Request:
 
     @property
     def num_known_tokens(self) -> int:
-        """Prompt and output, and the most that may be in flight: what the device may know."""
+        """Tokens of prompt and output, and the most that may be in flight: what the device may know."""
         return min(len(self.token_ids) + self.num_in_flight, self.max_total_tokens)
 
     @property
@@ -203,7 +202,7 @@ class Request:
         return self.max_total_tokens - len(self.token_ids) - self.num_sure_in_flight
 
     def leave_seat(self) -> None:
-        """What is in flight is dropped when it lands; the device knows nothing of the request any more."""
+        """Leave the seat: tokens in flight will be dropped, and the device's state of the request is void."""
         self.num_in_flight = self.num_sure_in_flight = 0
         self.in_seat = False
 
@@ -219,11 +218,11 @@ class Request:
         The landing is prepared in the lists and committed by one assignment, to `landed`; all else follows from that.
 
         Args:
-            logprobs: an entry for each token, where the request wants them.
+            logprobs: an entry for each token, if the request wants them.
             error: what failed after these tokens: the request ends with it, unless a token has ended it.
 
         Returns:
-            The finished status that this brings about, if any.
+            The finished status, if the request ends.
         """
         known = self.token_ids
         first, status, stop_reason = len(known), None, None
@@ -276,7 +275,7 @@ class Request:
         self.settle()
 
     def settle(self) -> None:
-        """Let lists and status follow from what is committed; for a request that no step is changing."""
+        """Bring lists and status in line with `landed`; for a request that no step is changing."""
         landed = self.landed
         del self.token_ids[landed.num_tokens :]
         del self.logprobs[landed.num_logprobs :]
@@ -290,7 +289,7 @@ class Request:
                 self._constraint_state = self.constraint.advance(self._constraint_state, token)
 
     def start_over(self) -> None:
-        """Keep what has landed, and forget all that was made of it: pages, seat, what is computed or in flight."""
+        """Keep what has landed, and drop all that follows from it: pages, seat, what is computed or in flight."""
         self.settle()
         if self.constraint is not None:
             self._constraint_state = self.constraint.start
@@ -299,7 +298,7 @@ class Request:
         self._set_ways()
         self.epoch += 1
         self.num_computed_tokens = self.num_published_tokens = self.num_borrowed_pages = self.num_to_skip = 0
-        self.pages, self.prefix, self.canvas = [], None, None
+        self.pages, self.prefix = [], None
         self.has_twin = self.is_computed = False
         self.seat = -1
         self.leave_seat()
@@ -308,14 +307,14 @@ class Request:
             self.status = RequestStatus.PREEMPTED if has_run else RequestStatus.WAITING
 
     def begin_with(self, tokens: Sequence[int]) -> None:
-        """Have output tokens that were chosen for it, none of which is sampled or told of."""
+        """Begin with output tokens that were chosen for the request, none of which is sampled or handed out."""
         self.token_ids[self.num_prompt_tokens :] = tokens
         self.landed = Landed(len(self.token_ids), len(self.logprobs))
         self.num_handed_out = max(self.num_handed_out, len(self.token_ids))
         self.is_held = False
 
     def steer(self, token: int) -> None:
-        """Continue with a token in the place of the one that was sampled last, which no step has computed yet."""
+        """Continue with `token` in place of the one that was sampled last, which no step has computed yet."""
         self.token_ids[-1] = token
         self.is_held = False
 
@@ -329,7 +328,7 @@ class Request:
         return mask
 
     def set_now(self, vocab: int) -> np.ndarray:
-        """bool [vocab]: those that may follow on the tokens that have landed."""
+        """bool [vocab]: the tokens that may follow those that have landed."""
         mask = self.base_set(vocab)
         if self.constraint is not None:
             now = self.constraint.allowed(self._constraint_state).mask()
@@ -342,7 +341,7 @@ class Request:
         return mask
 
     def prompt_bits(self, vocab: int) -> np.ndarray:
-        """Bits of the set of the prompt's tokens, as `packed_bits` makes them; made once."""
+        """The set of the prompt's tokens as bits, see `packed_bits`; computed once."""
         if self._prompt_bits is None:
             mask = np.zeros(vocab, bool)
             mask[self.prompt_token_ids] = True

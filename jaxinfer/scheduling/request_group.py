@@ -1,33 +1,33 @@
-"""Sequences that go on from one beginning: samples of a prompt, or branches of an answer."""
+"""Sequences that share a prefix: samples of a prompt, or branches of an answer."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from jaxinfer.branching.branch_state import BranchStateManager
+from jaxinfer.branching.branch_state import BranchLanes
 from jaxinfer.outputs import RequestMetrics
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduling.request import Request
 
 
 class RequestGroup:
-    """What a user asked for at once and gets back as one output: each of its members is a sequence of its own.
+    """A user's request for several sequences, its members, which are returned as one output.
 
-    What all members begin with is computed once, in whole pages, by a request that samples nothing: the trunk. It holds
-    its pages while members are unfinished; only where pages are needed and no member runs is it given up, to be
-    computed again. As many members run at once as `max_parallel` says; whoever ends makes room for the next.
+    The prefix that all members share is computed once, in whole pages, by a request that samples nothing: the trunk. It
+    holds its pages while members are unfinished; only if pages are needed while no member runs is it released, and
+    computed again later. At most `max_parallel` members run at once; when one ends, the next is queued.
 
     Args:
-        request_id: of the group.
-        prompt, prompt_token_ids: what the output says was asked.
-        members: in the order of the outputs.
-        page_size: of the pool.
+        request_id: id of the group.
+        prompt, prompt_token_ids: the prompt that the output reports.
+        members: the sequences, in the order of the outputs.
+        page_size: page size of the pool.
         branch_mode: "in_one_sequence": decode launches read the pages that members share once for all of them;
             "batching": once for each.
         max_parallel: most members that run at once; None: all.
-        trunk_pages: how much of what they begin with is the trunk, in pages; None: all of it.
-        predicted: how many tokens each member is expected to have, the longest goes first; None: as they come.
+        trunk_pages: how many pages of the shared prefix are the trunk; None: all of them.
+        predicted: how many tokens each member is expected to have: the longest starts first; None: in their order.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RequestGroup:
         if predicted is not None:
             order.sort(key=lambda index: -predicted[index])
         self.order = [self.members[index] for index in order]
-        self.pending: deque[Request] = deque()  # those of whom as many run as may
+        self.pending: deque[Request] = deque()  # members that wait for others to end
         self.num_unfinished = len(self.members)
         self.num_running = 0
         sharing = [member for member in self.members if member.sampling_params.prompt_logprobs is None]
@@ -60,7 +60,7 @@ class RequestGroup:
             trunk_pages = shared_pages([member.prompt_token_ids for member in sharing], page_size)
         length = trunk_pages * page_size
         self.trunk = _trunk_of(self, sharing[0], length) if length else None
-        self.branches = BranchStateManager(page_size, branch_mode)
+        self.branches = BranchLanes(page_size, branch_mode)
         if self.trunk is not None:
             self.branches.init_prefix(self.trunk)
         for branch, member in enumerate(self.members):
@@ -76,7 +76,7 @@ class RequestGroup:
             member.trunk, member.shares_lane = None, False
 
     def metrics(self) -> RequestMetrics:
-        """Of all members together: the times from the first to the last, and sums of what they had to compute."""
+        """Return the metrics of all members together: first and last times, and sums of counts."""
         found = [member.metrics for member in self.members]
 
         def among(name: str, choose: Callable[[list[float]], float]) -> float | None:
@@ -95,7 +95,7 @@ class RequestGroup:
 
 
 def shared_pages(prompts: Sequence[Sequence[int]], page_size: int) -> int:
-    """How many whole pages of tokens all of several prompts begin with; each keeps a token for itself at least."""
+    """Return how many whole pages of tokens all prompts begin with; each keeps at least a token of its own."""
     if len(prompts) < 2:
         return 0
     length = min(map(len, prompts)) - 1

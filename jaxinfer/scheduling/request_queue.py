@@ -81,7 +81,7 @@ class PriorityRequestQueue:
 
 
 def make_request_queue(policy: str) -> RequestQueue:
-    """The queue of a scheduling policy.
+    """Make the queue of a scheduling policy.
 
     Raises:
         ValueError: `policy` is not one of SCHEDULING_POLICIES.

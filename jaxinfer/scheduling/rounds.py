@@ -1,4 +1,4 @@
-"""What rows of a launch do, and what a launch of several rounds may land."""
+"""Kinds of rows in a launch, and rounds: how many a launch may run, and what they may land."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class RowKind(enum.Enum):
-    """What a row of a launch does."""
+    """The work of a row in a launch."""
 
     PROMPT_CHUNK = "prompt chunk"  # computes tokens that the host knows; the last chunk samples one
     DECODE = "decode"  # computes the latest token, which is in its seat, and samples the next one
@@ -32,28 +32,28 @@ class Rounds:
     most: int = 1  # rounds in one launch
     most_tokens: int = 1
     least_tokens: int = 1
-    tokens: float = 1.0  # that a round lands for a row, of late
+    tokens: float = 1.0  # tokens that a round lands for a row, measured of late
     sits_out: frozenset[Hashable] = frozenset()  # requests that take part again once their tokens have landed
     holds: Callable[[int, int, bool], bool] = _anything  # (rows, pages per row, whether some share lanes)
-    most_in_lane: int | None = None  # sequences; None: any number
-    plain: Rounds | None = None  # what runs where these cannot, or where no row would draft
+    most_in_lane: int | None = None  # most sequences of a lane; None: any number
+    plain: Rounds | None = None  # rounds to run if these cannot, or if no row would draft
     choice: Any = field(default=None, compare=False)  # the strategy's own
 
     @property
     def takes_prompts(self) -> bool:
-        """Whether one round may run beside chunks of prompts; else these go by a plain step, with everybody."""
+        """Whether one round may run beside chunks of prompts; else chunks run in a plain step, with all rows."""
         return False
 
     def most_in(self, rounds: int) -> int:
-        """The most tokens that so many rounds land for a row."""
+        """Return the most tokens that so many rounds land for a row."""
         return rounds * self.most_tokens
 
     def reach(self, known: int, rounds: int, last: int) -> int:
-        """How many tokens of a row may be computed in so many rounds.
+        """Return how many tokens of a row may be computed after so many rounds.
 
         Args:
             known: the most tokens that the sequence may have before.
-            last: the most that it may come to have; the last one is never computed.
+            last: the most tokens that it may ever have; the last one is never computed.
         """
         return min(known + self.most_in(rounds), last) - 1
 
@@ -63,10 +63,10 @@ ONE_STEP = Rounds()  # of plain decoding
 
 @dataclass(frozen=True)
 class BlockRounds(Rounds):
-    """Rounds that land a block of `most_tokens` where the one before has found its last tokens.
+    """Rounds that land a block of `most_tokens` if the round before has found its last tokens.
 
-    The block in which a sequence ends may land in the round that finds them: nothing comes after it that would have to
-    be counted with.
+    The block in which a sequence ends may land in the round that finds them: nothing follows it that would have to be
+    accounted for.
     """
 
     kind: RowKind = RowKind.BLOCK
@@ -80,5 +80,20 @@ class BlockRounds(Rounds):
         return -(-rounds // 2) * self.most_tokens
 
     def reach(self, known: int, rounds: int, last: int) -> int:
-        """All of the last block is computed, and after a landing the next one is begun."""
+        """Count the whole last block, and the block that each landing begins."""
         return min(known + (rounds // 2 + 1) * self.most_tokens, last)
+
+
+@dataclass(frozen=True)
+class WindowRounds(Rounds):
+    """Rounds of windows around blocks, a launch of which lands at most one block of `most_tokens`."""
+
+    kind: RowKind = RowKind.BLOCK
+    least_tokens: int = 0
+
+    @property
+    def takes_prompts(self) -> bool:
+        return True
+
+    def most_in(self, rounds: int) -> int:
+        return self.most_tokens

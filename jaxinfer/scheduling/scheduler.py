@@ -2,7 +2,7 @@
 
 There are no phases: a prefill, a chunk of one, a decode and a recomputation after preemption are all "some tokens of
 this request". Running requests go first, so that decodes are never starved by prompts; waiting ones enter when tokens,
-rows and pages are left; when pages run out the last comer is preempted and recomputed later.
+rows and pages are left; when pages run out, the latest request is preempted and recomputed later.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from jaxinfer.scheduling.pace import Pace
 from jaxinfer.scheduling.plan_rounds import plan_launches
 from jaxinfer.scheduling.request import Group, Request, RequestStatus
 from jaxinfer.scheduling.request_group import RequestGroup
-from jaxinfer.scheduling.rounds import ONE_STEP, Rounds, RowKind
+from jaxinfer.scheduling.rounds import ONE_STEP, Rounds
 from jaxinfer.scheduling.scheduler_output import (
     CachedRequestData,
+    Continuation,
     Landing,
     NewRequestData,
     SchedulerLimits,
@@ -38,7 +39,7 @@ _NO_PAGES: list[int] = []  # shared: most rows of most launches get none
 class Scheduler:
     """Decides what the next step computes; owns the waiting queue and the running list."""
 
-    lands_again = False  # whether a request that starts over lands again what had landed
+    lands_again = False  # whether a request that starts over lands its tokens again
 
     def __init__(self, limits: SchedulerLimits, kv: KVCacheManager) -> None:
         self.limits = limits
@@ -49,13 +50,13 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.num_preemptions = 0
-        self._forks: set[Request] = set()  # that run and have not taken their seats yet
+        self._forks: set[Request] = set()  # forked requests that run and have not taken their seats yet
         self.num_sharing_lanes = 0  # running requests whose launches of rounds read a trunk together
-        self._had_chunks = False  # of prompts, the latest launches
-        self.pace = Pace()  # of launches, as far as whoever drives the scheduler measures them
+        self._had_chunks = False  # whether the latest launches had chunks of prompts
+        self.pace = Pace()  # of launches, which the caller that runs them measures
 
     def check(self, request: Request) -> None:
-        """Refuse, as a ValueError, a request that could never run. Changes nothing."""
+        """Raise ValueError for a request that could never run. Changes nothing."""
         if request.max_total_tokens > self.kv.num_slots:
             raise ValueError(
                 f"request {request.request_id!r} may grow to {request.max_total_tokens} tokens, the KV pool holds "
@@ -63,12 +64,12 @@ class Scheduler:
             )
 
     def add_request(self, request: Request) -> None:
-        """Queue a request; raises ValueError if its id is in use, or the whole pool could not hold it."""
+        """Queue a request; raise ValueError if its id is in use, or if the whole pool could not hold it."""
         self._register([request])
         self.waiting.add(request)
 
     def add_group(self, group: RequestGroup) -> None:
-        """Queue a group's members, as many of them as may run at once; raises as `add_request`, for any of them."""
+        """Queue as many of a group's members as may run at once; raise as `add_request`, for any member."""
         self._register(group.order)
         for member in group.order[: group.max_parallel]:
             self.waiting.add(member)
@@ -82,7 +83,7 @@ class Scheduler:
         self.requests.update((request.request_id, request) for request in requests)
 
     def steer(self, request: Request, token: int) -> None:
-        """Let a held request continue, with this token in the place of its latest."""
+        """Let a held request continue, with `token` in place of its latest token."""
         request.steer(token)
         self.waiting.steered(request)
 
@@ -90,17 +91,17 @@ class Scheduler:
         return bool(self.requests)
 
     def schedule(self, rounds: Rounds = ONE_STEP) -> SchedulerOutput:
-        """Choose tokens for the next launch, or two, see `SchedulerOutput.then`, and take the pages they need.
+        """Choose tokens for the next launch, or the next two (see `SchedulerOutput.then`), and take their pages.
 
         Args:
-            rounds: what a launch of seated rows may be.
+            rounds: the rounds that a launch of seated rows may run.
         """
         plan = LaunchPlan(self.limits, rounds)
         self._schedule_running(plan)
-        # Only now, because until here a request could still lose its place in the launch that fills its pages.
+        # Only now, because until here a request could still be preempted from the launch that fills its pages.
         if plan.prefill_rows:
-            for request, kind, count in zip(plan.requests, plan.kinds, plan.counts, strict=True):
-                if kind is RowKind.PROMPT_CHUNK:
+            for request, is_chunk, count in zip(plan.requests, plan.are_chunks, plan.counts, strict=True):
+                if is_chunk:
                     self.kv.publish(request, request.num_computed_tokens + count)
         if not plan.preempted:
             self._schedule_waiting(plan)
@@ -110,7 +111,7 @@ class Scheduler:
             goes_on=self._had_chunks,
         )  # fmt: skip
         self._had_chunks = plan.prefill_rows > 0
-        finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks need their seats in this launch still
+        finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks still need their seats in this launch
         outputs = [
             part.commit(way, rounds_of, self.kv.num_in_chunks, shares_lanes=shares_lanes)
             for part, way, rounds_of in plans
@@ -154,7 +155,7 @@ class Scheduler:
             plan.add(request, count, known, new_pages)
 
     def _take_pages(self, request: Request, num_tokens: int, plan: LaunchPlan) -> list[int] | None:
-        """Pages so that `num_tokens` fit, preempting last comers while there are too few; None: it was preempted."""
+        """Take pages so that `num_tokens` fit, preempting requests while pages are too few; None: it was preempted."""
         while (pages := self.kv.grow(request, num_tokens)) is None:
             if self.trunks.give_up_idle(request):
                 continue
@@ -183,14 +184,14 @@ class Scheduler:
         victim.epoch += 1
         self.num_preemptions += 1
         if victim.is_trunk:
-            victim.is_computed = False  # whoever begins with it comes for it again
+            victim.is_computed = False  # a member that begins with it has it computed again
             return
         self._count_running(victim, -1)
         victim.metrics.num_preemptions += 1
         self.waiting.add(victim, first=True)
 
     def _park_held(self, plan: LaunchPlan) -> bool:
-        """Take the pages of the latest held request where all that run are held; False: there is none.
+        """Preempt the latest held request if all running requests are held; False: none was preempted.
 
         It keeps the token that has landed for it. At the head of the queue it would block the request for which the
         room is made, so it waits beside the queue for its search.
@@ -212,7 +213,7 @@ class Scheduler:
                     break
                 continue
             request = self.waiting.peek_request()
-            # Whatever is cached of it, a request that computes something needs a page to itself.
+            # Even with a cached prefix, a request that computes something needs a page to itself.
             if self.kv.num_available == 0 and not self.trunks.give_up_idle(request):
                 if not self._park_held(plan):
                     break
@@ -235,7 +236,7 @@ class Scheduler:
         self.kv.find_prefix(request)
         computed = request.num_computed_tokens
         is_cached = request.is_trunk and computed == known
-        # Of a prompt that is cached as far as it has whole blocks, there is nothing to compute.
+        # A prompt whose whole blocks are all cached has nothing to compute.
         decodes = plan.has_only_its_last(request)
         is_seated = decodes or (not request.is_trunk and computed == self.kv.num_in_chunks(known))
         count = int(plan.takes_seated(request)) if is_seated else plan.tokens_of_chunk(request, known)
@@ -265,8 +266,8 @@ class Scheduler:
         return True
 
     def fork(self, parent: Request, child: Request) -> list[tuple[int, int]]:
-        """Let a sequence, whose tokens are known, continue beside another one of its group from what that has computed.
-        Where there is no seat or no page for it, it waits and computes its own.
+        """Let `child`, whose tokens are known, continue from what `parent`, of its group, has computed. If there is no
+        seat or no page for it, it waits and computes its own.
 
         Returns:
             Source and destination slots of what has to be copied before the next launch.
@@ -294,7 +295,7 @@ class Scheduler:
         logprobs_of: LogprobsOf | None = None,
         before: Callable[[Request], None] | None = None,
     ) -> list[Landing]:
-        """Take a launch's results: land sampled tokens, see `land`; release what finished."""
+        """Land the sampled tokens of a launch, see `land`, and release the requests that finish."""
         landings: list[Landing] = []
         ended: list[Request] = []
         page_size = self.kv.page_size if self.kv.cache is not None else sys.maxsize
@@ -309,8 +310,13 @@ class Scheduler:
         self._forget(ended)
         return landings
 
+    def continue_from(self, continuations: Sequence[Continuation]) -> None:
+        """Apply what a strategy says of running requests whose tokens have landed."""
+        for request, num_computed, in_seat in continuations:
+            request.num_computed_tokens, request.in_seat = num_computed, in_seat
+
     def finish_requests(self, requests: Sequence[Request], status: RequestStatus) -> None:
-        """End requests from outside, wherever they stand."""
+        """End requests from outside, whatever their state; raise ValueError if one is finished already."""
         for request in requests:
             if request.is_finished:
                 raise ValueError(f"request {request.request_id!r} is finished already ({request.status.value})")
@@ -320,7 +326,7 @@ class Scheduler:
             self.release(request, was_running=was_running)
 
     def release(self, request: Request, *, was_running: bool) -> None:
-        """Let go of a request that has ended from outside: its place in a queue, its pages and its seat."""
+        """Release what a request that was ended from outside holds: its place in a queue, its pages and its seat."""
         if not was_running:
             group = request.group
             if group is not None and request in group.pending:
@@ -346,7 +352,7 @@ class Scheduler:
         self.running = [request for request in self.running if not request.is_finished]
 
     def _member_ended(self, group: Group) -> None:
-        """Its place, if it had one, goes to the next of its group; of the last one, the trunk ends with it."""
+        """Queue the next member of the group, if the ended one had a place; after the last one, release the trunk."""
         group.num_unfinished -= 1
         if group.pending and group.num_unfinished - len(group.pending) < group.max_parallel:
             self.waiting.add(group.pending.popleft(), first=True)
@@ -359,12 +365,12 @@ class Scheduler:
             self.trunks.release(trunk)
 
     def _leave_seat(self, trunk: Request) -> None:
-        """Its computing is planned to the end, or nobody wants it any more."""
+        """Take a trunk out of its seat: it is planned to the end, or no member needs it any more."""
         self.running.remove(trunk)
         self.finished_req_ids.add(trunk.request_id)
         self.trunks.keep(trunk)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every page is free, cached or held by exactly one running request or trunk."""
+        """Raise AssertionError unless every page is free, cached, or held by running requests or trunks as counted."""
         self.kv.check_integrity([*self.running, *self.trunks.held])
         self.waiting.check_integrity()

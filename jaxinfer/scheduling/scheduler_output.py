@@ -1,4 +1,4 @@
-"""What the scheduler is told and what it says: limits, the decisions of a launch, tokens that came back."""
+"""Input and output of the scheduler: limits, the decisions of a launch, and landings."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from jaxinfer.scheduling.rounds import Rounds, RowKind
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """What a step may hold: tokens in all, rows, and how many tokens of prompt chunks beside so many decode rows in so
-    many prefill rows, 0 if there is no such step; and the policy."""
+    """Limits of a step, and the scheduling policy. `prefill_room` maps the numbers of decode rows and prefill rows to
+    the most tokens of prompt chunks in a step of these; 0: there is no such step."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
     prefill_room: Callable[[int, int], int]
     scheduling_policy: str = "fcfs"
-    # From decode rows, prefill rows, prefill tokens and pages per row to what steps that take as long have in common.
+    # Maps decode rows, prefill rows, prefill tokens and pages per row to a key that is equal for steps as long.
     step_shape: Callable[..., Hashable] = lambda **sizes: tuple(sizes.values())
-    block_size: int = 1  # tokens that see each other, which are computed at once; prompts are computed by whole ones
+    block_size: int = 1  # tokens that see each other and are computed at once; chunks of prompts are whole blocks
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class NewRequestData:
 
 @dataclass(frozen=True)
 class CachedRequestData:
-    """Requests that were scheduled before: their state is known, only what changed is said. Lists run in parallel."""
+    """Requests that were scheduled before, with only what has changed. Lists run in parallel."""
 
     req_ids: list[str] = field(default_factory=list)
     resumed_req_ids: set[str] = field(default_factory=set)  # recomputed after preemption: page_ids is the whole list
@@ -53,37 +53,37 @@ class CachedRequestData:
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """One launch's decisions. The lists up to `new_pages` run in parallel; what is said of them in other words for
-    observers is made when it is asked for, because a launch with hundreds of rows has no time to spare."""
+    """One launch's decisions. The lists up to `new_pages` run in parallel. Other views of them, for observers, are made
+    only when they are read, because a launch with hundreds of rows has no time to spare."""
 
     requests: list[Request]
     kinds: list[RowKind]
-    num_tokens: list[int]  # to compute in its first round
-    num_computed: list[int]  # computed before this launch; of a row in its seat, the most that may be
-    num_known: list[int]  # known before this launch, the most that may be in flight included
-    most_tokens: list[int]  # that may land: 0 for a prompt chunk that leaves some for later
-    least_tokens: list[int]  # that land, unless the sequence ends
+    num_tokens: list[int]  # tokens to compute in the first round
+    num_computed: list[int]  # tokens computed before this launch; of a row in its seat, the most that may be
+    num_known: list[int]  # tokens known before this launch, the most that may be in flight included
+    most_tokens: list[int]  # the most that may land: 0 for a prompt chunk that leaves some for later
+    least_tokens: list[int]  # the fewest that land, unless the sequence ends
     epochs: list[int]  # of the requests, at this launch
-    new_pages: list[list[int]]  # that the requests got for this launch
-    rounds_of: list[int]  # of the strategy's program, that each row takes part in; none: a plain step
-    rounds: Rounds  # what a launch of rounds could be
+    new_pages: list[list[int]]  # pages that the requests got for this launch
+    rounds_of: list[int]  # rounds of the strategy's program that each row takes part in; empty: a plain step
+    rounds: Rounds  # the strategy's choice, of plain steps too
     shares_lanes: bool  # whether rounds may read a trunk for several rows at once
-    enters: set[str]  # requests whose latest tokens the host has to bring
+    enters: set[str]  # requests whose latest tokens the host has to enter into their seats
     first_scheduled: set[str]
     resumed: set[str]
     total_num_scheduled_tokens: int
     finished_req_ids: set[str] = field(default_factory=set)
     preempted_req_ids: set[str] = field(default_factory=set)
-    then: SchedulerOutput | None = None  # what is launched behind it, planned with it
+    then: SchedulerOutput | None = None  # the launch after this one, planned together with it
 
     @property
     def num_rounds(self) -> int:
-        """The most of any row; 0: a plain step."""
+        """The most rounds of any row; 0: a plain step."""
         return max(self.rounds_of, default=0)
 
     @property
     def samples(self) -> list[bool]:
-        """Whether tokens may land for the row."""
+        """Whether tokens may land, for each row."""
         return [most > 0 for most in self.most_tokens]
 
     @property
@@ -112,8 +112,19 @@ class SchedulerOutput:
 
 
 class Landing(NamedTuple):
-    """Tokens that came back for a request, `request.token_ids[first:last]`; none where it has ended without any."""
+    """Tokens that landed for a request, `request.token_ids[first:last]`; none if it has ended without any."""
 
     request: Request
     first: int
     last: int
+
+
+class Continuation(NamedTuple):
+    """Where a running request continues, if its strategy decides that: what is computed, and whether it is in its seat.
+
+    Without a continuation it is what has landed.
+    """
+
+    request: Request
+    num_computed_tokens: int
+    in_seat: bool

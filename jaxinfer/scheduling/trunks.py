@@ -1,4 +1,4 @@
-"""Computed beginnings that members of groups share: who holds their pages, and when they are given up."""
+"""Computed trunks, the shared prefixes of groups: which of them hold pages, and when they are released."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxinfer.scheduling.request import Request, RequestStatus
 
 
 class Trunks:
-    """Trunks that are computed. They have left their seats and keep their pages, for members that begin with them."""
+    """Computed trunks, which have left their seats and keep their pages for members that begin with them."""
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
@@ -17,7 +17,7 @@ class Trunks:
         self.held.append(trunk)
 
     def give_up_idle(self, wanted: Request) -> bool:
-        """Let go of the latest trunk of which no member runs, other than that of `wanted`; False: there is none."""
+        """Release the latest trunk without running members, other than that of `wanted`; False: there is none."""
         for trunk in reversed(self.held):
             if trunk.group is not None and not trunk.group.num_running and trunk is not wanted.trunk:
                 self.release(trunk)
@@ -25,7 +25,7 @@ class Trunks:
         return False
 
     def release(self, trunk: Request) -> None:
-        """Its pages return to the pool; whoever needs it lets it be computed again."""
+        """Return a trunk's pages to the pool; a member that needs it has it computed again."""
         self.held.remove(trunk)
         self._kv.release(trunk)
         trunk.status = RequestStatus.PREEMPTED

@@ -12,7 +12,7 @@ class WaitingRoom:
     """The queue of requests that may be admitted, and those that may not join it yet. Length and order are the queue's.
 
     Args:
-        policy: of the queue.
+        policy: the scheduling policy of the queue.
 
     Attributes:
         parked: held requests without pages. At the head of the queue they would block the request for which their
@@ -31,7 +31,7 @@ class WaitingRoom:
         """Let a request wait where it belongs.
 
         Args:
-            first: before those that have never run, if it goes to the queue.
+            first: before requests that have never run, if it joins the queue.
         """
         if self.only is not None and request.request_id not in self.only:
             self.aside.append(request)
@@ -51,7 +51,7 @@ class WaitingRoom:
         self._queue.remove_request(request)
 
     def steered(self, request: Request) -> None:
-        """Let a request that is held no longer join the queue, if it is parked."""
+        """Let a request that is no longer held join the queue, if it is parked."""
         if request in self.parked:
             self.parked.remove(request)
             self.add(request, first=True)
@@ -76,7 +76,7 @@ class WaitingRoom:
         return iter(self._queue)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if a request waits with pages, or where it does not belong."""
+        """Raise AssertionError if a request waits with pages, or where it does not belong."""
         for request in (*self, *self.parked, *self.aside):
             assert not request.pages, "a waiting request holds pages"
         assert all([request.is_held for request in self.parked]), "a request is parked that no search holds"

@@ -1,4 +1,4 @@
-"""Skeleton-of-Thought: a plan, then all of its points at once, then one answer."""
+"""Skeleton-of-Thought: a plan, then its points decoded in parallel, then one answer."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MOST_POINT_TOKENS = 256
 
 
 class SkeletonOfThought:
-    """Answers questions by a skeleton and its points, wave by wave: a wave's points depend on earlier ones only.
+    """Maker of answers from a skeleton and its points, wave by wave: points depend on earlier waves only.
 
     Args:
         client: of an engine with a tokenizer and a chat template.
-        protocol: "plan" (the plan protocol, kept to by its grammar), "outline" (a numbered list), or "auto": the plan
-            protocol where the tokenizer has its markers.
+        protocol: "plan" (the plan protocol, enforced by a grammar), "outline" (a numbered list), or "auto": "plan"
+            where the tokenizer has its markers, else "outline".
 
     Raises:
         ValueError: there is no such protocol, or the engine has no tokenizer.
@@ -56,7 +56,7 @@ class SkeletonOfThought:
         skeleton: str | None = None,
         on_event: Callable[[SkeletonEvent], object] | None = None,
     ) -> SkeletonJob:
-        """One answer, to be run; see `LLM.skeleton_of_thought`.
+        """Return the job of one answer; see `LLM.skeleton_of_thought`.
 
         Raises:
             ValueError: a setting is out of range.
@@ -75,11 +75,11 @@ class SkeletonOfThought:
         )  # fmt: skip
 
     def answer(self, question: str, sampling_params: SamplingParams | None = None, **options: Any) -> SkeletonOutput:
-        """The answer to a question; `options` are those of `job`."""
+        """Answer a question; `options` are those of `job`."""
         return self._client.answer(self.job(question, sampling_params, **options), CompileNotice())
 
     def params_of_points(self, params: SamplingParams) -> SamplingParams:
-        """A point is over with its [END], where that is one token."""
+        """Return parameters of points, with [END] as a stop token where it is one token."""
         if not self.prompts.is_plan or len(self._end) != 1:
             return params
         stops = dict.fromkeys([*(params.stop_token_ids or ()), *self._end])

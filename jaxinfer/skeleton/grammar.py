@@ -1,4 +1,4 @@
-"""The grammar of skeletons: what a model that writes a plan is held to."""
+"""The grammar of skeletons, which constrains a model that writes a plan."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class SkeletonGrammar:
     """The plan protocol: `[PLAN]` and lines `ID.<Length><Tool>[Deps]Title`, or `[DIRECT]` and a text; then `[END]`.
 
     Ids count up from 1. A length has 1 to 4 digits, the first not 0. A tool is None or one that is given. Dependencies
-    are `-` or ids of earlier lines. A title begins with a character that is no space, and has no line break and no `[`.
-    Whatever is accepted is read back by `parse_skeleton` with every part in its place.
+    are `-` or ids of earlier lines. A title starts with a non-space character, and has no line break and no `[`.
+    `parse_skeleton` reads every text that is accepted, with every part in its place.
 
     Args:
         direct_allowed: whether the model may answer without a plan.
-        max_points: the most lines of a plan.
-        max_title: the most characters of a title.
+        max_points: most lines of a plan.
+        max_title: most characters of a title.
         tools: names of tools that lines may have.
 
     Raises:
-        ValueError: a number is not positive, or a name of a tool cannot stand in a line.
+        ValueError: a number is not positive, or a tool's name cannot be part of a line.
     """
 
     direct_allowed: bool = True
@@ -66,7 +66,7 @@ class SkeletonGrammar:
                 raise ValueError(f"tools must be names without brackets that begin with no digit, got {tool!r}")
 
     def automaton(self, vocabulary: Vocabulary, eos_token_ids: Iterable[int]) -> RegularAutomaton:
-        """The grammar over the tokens of a vocabulary.
+        """Build the grammar's automaton over the tokens of a vocabulary.
 
         Raises:
             ValueError: the vocabulary cannot spell a skeleton, or `eos_token_ids` are not tokens of it.
@@ -74,7 +74,7 @@ class SkeletonGrammar:
         return RegularAutomaton(self.expression(), vocabulary, eos_token_ids)
 
     def expression(self) -> Expression:
-        """The grammar over bytes and markers."""
+        """Return the grammar as an expression over bytes and markers."""
         lines = self._line(self.max_points)
         for number in range(self.max_points - 1, 0, -1):
             lines = sequence(self._line(number), optional(lines))
@@ -101,7 +101,7 @@ class SkeletonGrammar:
 
 
 def _dependencies(number: int) -> Expression:
-    """`-`, or earlier ids with commas between them, as many as there are."""
+    """Return the expression of `-`, or of earlier ids with commas between them, as many as there are."""
     none = literal("-")
     if number == 1:
         return none

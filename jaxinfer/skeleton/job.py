@@ -20,12 +20,12 @@ MOST_SKELETON_TOKENS = 200
 
 @dataclasses.dataclass(frozen=True)
 class Ways:
-    """How the points of an answer are written.
+    """Settings for the points of an answer.
 
     Attributes:
-        params: of every point.
-        budget: tokens of a point at most, where the plan says nothing.
-        branch_mode, max_parallel: as of `LLM.generate_branches`.
+        params: sampling parameters of every point.
+        budget: most tokens of a point that a plan may state, and the expected length where it states none.
+        branch_mode, max_parallel: as for `LLM.generate_branches`.
     """
 
     params: SamplingParams
@@ -35,16 +35,16 @@ class Ways:
 
 
 class SkeletonJob:
-    """A question on its way to its answer.
+    """Job of one question, from its plan to its answer.
 
     Args:
         inputs: makes requests.
         prompts: of the protocol.
-        params: of the plan.
-        automaton: what the plan may be; None: any text.
-        written: the text of a plan that is there already.
-        on_event: is told of text as it comes.
-        num_steps: of the engine so far.
+        params: sampling parameters of the plan.
+        automaton: the plan's constraint; None: any text is allowed.
+        written: the text of a given plan; None: the model writes one.
+        on_event: called with new text as it lands.
+        num_steps: returns the engine's number of steps so far.
     """
 
     name = "a skeleton"
@@ -68,9 +68,9 @@ class SkeletonJob:
         self._num_steps = num_steps
         self._metrics = SkeletonMetrics()
         self._skeleton: Skeleton | None = None
-        self._waves: list[list[SkeletonPoint]] = []  # that are still to be written
-        self._asked: list[SkeletonPoint | None] = []  # what the request at hand writes; None: the plan
-        self._whole: list[CompletionOutput] = []  # what has come of each
+        self._waves: list[list[SkeletonPoint]] = []  # not yet asked for
+        self._asked: list[SkeletonPoint | None] = []  # what the current request writes; None: the plan
+        self._whole: list[CompletionOutput] = []  # output of each so far
         self._is_finished = False
         self._texts: dict[int, str] = {}
         self._points: dict[int, PointOutput] = {}
@@ -90,7 +90,7 @@ class SkeletonJob:
         return self._inputs.requests([prompt], self._params, stream=self.stream, constraint=self._automaton)
 
     def take(self, outputs: Sequence[RequestOutput]) -> Sequence[Item] | Answer[SkeletonOutput]:
-        """Put together what has come; once the plan or a wave is whole, ask for the next wave."""
+        """Collect new outputs; once the plan or a wave is whole, ask for the next wave."""
         for output in outputs:
             self._collect(output)
         if not self._is_finished:
@@ -106,7 +106,7 @@ class SkeletonJob:
         return self._next_wave()
 
     def abort(self) -> None:
-        """Nothing runs but what was asked for."""
+        """Abort nothing: the job starts no requests itself."""
 
     def _expand(self, written: str) -> Sequence[Item] | Answer[SkeletonOutput]:
         metrics = self._metrics
@@ -156,7 +156,7 @@ class SkeletonJob:
         self._is_finished |= output.finished
 
     def _lap(self) -> tuple[int, int, float]:
-        """Steps, tokens and seconds since the last lap."""
+        """Return steps, tokens and seconds since the last lap."""
         steps, now = self._num_steps(), time.perf_counter()
         found = (steps - self._last_step, self._num_tokens, now - self._since)
         self._last_step, self._num_tokens, self._since = steps, 0, now

@@ -1,4 +1,4 @@
-"""What Skeleton-of-Thought gives: text as it comes, and the whole answer by its points."""
+"""Outputs of Skeleton-of-Thought: events while text lands, and the whole answer by its points."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from jaxinfer.skeleton.plan import Skeleton
 
 @dataclass(frozen=True)
 class SkeletonEvent:
-    """Text as it comes."""
+    """New text of one point or of the skeleton."""
 
-    point: int | None  # the id of the point that it belongs to; None: the skeleton
-    text: str  # new since the last event of the same point
-    num_tokens: int  # new, too
-    step: int  # of the engine, counted from the beginning of the answer
+    point: int | None  # id of the point that it belongs to; None: the skeleton
+    text: str  # new since the previous event of the same point
+    num_tokens: int  # new since then
+    step: int  # of the engine, counted from the start of the answer
     finished: bool
 
 
 @dataclass
 class PointOutput:
-    """A point of the answer."""
+    """One point of an answer."""
 
     id: int
     title: str
@@ -31,7 +31,7 @@ class PointOutput:
 
 @dataclass
 class SkeletonMetrics:
-    """What an answer took: steps of the engine, tokens and seconds, for the skeleton and for its points."""
+    """Cost of an answer: engine steps, tokens and seconds, for the skeleton and for its points."""
 
     skeleton_steps: int = 0
     skeleton_tokens: int = 0
@@ -43,7 +43,7 @@ class SkeletonMetrics:
 
 @dataclass
 class SkeletonOutput:
-    """An answer by its points; a direct one has none."""
+    """An answer with its points; a direct answer has none."""
 
     question: str
     written: str  # the skeleton's text, which can be given as `skeleton` to expand it again

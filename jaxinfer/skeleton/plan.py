@@ -1,4 +1,4 @@
-"""Skeletons: the plan of an answer whose points are written side by side, read from what a model wrote."""
+"""Skeletons: plans of answers whose points are decoded in parallel, parsed from a model's text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from jaxinfer.tokenizer import Tokenizer
 
 PLAN, DIRECT, ANSWER, END = "[PLAN]", "[DIRECT]", "[ANSWER]", "[END]"
-SHORTEST = 16  # tokens: no point is given less
+SHORTEST = 16  # least expected tokens of a point
 
 _TAG = re.compile(r"\[(?:PLAN|DIRECT)\]")
 _DEPENDENCIES = r"[\[【]\s*(?:[-–—]|[Nn]one|[\d,，、;\s]*)\s*[\]】]"
@@ -41,7 +41,7 @@ class SkeletonPoint:
         length: expected tokens of its text, between `SHORTEST` and the budget; None where the plan does not say.
         tool: name of the tool that it wants to use, if any.
         dependencies: ids of points that must be written before it.
-        stated_length: the length as the plan has it. Prompts repeat it, so that a model is asked in its own words.
+        stated_length: the length as the plan states it. Prompts repeat it, so that a model is asked in its own words.
     """
 
     id: int
@@ -57,7 +57,7 @@ class Skeleton:
     """The points of a plan in their order, or a direct answer.
 
     Raises:
-        ValueError: there are both or neither, two points share an id, or dependencies are unknown or go in a circle.
+        ValueError: there are both or neither, two points share an id, or dependencies are unknown or circular.
     """
 
     points: tuple[SkeletonPoint, ...] = ()
@@ -77,14 +77,14 @@ class Skeleton:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether any two points can be written at the same time: not if there is one, or all wait for each other."""
+        """Whether any two points can be decoded at the same time."""
         return any(len(wave) > 1 for wave in self.waves())
 
     def waves(self) -> tuple[tuple[SkeletonPoint, ...], ...]:
-        """Points by topological level: those of a wave depend on points of earlier waves only.
+        """Return the points by topological level: points of a wave depend on points of earlier waves only.
 
         Raises:
-            ValueError: dependencies are unknown or go in a circle.
+            ValueError: dependencies are unknown or circular.
         """
         waves: list[tuple[SkeletonPoint, ...]] = []
         written: set[int] = set()
@@ -99,23 +99,23 @@ class Skeleton:
         return tuple(waves)
 
     def cleaned(self) -> str:
-        """The skeleton as the prompts of points show it: `1. Title`, one line each."""
+        """Return the skeleton as prompts of points show it: a line `1. Title` for each point."""
         return "\n".join(f"{point.id}. {point.title}" for point in self.points)
 
     def ask_point(self, point: SkeletonPoint) -> str:
-        """The request for one point, in a conversation that has the plan already."""
+        """Return the request for one point, for a conversation that has the plan already."""
         length = f" (about {point.stated_length} tokens)" if point.stated_length else ""
         return f"Write point {point.id}: {point.title}{length}."
 
     def point_prompt(self, task: str, point: SkeletonPoint) -> str:
-        """The user turn that asks for one point; all but its last line is common to all points."""
+        """Return the user turn that asks for one point; all but its last line is common to all points."""
         return f"Task: {task}\nPlan:\n{self.cleaned()}\n{self.ask_point(point)}"
 
     def merge(self, texts: Mapping[int, str]) -> str:
-        """The final answer: `1. Title: text` for every point in the plan's order.
+        """Return the final answer: `1. Title: text` for every point in the plan's order.
 
         Args:
-            texts: what was written for each point, by its id, framed by [ANSWER] and [END] or not.
+            texts: the model's text for each point, by id, with or without the frame of [ANSWER] and [END].
 
         Raises:
             ValueError: a point has no text.
@@ -129,15 +129,15 @@ class Skeleton:
 
 
 def parse_skeleton(text: str, budget: int) -> Skeleton:
-    """The skeleton that a model wrote in the plan protocol; whatever is no plan is a direct answer.
+    """Parse a skeleton in the plan protocol; a text that is not a plan is a direct answer.
 
-    A leading thought is cut. After the first of [PLAN] and [DIRECT] the body goes to [END] or the end of the text;
-    without either the whole text is the answer. Lines of a plan that are no points are passed over, as are points
-    without a title and those whose id is taken.
+    A leading thought is cut. The body runs from the first [PLAN] or [DIRECT] to [END] or the end of the text; without
+    either, the whole text is the answer. Lines of a plan that are not points are skipped, as are points without a
+    title and points whose id is taken.
 
     Args:
         text: the decoded output.
-        budget: the most tokens that one point may have, at least 1.
+        budget: most tokens that one point may have, at least 1.
 
     Raises:
         ValueError: the budget is not positive.
@@ -161,7 +161,7 @@ def parse_skeleton(text: str, budget: int) -> Skeleton:
 
 
 def parse_outline(text: str) -> Skeleton:
-    """The skeleton in a plain numbered list (Ning et al. 2023, Skeleton-of-Thought), for models without the protocol.
+    """Parse a plain numbered list (Ning et al. 2023, Skeleton-of-Thought), for models without the plan protocol.
 
     Every line `1. text` is a point, the first of each number; without any, the text is a direct answer.
     """
@@ -174,12 +174,12 @@ def parse_outline(text: str) -> Skeleton:
 
 
 def point_text(text: str) -> str:
-    """What was written for a point, without a leading thought and the frame of [ANSWER] and [END]."""
+    """Return a point's text without a leading thought and the frame of [ANSWER] and [END]."""
     return _without_thought(text).strip().removeprefix(ANSWER).partition(END)[0].strip()
 
 
 def _without_thought(text: str) -> str:
-    """The text after a leading thought; its opening tag may stand in the prompt, as some chat templates have it."""
+    """Return the text after a leading thought, whose opening tag some chat templates put into the prompt."""
     before, closing, after = text.partition("</think>")
     before = before.lstrip()
     leads = before.startswith("<think>") or "<think>" not in before and not before.startswith((PLAN, DIRECT, ANSWER))
@@ -206,9 +206,9 @@ def _parse_line(line: str, budget: int) -> SkeletonPoint | None:
 
 
 def _with_sound_dependencies(points: Mapping[int, SkeletonPoint]) -> tuple[SkeletonPoint, ...]:
-    """The points without dependencies on themselves, on unknown ones and in circles.
+    """Return the points without dependencies on themselves, on unknown points and in circles.
 
-    Circles are broken in the order of ids: of every circle, the point with the smallest id does not wait for it.
+    Circles are broken in the order of ids: in every circle, the point with the smallest id does not wait.
     """
     waits_for = {
         point.id: [other for other in point.dependencies if other in points and other != point.id]
@@ -220,7 +220,7 @@ def _with_sound_dependencies(points: Mapping[int, SkeletonPoint]) -> tuple[Skele
 
 
 def _reachable(start: int, waits_for: Mapping[int, list[int]]) -> set[int]:
-    """All points that `start` waits for, directly or not."""
+    """Return the ids of all points that `start` waits for, directly or not."""
     found: set[int] = set()
     stack = [start]
     while stack:
@@ -232,5 +232,5 @@ def _reachable(start: int, waits_for: Mapping[int, list[int]]) -> set[int]:
 
 
 def knows_plans(tokenizer: Tokenizer) -> bool:
-    """Whether the markers of the plan protocol are tokens: then the model was trained to write plans."""
+    """Whether a marker of the plan protocol is one token: then the model was trained to write plans."""
     return len(tokenizer.encode(END, add_special_tokens=False)) == 1

@@ -1,7 +1,7 @@
-"""What a model is asked on the way from a question to an answer whose points are written side by side.
+"""Prompts of Skeleton-of-Thought: for the skeleton of an answer, and for each of its points.
 
-Every request continues the conversation in which the model wrote its plan: what the points share is then all but the
-last turn, and most of it was computed with the plan.
+Every request continues the conversation in which the model wrote its plan. The points then share all but the last
+turn, and most of this prefix was computed with the plan.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ PROTOCOLS = ("plan", "outline")
 
 
 class SkeletonPrompts(Protocol):
-    """A way to ask for a skeleton, and then for each of its points."""
+    """Maker of the prompts for a skeleton and for each of its points."""
 
     @property
     def is_plan(self) -> bool:
-        """Whether the skeleton is in the plan protocol, whose grammar can hold the model to it."""
+        """Whether the skeleton is in the plan protocol, which a grammar can enforce."""
         ...
 
     def ask_skeleton(self, question: str) -> Messages: ...
 
     def parse(self, text: str, budget: int) -> Skeleton:
-        """The skeleton that the model wrote; see `parse_skeleton` for `budget`."""
+        """Parse the skeleton that the model wrote; see `parse_skeleton` for `budget`."""
         ...
 
     def ask_point(
         self, question: str, written: str, skeleton: Skeleton, point: SkeletonPoint, texts: Mapping[int, str]
     ) -> Messages:
-        """The conversation that ends with the request for a point.
+        """Return the conversation that ends with the request for a point.
 
         Args:
             written: the text of the skeleton, as the model wrote it.
-            texts: of points that are written already, by id; those that the point depends on are shown.
+            texts: of finished points, by id; the prompt shows those that the point depends on.
         """
         ...
 
@@ -65,7 +65,7 @@ class PlanPrompts:
 
 @dataclass(frozen=True)
 class OutlinePrompts:
-    """A numbered list for models that know no protocol (Skeleton-of-Thought, arXiv 2307.15337, in words of our own)."""
+    """A numbered list, for models that know no protocol (Skeleton-of-Thought, arXiv 2307.15337, in our own words)."""
 
     skeleton: str = (
         "Plan the answer to the question below, do not write it yet. Give 3 to 10 points as a numbered list, each of 3 "
@@ -95,5 +95,5 @@ def _turns(written: str, request: str) -> Messages:
 
 
 def _shown(point: SkeletonPoint, texts: Mapping[int, str]) -> str:
-    """The points that this one depends on."""
+    """Return the texts of the points that this one depends on."""
     return "\n".join(f"Point {number}: {point_text(texts[number])}" for number in point.dependencies)

@@ -1,4 +1,4 @@
-"""Acceptance by equality: a draft stays if it is the token that was sampled at its place."""
+"""Acceptance by equality: a draft is accepted if it is the token that was sampled at its position."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from jaxinfer.sampling.greatest import NO_SCORE
 
 
 def num_accepted(drafts: jax.Array, count: jax.Array, sampled: jax.Array) -> jax.Array:
-    """int32 [R]: how many of each row's first `count` drafts int32 [R, W - 1] are, one after the other, the tokens
-    sampled int32 [R, W] at the place before each."""
+    """Return int32 [R], the number of each row's drafts before the first that is not accepted.
+
+    Args:
+        drafts: int32 [R, W - 1].
+        count: int32 [R], drafts of each row.
+        sampled: int32 [R, W], the tokens sampled after the latest token and after each draft.
+    """
     agrees = (drafts == sampled[:, :-1]) & (jnp.arange(drafts.shape[1]) < count[:, None])
     return jnp.sum(lax.cumprod(agrees.astype(jnp.int32), axis=1), axis=1)
 
@@ -29,22 +34,23 @@ def land(
     ending_token_ids: jax.Array,
     max_len: jax.Array,
 ) -> tuple[Seats, jax.Array]:
-    """Sampled tokens [R, W] up to the one behind the accepted drafts go to their sequences.
+    """Write the accepted tokens, and the sampled one after them, to the seats of their sequences.
 
-    A sequence ends with the first of them that is one of its ending tokens or `NO_SCORE`, and where it reaches its
-    greatest length.
+    A sequence ends at the first of these tokens that is one of its ending tokens or `NO_SCORE`, and at its greatest
+    length.
 
     Args:
-        seat: int32 [R], out of range: nowhere.
-        token: int32 [R], the latest of the sequence before.
-        length: int32 [R], tokens of the sequence before.
+        seat: int32 [R], out of range: the row has none.
+        token: int32 [R], latest token of each sequence before.
+        length: int32 [R], tokens of each sequence before.
         runs: bool [R], whether anything lands.
-        accepted: int32 [R].
+        sampled: int32 [R, W].
+        accepted: int32 [R], number of accepted drafts.
         ending_token_ids: int32 [R, E], -1: none.
         max_len: int32 [R].
 
     Returns:
-        The seats, and int32 [R, W]: the tokens that landed, a `NO_SCORE` included, -1 behind them.
+        The seats, and int32 [R, W]: the tokens that landed, a `NO_SCORE` included, then -1.
     """
     place = jnp.arange(sampled.shape[1])
     ends = (sampled == NO_SCORE) | (length[:, None] + place + 1 >= max_len[:, None])

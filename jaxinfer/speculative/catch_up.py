@@ -1,4 +1,4 @@
-"""A drafter takes in tokens that the target computed without it: a prefix found in the cache, a time without drafts."""
+"""Catching up: a drafter takes in tokens that the target computed without it, cached or while nothing was drafted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxinfer.programs.step import Follower
 
 @dataclass(frozen=True, eq=False)
 class CatchUp:
-    """The program; its input is a packed batch of chunks of known tokens."""
+    """The catch-up program, whose input is a packed batch of chunks of known tokens."""
 
     follower: Follower
     shapes: Sequence[BatchShape] = ()
@@ -45,7 +45,8 @@ class CatchUp:
         batch = unpack(buffer, shape)
         if not self.follower.capture:
             return self.follower.follow(device, batch, None), ()
-        # What a drafter needs of the target is there while that computes. Its keys and values are there already.
+        # The drafter needs features that exist only while the target computes. The target's KV is there already, so
+        # it is not written again.
         kv: KVPool = device.state[KV]
         nowhere = kv.num_slots + jnp.arange(shape.num_tokens)
         computed = replace(batch, slot_mapping=nowhere)

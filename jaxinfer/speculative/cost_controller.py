@@ -1,4 +1,4 @@
-"""As many drafts as give the most tokens per second for the batch at hand; none, where plain decoding does."""
+"""Cost controller: chooses the number of drafts with the most tokens per second for a batch, which may be none."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ from jaxinfer.speculative.acceptance import Acceptance, Forecast
 from jaxinfer.speculative.costs import Key, LaunchCosts
 from jaxinfer.speculative.gamma import Choice, RoundsReport, TimedLaunch
 
-# What is measured is not exact: drafting has to promise so much more.
+# Measurements are not exact: drafting has to promise this gain over plain decoding.
 _MARGIN = 1.02
-# A program is tried until it was timed so often, but not more often than twice as much; unless what is estimated of it
-# says that it is not the best even if it took that much less. Estimates are far off until something was timed with as
-# many rows.
+# A program is tried until it was timed `_FEW_TIMES`, at most `_MOST_TRIALS` times, if it would be the best at its
+# estimated cost divided by `_HOPE`. Estimates are far off until a program with as many rows was timed.
 _FEW_TIMES, _MOST_TRIALS = 2, 4
 _HOPE, _HOPE_AT_FIRST = 1.5, 4.0
-# How much of what is known of rounds without drafts a further measurement takes the place of.
+# Weight of a new measurement in the average cost of rounds without drafts.
 _NEW = 0.1
-# The share of time that may go into finding out whether drafts would be accepted by now.
+# Share of time for probing whether drafts would be accepted by now.
 _PROBING = 0.02
-# Before it can draft again a drafter takes in what it missed: about as long as so many drafts.
+# Before it drafts again, a drafter catches up on tokens that it missed, which takes about as long as so many drafts.
 _CATCH_UP_DRAFTS = 8
 # Steps of a launch without drafts.
 _PLAIN_STEPS = 16
 
 
 class _Best(NamedTuple):
-    """Drafts that give the most tokens a second."""
+    """The number of drafts with the most tokens per second."""
 
     num_drafts: int  # 0: there is no program
-    gain: float  # how many times the tokens a second of plain decoding
+    gain: float  # ratio of its tokens per second to those of plain decoding
 
 
 class CostController:
-    """Chooses by the costs of launches and the acceptance of drafts, both as measured.
+    """Controller that chooses by measured costs of launches and measured acceptance of drafts.
 
-    Where plain decoding is best, a round is tried now and then, so that it is noticed when drafts become worth it:
-    sequences change, and so does what is known of them. Where trees may be drafted, chains or trees are, whichever
-    gives more; what has not been chosen for long, plain decoding included, is tried in the same way.
+    Where plain decoding is best, a drafting round is probed now and then, because sequences and their acceptance
+    change. If trees may be drafted, it chooses chains or trees, whichever gives more. A choice that was not made for
+    long, plain decoding included, is probed too.
 
     Args:
-        most: the most drafts one after the other, for each number of nodes of trees; of 0 nodes: of chains.
-        drafts: the share of rounds in which anything is drafted, until it is known; 1: in all of them, always.
-        accepted: for each number of nodes, the share of drafts that is accepted, until it is known.
+        most: longest path of drafts, by number of tree nodes; 0 nodes: chains.
+        drafts: prior share of rounds in which anything is drafted; 1: all rounds draft, always.
+        accepted: prior share of drafts that are accepted, by number of tree nodes.
     """
 
     def __init__(
@@ -66,10 +65,10 @@ class CostController:
         }
         self.most = dict(most)
         self._always_drafts = drafts == 1.0
-        # Of launches since the last one with trees of so many nodes, with chains (0), and with no drafts (None).
+        # Seconds of launches since the last with trees of so many nodes, with chains (0) and without drafts (None).
         self._seconds_without: dict[int | None, float] = dict.fromkeys([*most, None], 0.0)
         self._num_trials: Counter[Key] = Counter()
-        self._without_drafts = 1.0  # what a round in which nothing is drafted takes, in plain steps
+        self._without_drafts = 1.0  # cost of a round in which nothing is drafted, in plain steps
 
     def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
         rows = len(seats)
@@ -125,7 +124,7 @@ class CostController:
             )  # fmt: skip
 
     def _best(self, nodes: int, forecast: Forecast, rows: int, pages_per_row: int) -> _Best:
-        """The number of drafts, at least 1, with the most tokens a second."""
+        """Return the number of drafts, at least 1, with the most tokens per second."""
         best = _Best(0, 0.0)
         for number in range(1, self.most[nodes] + 1):
             found = self._gain(nodes, number, forecast, rows, pages_per_row)
@@ -134,7 +133,7 @@ class CostController:
         return best
 
     def _gain(self, nodes: int, number: int, forecast: Forecast, rows: int, pages_per_row: int) -> float:
-        """How many times the tokens a second of plain decoding so many drafts give; 0: there is no program."""
+        """Return the ratio of tokens per second with so many drafts to plain decoding; 0: there is no program."""
         plain, seconds = (self._costs.seconds(rows, pages_per_row, *drafts) for drafts in ((0,), (number, nodes)))
         assert plain is not None
         if seconds is None:
@@ -145,10 +144,10 @@ class CostController:
         return float(forecast.tokens[number]) / seconds * plain / rows
 
     def _untimed(self, forecasts: Mapping[int, Forecast], best: float, rows: int, pages_per_row: int) -> Choice | None:
-        """A launch of a program that was not timed enough for such a batch, and may be better than the best.
+        """Return a trial of a program that was not timed enough for such a batch, and may beat the best; or None.
 
-        First with the most drafts that it may have, then with the fewest: that tells what drafts cost, and what the
-        verification does.
+        It is timed with the most drafts that it may have, then with the fewest, to tell the cost of drafts from the
+        cost of verification.
         """
         plain = self._costs.program(rows, pages_per_row, 0)
         programs: dict[Key | None, list[tuple[int, int]]] = {plain: [(0, 0)]}
@@ -158,7 +157,7 @@ class CostController:
                 program = self._costs.program(rows, pages_per_row, number, nodes)
                 gain = self._gain(nodes, number, forecast, rows, pages_per_row)
                 programs.setdefault(program, []).append((nodes, number))
-                if forecast.tokens[number] >= _MARGIN * rows:  # if not, it would not pay for nothing
+                if forecast.tokens[number] >= _MARGIN * rows:  # otherwise it would not pay even if drafts were free
                     gains[program] = max(gains.get(program, 0.0), gain)
         is_first = not any(program and self._costs.num_measured(program) for program in programs if program != plain)
         hope = _HOPE_AT_FIRST if is_first else _HOPE
@@ -174,7 +173,7 @@ class CostController:
         return None
 
     def _may_probe(self, nodes: int | None, found: Mapping[int, _Best], rows: int, pages_per_row: int) -> bool:
-        """Whether enough time went into other launches for one of these, with all that it needs."""
+        """Whether enough time went into other launches to pay for a probe of this kind and its catching up."""
         plain = self._costs.seconds(rows, pages_per_row, 0)
         assert plain is not None
         if nodes is None:
@@ -182,7 +181,7 @@ class CostController:
         best = found[nodes]
         program = self._costs.program(rows, pages_per_row, best.num_drafts, nodes) if best.num_drafts else None
         if program is None or not self._costs.num_measured(program):
-            return False  # it would be compiled for that
+            return False  # a probe must not cause a compile
         one = self._costs.seconds(rows, pages_per_row, best.num_drafts, nodes)
         assert one is not None
         needed = one + _CATCH_UP_DRAFTS * max(one - plain, 0.0) / best.num_drafts

@@ -1,4 +1,4 @@
-"""What launches cost the device: measured, and until then estimated from sizes."""
+"""Device costs of launches: measured, and until then estimated from sizes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# What is known of a program counts less with each further launch. What was measured before launches counts as so many
-# rounds, and what was only estimated as a bit of one, for what launches do not tell.
+# Observations of a program count less with each further launch. Measurements from before launches count as so many
+# rounds. Estimates count as a fraction of a round, to fill in what launches leave open.
 _KEPT = 0.9
 _WEIGHT_OF_MEASURED, _TIMES_MEASURED = 16.0, 5
 _LEAST_WEIGHT = 0.1
@@ -18,11 +18,11 @@ type Key = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a step in arbitrary units: weights are read, or tokens computed, whichever takes longer in the end.
+    """Estimated cost of a step in arbitrary units: reading the weights, plus computing the tokens.
 
     Attributes:
-        target, drafter: parameters; a drafter of 0 drafts for nothing.
-        knee: tokens whose computing takes as long as reading the weights.
+        target, drafter: numbers of parameters; a drafter of 0 parameters costs nothing.
+        knee: number of tokens whose computing takes as long as reading the weights.
     """
 
     target: float
@@ -37,16 +37,15 @@ class Estimate:
 
 
 class _Cost:
-    """Seconds of a program's rounds by drafts: those of a verification, and of each draft before it.
+    """Seconds of a program's round by its number of drafts: one verification, and each draft before it.
 
-    A line through what launches took, which counts less as they age, and more the more rounds a launch had: what a
-    launch takes besides belongs to all of them. Where all had as many drafts, it has the slope of what was taken to be
-    before.
+    It is a line fitted to timed launches. They count less as they age, and more with more rounds, over which the
+    overhead of a launch is spread. Where all launches had equally many drafts, the line keeps the slope of the prior.
 
     Args:
-        verification, draft: what is taken to be.
+        verification, draft: prior seconds of a verification and of a draft.
         most_drafts: of the program.
-        weight: how many rounds that counts as; 0: only the ratio of the two is worth something.
+        weight: rounds that the prior counts as; 0: only the ratio of its two values is used.
     """
 
     def __init__(self, verification: float, draft: float, most_drafts: int, weight: float = 0.0) -> None:
@@ -60,7 +59,7 @@ class _Cost:
 
     def observe(self, num_drafts: int, seconds: float, rounds: int) -> None:
         if self._weight or self.num_measured:
-            # One launch in which the machine was busy with something else must not count for much.
+            # A single launch during which the machine was busy otherwise must not count for much.
             seconds = min(seconds, 2 * self.seconds(num_drafts))
         self.num_measured += 1
         self._weight *= _KEPT
@@ -70,7 +69,7 @@ class _Cost:
         self._fit()
 
     def _fit(self) -> None:
-        """The line nearest to launches, to what was measured before, and, by a little, to the slope believed in."""
+        """Fit the line to launches, to the prior measurement and, with a small weight, to the prior slope."""
         last, (verification, draft) = self._most, self._before
         expected = self._count * verification + self._d * draft
         scale = (self._weight * expected + self._count * self._t) / (self._weight * expected + self._count * expected)
@@ -87,20 +86,20 @@ class _Cost:
 class LaunchCosts:
     """Seconds of a round, by rows, page table and drafts.
 
-    Shapes that were not measured are estimated, in the unit that measured ones have.
+    Costs of shapes that were not measured are estimated, scaled to fit the measured ones.
 
     Args:
-        bucket: (rows, pages per row, drafts, nodes of trees) -> the shape that such a launch has; None: there is none.
-        estimate: of shapes that were not measured.
+        bucket: (rows, pages per row, drafts, nodes of trees) -> the shape of such a launch; None: there is none.
+        estimate: for shapes that were not measured.
     """
 
     def __init__(self, bucket: Callable[[int, int, int, int], Key | None], estimate: Estimate) -> None:
         self._bucket, self._estimate = bucket, estimate
         self._known: dict[Key, _Cost] = {}
-        self._unit = 1.0  # seconds of one unit of the estimate: the median of what is known of measured shapes
+        self._unit = 1.0  # seconds of one unit of the estimate: the median over measured shapes
 
     def seconds(self, rows: int, pages_per_row: int, num_drafts: int, num_nodes: int = 0) -> float | None:
-        """Of one round with so many drafts, or of a plain step; None: there is no such program."""
+        """Return the seconds of one round with so many drafts, or of a plain step; None: there is no such program."""
         key = self._bucket(rows, pages_per_row, num_drafts, num_nodes)
         if key is None:
             return None
@@ -108,16 +107,16 @@ class LaunchCosts:
         return (self._estimated(key) if known is None else known).seconds(num_drafts)
 
     def program(self, rows: int, pages_per_row: int, num_drafts: int, num_nodes: int = 0) -> Key | None:
-        """What launches of the same program have in common; None: there is none."""
+        """Return the key of the program of such a launch; None: there is none."""
         return self._bucket(rows, pages_per_row, num_drafts, num_nodes)
 
     def num_measured(self, key: Key) -> int:
-        """How often a program was timed, that is, launched or measured before."""
+        """Return how often a program was timed, in launches or in measurements before them."""
         known = self._known.get(key)
         return 0 if known is None else known.num_measured
 
     def set(self, key: Key, *, verification: float, draft: float) -> None:
-        """What was measured of a shape."""
+        """Set the measured cost of a shape, in seconds."""
         known = self._known[key] = _Cost(verification, draft, key[2] - 1, _WEIGHT_OF_MEASURED)
         known.num_measured = _TIMES_MEASURED
         self._learn_unit()
@@ -125,7 +124,7 @@ class LaunchCosts:
     def observe(
         self, rows: int, pages_per_row: int, num_drafts: int, seconds: float, num_nodes: int = 0, *, rounds: int = 1
     ) -> None:
-        """Each of the rounds, or steps, of a launch took so long."""
+        """Record the seconds of each round, or plain step, of a launch."""
         key = self._bucket(rows, pages_per_row, num_drafts, num_nodes)
         if key is None:
             return
@@ -137,7 +136,7 @@ class LaunchCosts:
 
     def _estimated(self, key: Key) -> _Cost:
         rows, _, width, num_nodes = key
-        # A level of a tree drafts for a few nodes of each row, about as many as the square root of all.
+        # A level of a tree drafts for about as many nodes of each row as the square root of all its nodes.
         drafting = rows * max(1, round(num_nodes**0.5))
         verification = self._unit * self._estimate.verification(rows * width)
         return _Cost(verification, self._unit * self._estimate.draft(drafting) if width > 1 else 0.0, width - 1)

@@ -1,4 +1,4 @@
-"""A small model that drafts for a large one with the same vocabulary, over a KV pool of its own with the same pages."""
+"""A small model that drafts for a target with the same vocabulary, over its own KV pool with the target's page ids."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ DRAFT_KV = "draft_kv"  # the pool of the drafter's layers, whose slots are the t
 
 
 class DraftModel:
-    """Drafts the tokens that the small model would sample, with the noise that the target samples with.
+    """Proposer of the tokens that a small model samples, with the same noise as the target.
 
-    Rounds and steps take in two tokens of each sequence, the latest and the one before: where all drafts of the last
-    round were accepted, the drafter has not computed the last of them; where not, it computes it once more. Like the
-    target it draws within the bounds of each sequence: what these rule out would never be accepted.
+    Rounds and steps compute two tokens of each sequence, the latest and the one before. If all drafts of the last round
+    were accepted, the drafter has not computed the last of them; otherwise it computes that token once more. Like the
+    target, it samples within the bounds of each sequence: tokens that these rule out would never be accepted.
 
     Args:
         model: the small model.
-        with_entropy: whether `Drafts.entropy` is made, for controllers that ask for it.
+        with_entropy: whether to compute `Drafts.entropy`, for controllers that need it.
     """
 
     reads = (DRAFTER,)
@@ -81,7 +81,7 @@ class DraftModel:
             entropy: jax.Array,
             number: jax.Array | int,
         ) -> tuple[KVPool, jax.Array, jax.Array]:
-            """The draft after `tokens` [R, N], of the rows that want so many; `path`: all drafts before it."""
+            """Draft the token after `tokens` [R, N] for rows that want so many drafts; `path`: all drafts before it."""
             goes_on = wanted > number
             count = jnp.where(goes_on, tokens.shape[1], 0)
             wide = wide_rows(batch, tokens, first, count, page_size=kv.page_size, num_slots=kv.num_slots)
@@ -90,8 +90,8 @@ class DraftModel:
             sampling = replace(batch.samples.sampling, sample_position=position)
             path = jnp.concatenate([latest[:, None], jnp.where(jnp.arange(width - 1) < number, path, -1)], axis=1)
             bounded = Bounded(device.state[BOUNDS], batch.row_seat, position, path)
-            found, of_this = self._sampled(device, hidden.reshape(*tokens.shape, -1)[:, -1], sampling, bounded)
-            return kv, found, jnp.where(goes_on, of_this, entropy)
+            found, entropy_of_draw = self._sampled(device, hidden.reshape(*tokens.shape, -1)[:, -1], sampling, bounded)
+            return kv, found, jnp.where(goes_on, entropy_of_draw, entropy)
 
         def nothing(
             kv: KVPool,
@@ -124,14 +124,14 @@ class DraftModel:
         return {DRAFT_KV: kv}, Drafts(drafts, wanted, entropy)
 
     def settle(self, device: Device, seated: Seated, landed: jax.Array, features: jax.Array | None) -> dict[str, Any]:
-        return {}  # what the drafter needs of them is in the seats
+        return {}  # the drafter reads the landed tokens that it needs from the seats
 
     def _sampled(
         self, device: Device, hidden: jax.Array, sampling: SamplingBatch, bounded: Bounded
     ) -> tuple[jax.Array, jax.Array]:
-        """Tokens int32 [R] after hidden states [R, hidden], and the entropy of their distributions in nats.
+        """Sample tokens int32 [R] after hidden states [R, hidden]; returns them and the entropies in nats.
 
-        Where nothing can be sampled any token is drafted, and is as good as its chance to be accepted.
+        Where no token can be sampled, an arbitrary one is drafted.
         """
         model = device.models[DRAFTER]
         if not self._with_entropy:
@@ -143,5 +143,5 @@ class DraftModel:
 
 
 def _tokens_before(device: Device, seat: jax.Array) -> jax.Array:
-    """int32 [R]: the tokens before the latest of the sequences in seats [R], before a launch."""
+    """Return int32 [R], the token before the latest one of the sequence in each seat [R]."""
     return device.state[SEATS].before.at[jnp.maximum(seat, 0)].get(mode="clip")

@@ -1,4 +1,4 @@
-"""A draft tree as text, for people: which tokens, how likely, and what of them was accepted."""
+"""Draft trees drawn as text: their tokens, the probabilities, and which were accepted."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from jaxinfer.speculative.tree import ROOT, Tree
 
 
 def draw_tree(tree: Tree, row: int, root: int, landed: Sequence[int], show: Callable[[int], str]) -> str:
-    """The tree of one sequence, a line for each node.
+    """Draw the tree of one sequence, with a line for each node.
 
     Args:
         tree: of R sequences, as a launch of rounds has left it.
-        row: the sequence's.
-        root: its latest token then.
-        landed: tokens that landed in the round, the one behind the accepted drafts included: nodes on their way are
+        row: of the sequence.
+        root: the sequence's latest token at the start of the round.
+        landed: tokens that landed in the round, the one after the accepted drafts included. Nodes on their path are
             marked with `*`.
-        show: what to write of a token.
+        show: returns the text of a token.
     """
-    tokens, parents, scores = (np.asarray(of_all)[row].tolist() for of_all in (tree.tokens, tree.parent, tree.score))
+    tokens, parents, scores = (np.asarray(field)[row].tolist() for field in (tree.tokens, tree.parent, tree.score))
     there = [number for number, score in enumerate(scores) if score > -np.inf]
     children: dict[int, list[int]] = {}
     for number in there:
@@ -28,7 +28,7 @@ def draw_tree(tree: Tree, row: int, root: int, landed: Sequence[int], show: Call
     lines = [f"{show(root)}"]
 
     def draw(node: int, margin: str, way: Sequence[int] | None) -> None:
-        """What stands below a node; `way`: the tokens that landed behind it, None if it was not accepted."""
+        """Draw the nodes below a node; `way`: the tokens that landed after it, None if it was not accepted."""
         below = children.get(node, [])
         for number in below:
             before = scores[node] if node != ROOT else 0.0

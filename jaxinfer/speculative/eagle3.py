@@ -1,10 +1,9 @@
-"""EAGLE-3 drafting: a head goes on from features of the target, along a chain or down a tree (Li et al. 2025).
+"""EAGLE-3 drafting: a head continues from features of the target, along a chain or down a tree (Li et al. 2025).
 
-The head's keys and values lie in a pool of its own with the target's pages. Its token t, which pairs the target's
-feature at t - 1 with the embedding of t, lies in the slot of t, so that a page holds what its tokens and those before
-them make it, for whoever shares it. Token 0 has no feature before it, and there is none: what the head sees of a
-sequence begins at `drafter_start`. Attention has no lower bound, so the page with that token is read as part of the
-tail, where bits say what is seen.
+The head has a KV pool of its own with the target's page ids. Its token t pairs the target's feature at t - 1 with the
+embedding of t, and is stored in the slot of t. A page thus depends only on its tokens and those before them, and
+sequences can share it. Token 0 has no feature before it and is left out: the head sees a sequence from `drafter_start`
+on. Attention has no lower bound, so the page with that token is read as part of the tail, where bits say what is seen.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ EAGLE3_HEAD, EAGLE3_STATE = "eagle3_head", "eagle3_state"
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Eagle3State:
-    """What a head has of S sequences. Programs take it donated and return it."""
+    """State of a head for S sequences. Programs take it donated and return it."""
 
     kv: KVPool  # of its one layer; slots are the target's
-    feature: jax.Array  # [S, hidden], projected, of the last token that the target has computed
+    feature: jax.Array  # [S, hidden], projected feature of the last token that the target has computed
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The K best tokens after each of Q places."""
+    """The K best tokens after each of Q tokens."""
 
     tokens: jax.Array  # int32 [Q, K], of the target's vocabulary
     scores: jax.Array  # float32 [Q, K], log-probabilities, of the perturbed logits
@@ -52,15 +51,15 @@ class Drawn:
 
 
 class Eagle3:
-    """Drafts with a head: chains of its best tokens, or trees.
+    """Proposer that drafts with a head: chains of its best tokens, or trees.
 
     Args:
         head: of the target.
-        tails: where trees stand; None: chains alone are drafted.
+        tails: where trees are stored; None: it drafts chains only.
         depth: levels of a tree after the first.
-        top_k: nodes of a level that are gone on from, and children of each.
-        with_entropy: whether `Drafts.entropy` is made, for controllers that ask for it.
-        noise: how much of the target's noise the head drafts with; it changes no token of the output.
+        top_k: nodes of a level that are expanded, and children of each.
+        with_entropy: whether to compute `Drafts.entropy`, for controllers that need it.
+        noise: share of the target's noise that the head drafts with; it changes no token of the output.
     """
 
     reads = (EAGLE3_HEAD,)
@@ -97,8 +96,8 @@ class Eagle3:
         projected = head.project(features)
         count = batch.token_ids.shape[0]
         first = batch.query_start_loc[batch.row] == jnp.arange(count)
-        of_seats = state.feature.at[jnp.maximum(batch.row_seat, 0)].get(mode="clip")[batch.row]
-        before = jnp.where(first[:, None], of_seats, jnp.roll(projected, 1, axis=0))
+        seat_features = state.feature.at[jnp.maximum(batch.row_seat, 0)].get(mode="clip")[batch.row]
+        before = jnp.where(first[:, None], seat_features, jnp.roll(projected, 1, axis=0))
         unknown = (batch.positions == 0) | (first & again)
         taken = replace(batch, slot_mapping=jnp.where(unknown, _nowhere(state.kv, batch), batch.slot_mapping))
         kv, _, _ = self._run(device, state.kv, taken, before)
@@ -121,7 +120,7 @@ class Eagle3:
         assert features is not None
         state: Eagle3State = device.state[EAGLE3_STATE]
         projected = device.models[EAGLE3_HEAD].project(features)
-        # The last one that landed has not been computed: it is drafted from in the next round.
+        # The last token that landed has not been computed: the next round drafts from it.
         count = jnp.sum(landed >= 0, axis=1)
         wide = wide_rows(
             seated.batch, landed[:, :-1], seated.length, jnp.maximum(count - 1, 0),
@@ -143,7 +142,7 @@ class Eagle3:
         normed: jax.Array,
         shape: RoundsShape,
     ) -> tuple[KVPool, Drafts]:
-        """The best token after each, in the slots where they will stay."""
+        """Draft a chain of best tokens, in the slots where accepted drafts stay."""
         wanted, rows = seated.num_drafts, seated.token.shape[0]
         latest = seated.latest_output(device.state[BOUNDS])[:, None]
         drawn = self._drawn(device, normed, seated, 1, 0, latest[:, None])
@@ -177,7 +176,7 @@ class Eagle3:
         normed: jax.Array,
         shape: RoundsShape,
     ) -> tuple[KVPool, Tree]:
-        """The best of a pool, whose nodes stand in the tail: `best_of_pool`."""
+        """Draft a tree of the best nodes of a pool (`best_of_pool`), whose KV is written to the tail."""
         batch, wanted, k = seated.batch, seated.num_drafts, self.top_k
         page_size, rows = kv.page_size, seated.token.shape[0]
         root_index = batch.places((seated.length - 1)[:, None], page_size=page_size)[1]
@@ -219,11 +218,11 @@ class Eagle3:
             pool_tokens = lax.dynamic_update_slice_in_dim(pool_tokens, drawn.tokens.reshape(rows, -1), first, axis=1)
             pool_scores = lax.dynamic_update_slice_in_dim(pool_scores, children, first, axis=1)
             _, best = lax.top_k(children, k)
-            # Behind the last level this is out of bounds, and dropped.
+            # After the last level this is out of bounds, and dropped.
             frontiers = frontiers.at[:, level + 1].set(first + best, mode="drop")
             parent = best // k
             features = jnp.take_along_axis(hidden.reshape(rows, k, -1), parent[..., None], axis=1)
-            bits, path = (jnp.take_along_axis(of_nodes, parent[..., None], axis=1) for of_nodes in (bits, path))
+            bits, path = (jnp.take_along_axis(per_node, parent[..., None], axis=1) for per_node in (bits, path))
             return kv, pool_tokens, pool_scores, frontiers, features, bits, path
 
         def level_after(level: jax.Array, carried: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -248,7 +247,7 @@ class Eagle3:
         features: jax.Array,
         there: jax.Array,
     ) -> tuple[KVPool, jax.Array, jax.Array]:
-        """One token [R] of each sequence, `number` places behind the latest, in the slot where it stays."""
+        """Run the head over one token [R] of each sequence, `number` places after the latest, in its own slot."""
         wide = wide_rows(
             seated.batch, tokens[:, None], seated.length - 1 + number, there.astype(jnp.int32),
             page_size=kv.page_size, num_slots=kv.num_slots,
@@ -263,12 +262,12 @@ class Eagle3:
         features: jax.Array,
         tail: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[KVPool, jax.Array, jax.Array]:
-        """The head over the tokens of a batch, written to its pool: hidden and normed states [T, hidden].
+        """Run the head over the tokens of a batch; returns its pool, and hidden and normed states [T, hidden].
 
         Args:
             features: [T, hidden], of the token before each.
-            tail: int32 [R, C], the pages of each row's tail behind its first one, and uint32 [T, W], the bits of what
-                tokens see there; None: there is nothing.
+            tail: int32 [R, C], the pages of each row's tail after the tail's first page, and uint32 [T, W], the bits
+                that tokens see there; None: there are none.
         """
         head: Eagle3Head = device.models[EAGLE3_HEAD]
         embed = device.models[TARGET].embed if head.embed is None else head.embed
@@ -296,10 +295,10 @@ class Eagle3:
         number: jax.Array | int,
         path: jax.Array,
     ) -> Drawn:
-        """The `count` best tokens after Q = R * N states, `number` places behind the one after the latest token.
+        """Draw the `count` best tokens after Q = R * N states, `number` places beyond the one after the latest token.
 
         Args:
-            path: int32 [R, N, D], output tokens before them that are not counted yet; -1: none.
+            path: int32 [R, N, D], output tokens before them that the bounds do not count yet; -1: none.
         """
         head: Eagle3Head = device.models[EAGLE3_HEAD]
         own, words = head.logits(normed), head.target_ids[...]
@@ -312,13 +311,13 @@ class Eagle3:
         )  # fmt: skip
 
         def within_bounds(logits: jax.Array) -> jax.Array:
-            of_target = jnp.full((logits.shape[0], bounds.counts.shape[1]), -jnp.inf).at[:, words].set(logits)
-            return bounded.hold(of_target)[:, words]
+            target_logits = jnp.full((logits.shape[0], bounds.counts.shape[1]), -jnp.inf).at[:, words].set(logits)
+            return bounded.hold(target_logits)[:, words]
 
         logits = lax.cond(bounded.anyone, within_bounds, lambda logits: logits, own)
 
         def with_noise() -> jax.Array:
-            # What stands at one place of a sequence has the same noise, whatever was drafted before it.
+            # All candidates for one position of a sequence have the same noise, whatever was drafted before them.
             position = (seated.length + number)[:, None]
             noise = gumbel(sampling.request_key[:, None], position, words[None])
             noise *= self.noise * sampling.temperature[:, None]
@@ -326,13 +325,13 @@ class Eagle3:
 
         said = lax.cond(jnp.any(sampling.temperature > 0), with_noise, lambda: logits)
         scores, best = top_of_rows(jax.nn.log_softmax(said, axis=-1), count)
-        scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)  # no nodes of trees
+        scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)  # -inf: not a node of a tree
         entropy = entropies(own) if self._with_entropy else jnp.zeros(scores.shape[0], jnp.float32)
         return Drawn(words[best], scores, entropy)
 
 
 def _as_seen(batch: StepBatch, page_size: int, tail: tuple[jax.Array, jax.Array] | None) -> StepBatch:
-    """The batch without what stands before `drafter_start`: the page of that token is the tail's first."""
+    """Return the batch without tokens before `drafter_start`, whose page becomes the first page of the tail."""
     start = batch.drafter_start
     own = jnp.minimum(start // page_size, batch.page_table.shape[1] - 1)
     pages = jnp.take_along_axis(batch.page_table, own[:, None], axis=1)
@@ -341,7 +340,7 @@ def _as_seen(batch: StepBatch, page_size: int, tail: tuple[jax.Array, jax.Array]
     words = num_words(page_size * pages.shape[1])
     last = jnp.minimum(batch.limit - own[batch.row] * page_size, page_size - 1)
     in_page = bits_between((start % page_size)[batch.row], last, words)
-    # At least its own page is in use where anything is.
+    # A row that is in use sees at least the page of its `drafter_start`.
     in_use = replace(batch, kv_len=jnp.maximum(batch.kv_len, jnp.where(batch.kv_len > 0, start + 1, 0)))
     seen = with_tail(in_use, pages, first=own + 1, page_size=page_size)
     in_tail = in_page if tail is None else in_page | tail[1]
@@ -351,10 +350,10 @@ def _as_seen(batch: StepBatch, page_size: int, tail: tuple[jax.Array, jax.Array]
 def eagle3_state(
     kv: KVPool, config: Eagle3Config, num_seats: int, whole: jax.sharding.Sharding | None = None
 ) -> Eagle3State:
-    """The state of a head with a pool: of shapes alone, to compile for, where that is.
+    """Return the initial state of a head with this pool; abstract, with shapes only, if the pool is.
 
     Args:
-        whole: where seats lie; None: on the default device.
+        whole: sharding of the arrays by seats; None: the default device.
     """
     shape, dtype = (num_seats, config.layer.hidden_size), kv.k[0].dtype
     if kv.is_abstract:
@@ -364,6 +363,6 @@ def eagle3_state(
 
 
 def _nowhere(kv: KVPool, batch: StepBatch) -> jax.Array:
-    """int32 [T]: slots that are none, all different, behind those of a batch's padding."""
+    """Return int32 [T], distinct slots out of range, after those of a batch's padding."""
     count = batch.token_ids.shape[0]
     return kv.num_slots + count + jnp.arange(count)

@@ -10,15 +10,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class EntropyReading:
-    """What one observation came to."""
+    """Result of one observation."""
 
     normalised: float  # entropy / ln V, in [0, 1]
-    smoothed: float  # h: that, rescaled and averaged, in [0, 1]
+    smoothed: float  # h: the normalised entropy, rescaled and averaged, in [0, 1]
     gamma: int
 
 
 class EntropyGamma:
-    """The number of drafts as a falling line in the drafter's entropy.
+    """Number of drafts that falls linearly with the drafter's entropy.
 
     No formula for this is published; this one is the project's. With the entropy H of the drafter's distribution in
     nats, divided by its greatest value,
@@ -26,14 +26,14 @@ class EntropyGamma:
         e = H / ln V,    s = min(1, e / scale),    h = beta h + (1 - beta) s  (the first s at first),
         gamma = gamma_max - (gamma_max - gamma_min) h,  rounded half up and held within [gamma_min, gamma_max].
 
-    Language models have e of 0.05 to 0.3: without a scale the line would hardly be gone down.
+    Language models have e of 0.05 to 0.3: without a scale, gamma would hardly fall.
 
     Args:
         vocab_size: V, at least 2.
         gamma_min: drafts of an uncertain drafter, at least 1.
-        gamma_max: drafts of a certain one.
+        gamma_max: drafts of a certain drafter.
         ema_beta: weight of the past, in [0, 1).
-        scale: the e that counts as uncertain, in (0, 1]; None: the greatest that was observed so far.
+        scale: the e that counts as uncertain, in (0, 1]; None: the greatest e observed so far.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class EntropyGamma:
         self._smoothed: float | None = None
 
     def observe(self, entropy: float) -> EntropyReading:
-        """The draft length after one more entropy in nats, which is held within 0 and ln V."""
+        """Return the draft length after one more entropy in nats, which is clipped to [0, ln V]."""
         normalised = min(max(entropy / self._most, 0.0), 1.0)
         self._greatest = max(self._greatest, normalised)
         scale = self._greatest if self._scale is None else self._scale
-        # A drafter that was never in doubt is certain.
+        # A scale of 0 means that every entropy was 0: the drafter is certain.
         share = min(1.0, normalised / scale) if scale > 0 else 0.0
         before = share if self._smoothed is None else self._smoothed
         self._smoothed = self._beta * before + (1 - self._beta) * share
@@ -69,11 +69,11 @@ class EntropyGamma:
 
 
 def entropy_of(probabilities: np.ndarray) -> float:
-    """In nats, of probabilities [V]; a token of probability 0 adds nothing."""
+    """Return the entropy of probabilities [V] in nats; a token of probability 0 adds nothing."""
     positive = probabilities[probabilities > 0]
     return float(-(positive * np.log(positive)).sum())
 
 
 def round_half_up(value: float) -> int:
-    """The nearest integer; of two equally near ones the greater (Python's `round` takes the even one)."""
+    """Return the nearest integer; of two equally near ones the greater (Python's `round` takes the even one)."""
     return math.floor(value + 0.5)

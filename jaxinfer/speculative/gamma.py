@@ -1,4 +1,4 @@
-"""How many tokens to draft: always as many, or fewer where the drafter is in doubt. What is chosen changes no token."""
+"""Controllers of the number of drafts: fixed, or fewer where the drafter is uncertain. They change no token."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ logger = logging.getLogger(__name__)
 
 
 class Choice(NamedTuple):
-    """What the rounds of a launch draft for R sequences; no drafts at all: the plain program."""
+    """Drafts per round of a launch for R sequences; with none at all, the plain program runs."""
 
-    drafts: np.ndarray  # int [R], tokens one after the other at most
+    drafts: np.ndarray  # int [R], most drafts along a path
     num_nodes: int = 0  # of trees; 0: chains
-    is_trial: bool = False  # what is tried once, to learn of it: one round is enough
+    is_trial: bool = False  # a probe to learn from: one round is enough
 
 
 @dataclass(frozen=True)
 class RoundsReport:
-    """What became of a launch of N rounds of R sequences."""
+    """Outcome of a launch of N rounds of R sequences."""
 
     seats: np.ndarray  # int [R]
     ran: np.ndarray  # bool [N, R], whether the sequence took part in the round
     wanted: np.ndarray  # int [R], drafts that were asked for
-    drafted: np.ndarray  # int [N, R], of a tree its depth
+    drafted: np.ndarray  # int [N, R], drafts along a path (for a tree, its depth)
     accepted: np.ndarray  # int [N, R]
     entropy: np.ndarray  # float [N, R], of the drafter's last distribution in nats
     num_nodes: int = 0  # of trees; 0: chains
@@ -37,53 +37,53 @@ class RoundsReport:
 
 @dataclass(frozen=True)
 class TimedLaunch:
-    """What a launch took of the device."""
+    """Device time of a launch."""
 
-    num_drafts: int  # wanted at most; 0: a plain launch
+    num_drafts: int  # most that a row wanted; 0: a plain launch
     rows: int
     pages_per_row: int
-    rounds: int  # that ran, or steps
-    seconds: float  # of all of them
-    rounds_without: int = 0  # of these, those in which nothing was drafted for anybody
+    rounds: int  # rounds or plain steps that ran
+    seconds: float  # of all rounds together
+    rounds_without: int = 0  # of these rounds, those in which nothing was drafted for any row
     num_nodes: int = 0  # of trees; 0: chains
 
 
-# The seat of a sequence that has none yet. Arrays by seats have one more entry, which this index leads to: what is
-# believed of a sequence of which nothing is known.
+# The seat of a sequence that has none yet. Arrays by seats have one more entry, at this index: the prior for a sequence
+# without a record.
 NO_SEAT = -1
 
 
 class GammaController(Protocol):
-    """Chooses what a launch drafts, and hears what came of it."""
+    """Controller that chooses what a launch drafts, and observes the outcome."""
 
     def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
-        """What to draft in each round of a launch for the R sequences in these seats, any of which may be `NO_SEAT`."""
+        """Choose the drafts of each round of a launch for R sequences in these seats, any of which may be `NO_SEAT`."""
         ...
 
     def would_draft(self, rows: int, pages_per_row: int) -> bool:
-        """Whether any drafts were chosen for so many sequences: then a drafter is fed with their prompts."""
+        """Whether it would choose any drafts for so many sequences; if so, the drafter takes in their prompts."""
         ...
 
     def enter(self, seat: int) -> None:
-        """Another sequence has the seat."""
+        """Note that another sequence has entered the seat."""
         ...
 
     def observe(self, report: RoundsReport) -> None:
-        """What came of a launch of rounds."""
+        """Observe the outcome of a launch of rounds."""
         ...
 
     @property
     def costs(self) -> LaunchCosts | None:
-        """Where measured costs of launches belong, if it wants to know them."""
+        """The store of measured launch costs, if it uses them."""
         ...
 
     def timed(self, launch: TimedLaunch) -> None:
-        """A launch was timed."""
+        """Observe the time of a launch."""
         ...
 
 
 class FixedGamma:
-    """Always as many, in trees of so many nodes or, with 0, in chains."""
+    """Controller with a fixed number of drafts, in trees of `num_nodes` nodes or, with 0, in chains."""
 
     costs: LaunchCosts | None = None
 
@@ -107,10 +107,10 @@ class FixedGamma:
 
 
 class EntropyController(FixedGamma):
-    """Fewer drafts for sequences whose drafter is in doubt: `EntropyGamma` for each, fed once a round.
+    """Controller with fewer drafts for sequences whose drafter is uncertain: one `EntropyGamma` each, fed every round.
 
-    What a launch finds out counts from the next launch on that is built after it has landed. Entropies and lengths of
-    each round are logged at level DEBUG.
+    The outcome of a launch counts for launches that are built after it has landed. Entropies and lengths of each round
+    are logged at level DEBUG.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class EntropyController(FixedGamma):
         super().__init__(gamma_max, num_nodes)
         self._make = lambda: EntropyGamma(vocab_size, gamma_min, gamma_max, ema_beta)
         self._rules = [self._make() for _ in range(num_seats)]
-        self._lengths = np.full(num_seats + 1, gamma_max)  # the last entry is that of NO_SEAT, and stays
+        self._lengths = np.full(num_seats + 1, gamma_max)  # the last entry is for NO_SEAT, and stays
 
     def choose(self, seats: np.ndarray, pages_per_row: int) -> Choice:
         return Choice(self._lengths[seats], self.num_nodes)

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time that a sequence ended in the same few tokens is drafted."""
+"""Prompt lookup: drafts the tokens that followed an earlier occurrence of a sequence's last few tokens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ HISTORY = "history"
 
 
 def look_up(tokens: jax.Array, length: jax.Array, *, shortest: int, longest: int) -> tuple[jax.Array, jax.Array]:
-    """Where the end of each sequence occurred before, int32 [R] and bool [R]: the place behind it, and whether it did.
+    """Find where the last tokens of each sequence occurred before.
 
-    Of all places those count that follow the most of the last `longest` tokens, at least `shortest`; of equal ones the
-    latest.
+    The longest match of up to `longest` last tokens wins, from `shortest` on; of equally long ones, the latest.
 
     Args:
         tokens: int32 [R, M].
-        length: int32 [R], how many of a row's tokens there are.
+        length: int32 [R], number of a row's tokens.
+
+    Returns:
+        int32 [R]: the place after the earlier occurrence; and bool [R]: whether there is one.
     """
     capacity = tokens.shape[1]
     place = jnp.arange(capacity)
@@ -40,13 +42,13 @@ def look_up(tokens: jax.Array, length: jax.Array, *, shortest: int, longest: int
 
 
 class NgramProposer:
-    """Drafts from each sequence's own tokens, prompt and output, which lie on the device by seats.
+    """Proposer that drafts from each sequence's own tokens, prompt and output, which are stored on the device by seats.
 
-    Where the end of a sequence is not found earlier in it, nothing is drafted. A place near the end has fewer tokens
-    behind it than are wanted: they are repeated, because what has begun to repeat itself often goes on.
+    Where the end of a sequence does not occur earlier in it, nothing is drafted. If fewer tokens follow the occurrence
+    than are wanted, they are repeated, because repetition often continues.
 
     Args:
-        shortest, longest: how many of the last tokens have to agree at least, and how many are compared.
+        shortest, longest: how many of the last tokens must match at least, and how many are compared.
     """
 
     reads = ()
@@ -85,17 +87,17 @@ class NgramProposer:
 def history_of(
     num_seats: int, max_len: int, whole: jax.sharding.Sharding | None = None, *, abstract: bool = False
 ) -> jax.Array:
-    """The tokens of S sequences, int32 [S, max_len], of which none is known yet.
+    """Return an empty history int32 [S, max_len], for the tokens of S sequences.
 
     Args:
-        whole: where they lie; None: on the default device.
-        abstract: of shapes alone, to compile for.
+        whole: its sharding; None: the default device.
+        abstract: return its shape alone, to compile for.
     """
     return integers((num_seats, max_len), whole, abstract=abstract)
 
 
 def _noted(history: jax.Array, seated: Seated, first: jax.Array, tokens: jax.Array) -> jax.Array:
-    """The history with tokens int32 [R, N] of the rows that run at successive places from `first` on; -1: none."""
+    """Write tokens int32 [R, N] of running rows to the history, at successive places from `first` on; -1: none."""
     seats, capacity = history.shape
     place = first[:, None] + jnp.arange(tokens.shape[1])
     there = seated.runs[:, None] & (tokens >= 0) & (place < capacity)

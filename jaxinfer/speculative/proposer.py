@@ -1,7 +1,7 @@
-"""What drafts tokens: a Protocol over parts of the device's state, so that one program of rounds serves every kind.
+"""Proposers of drafts: a Protocol over parts of the device's state, so that one program of rounds serves every kind.
 
-What is proposed, and how much of it, has no influence on what is generated: the target samples a token at every drafted
-place as it would have without drafts, and a draft stays where it is the token that was sampled.
+Drafts and their number have no influence on the output. At every drafted position the target samples a token as it
+would without drafts, and a draft is accepted if it is that token.
 """
 
 from __future__ import annotations
@@ -21,19 +21,32 @@ from jaxinfer.speculative.tree import Tree
 
 
 class RoundsShape(NamedTuple):
-    """Rows of a launch, the most tokens that land for each in a round, and how many are verified at once."""
+    """Shape of a launch of rounds: its rows, the most tokens that land for each in a round, and its tree's nodes."""
 
     batch: BatchShape
-    width: int  # drafted tokens one after the other, and one more
-    num_nodes: int = 0  # of the trees that are drafted, the root not counted; 0: chains of `width - 1`
+    width: int  # most drafts along a path, plus one
+    num_nodes: int = 0  # of drafted trees, without the root; 0: chains of `width - 1` drafts
 
     @property
     def verified(self) -> int:
-        """Tokens of each row."""
+        """Tokens of each row that the target verifies in a round."""
         return 1 + (self.num_nodes or self.width - 1)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the batch, one for each sequence."""
+        return self.batch.num_tokens
+
+    @property
+    def pages_per_row(self) -> int:
+        return self.batch.pages_per_row
+
+    def holds(self, other: RoundsShape) -> bool:
+        """Whether a launch of the other shape fits into this one, so that all that differs is padding."""
+        return self[1:] == other[1:] and self.batch.holds(other.batch)
+
     def proposed(self, drafted: np.ndarray) -> np.ndarray:
-        """How many tokens are drafted, where so many are one after the other."""
+        """Return the number of drafted tokens, given the drafts along a path."""
         return np.where(drafted > 0, self.num_nodes, 0) if self.num_nodes else drafted
 
 
@@ -41,31 +54,31 @@ class RoundsShape(NamedTuple):
 class Seated:
     """R sequences at the start of a round, while a program is traced."""
 
-    batch: StepBatch  # their rows: decode rows of one token, which nobody has completed
+    batch: StepBatch  # decode rows of one token, not completed from their seats
     token: jax.Array  # int32 [R], the latest token, which no model has computed
     length: jax.Array  # int32 [R], tokens of the sequence, the latest included
-    num_drafts: jax.Array  # int32 [R], how many are wanted; 0 where the row is idle or its drafter is behind
+    num_drafts: jax.Array  # int32 [R], wanted drafts; 0 where the row is idle or its drafter has to catch up
     runs: jax.Array  # bool [R]
 
     def latest_output(self, bounds: Bounds) -> jax.Array:
-        """int32 [R]: the latest tokens as they begin the paths of draws; -1 where they are of prompts."""
+        """Return int32 [R], the latest tokens, with which paths of draws start; -1 where they are of prompts."""
         return latest_output(bounds, self.batch.row_seat, self.token, self.length - 1)
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """What was drafted for R rows, at most W - 1 tokens for each."""
+    """Chains of drafts for R rows, at most W - 1 tokens for each."""
 
     tokens: jax.Array  # int32 [R, W - 1]
-    count: jax.Array  # int32 [R], at most what was wanted
-    entropy: jax.Array  # float32 [R], of the distribution of the last drafted token in nats; 0 where there is none
+    count: jax.Array  # int32 [R], at most the wanted number
+    entropy: jax.Array  # float32 [R], of the last drafted token's distribution in nats; 0 where there is none
 
 
 class Proposer(Protocol):
-    """Drafts tokens inside a program.
+    """Maker of drafts inside a program.
 
-    It keeps parts of the device's state, by seats and by slots of the pool, and sees every token there that a step
-    computes while it is told to follow. Methods return the parts that they change.
+    It owns parts of the device's state, by seats and by slots of the pool. While it follows, it takes in every token
+    that a step computes. Methods return the parts of the state that they change.
     """
 
     @property
@@ -81,18 +94,17 @@ class Proposer(Protocol):
 
     @property
     def may_find_nothing(self) -> bool:
-        """Whether rounds are to be expected in which nothing is drafted for anybody: they cost a plain step then."""
+        """Whether rounds without any drafts are to be expected; the program then runs a plain step for them."""
         ...
 
     @property
     def knows_pages(self) -> bool:
-        """Whether what it has of a sequence lies in the sequence's pages, for whoever shares them, and not in its
-        seat."""
+        """Whether its state of a sequence is stored in the sequence's pages, and shared with them, not in its seat."""
         ...
 
     @property
     def capture(self) -> Sequence[int]:
-        """Layers of the target, ascending, whose inputs it goes on from; none: it knows tokens alone."""
+        """Layers of the target, ascending, whose inputs are its features; empty: it uses tokens alone."""
         ...
 
     def follow(
@@ -102,34 +114,34 @@ class Proposer(Protocol):
 
         Args:
             features: [T, F * hidden], the inputs of the layers of `capture`.
-            again: whether the target had computed the tokens before: then what is known of each row begins with the
-                features of its first token.
+            again: whether the target had computed these tokens before; features before a row's first token are
+                unknown then.
         """
         ...
 
     def propose(self, device: Device, seated: Seated, shape: RoundsShape) -> tuple[dict[str, Any], Drafts | Tree]:
-        """Draft behind the latest tokens: trees where the shape has nodes, else chains."""
+        """Draft after the latest tokens: trees if the shape has nodes, else chains."""
         ...
 
     def settle(self, device: Device, seated: Seated, landed: jax.Array, features: jax.Array | None) -> dict[str, Any]:
         """Take in the tokens int32 [R, W] that landed, -1 where none did.
 
         Args:
-            features: [R, W, F * hidden] of what the target computed: the latest token, and landed ones but the last.
+            features: [R, W, F * hidden], of the tokens that the target computed: the latest, then landed ones but the
+                last.
         """
         ...
 
 
 def entropies(logits: jax.Array) -> jax.Array:
-    """Entropies float32 [Q], in nats, of the distributions that logits [Q, V] stand for; ln V where NaN stands for
-    none."""
+    """Return the entropies float32 [Q] of the distributions of logits [Q, V], in nats; ln V where not finite."""
     log_p = jax.nn.log_softmax(logits, axis=-1)
     entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
     return jnp.where(jnp.isfinite(entropy), entropy, jnp.log(float(logits.shape[-1])))
 
 
 def integers(shape: tuple[int, ...], sharding: jax.sharding.Sharding | None, *, abstract: bool) -> Any:
-    """Zeros, int32, for a part of the state; or their shape alone."""
+    """Return int32 zeros for a part of the state, or their shape alone."""
     if abstract:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
     return jnp.zeros(shape, jnp.int32, device=sharding)

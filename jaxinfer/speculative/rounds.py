@@ -1,4 +1,4 @@
-"""Rounds of speculation in one launch: draft, verify, accept, and let the drafter know, for rows in their seats."""
+"""Rounds of speculation in one launch, for seated rows: draft, verify, accept, and update the drafter."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from jaxinfer.speculative.tree import Tree, accepted_path, ancestor_bits, no_tre
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RoundsOutput:
-    """What N rounds of R rows leave on the device. W tokens land for a row in a round at most."""
+    """Output of N rounds of R rows. At most W tokens land for a row in a round."""
 
-    tokens: jax.Array  # int32 [N * W, R], what landed, in order for each row; -1: nothing, NO_SCORE: it ends here
-    num_drafts: jax.Array  # int32 [N, R], drafted one after the other: of a tree, the depth
-    num_accepted: jax.Array  # int32 [N, R], of these, the target's own
+    tokens: jax.Array  # int32 [N * W, R], landed tokens of each row in order; -1: none, NO_SCORE: the row ends here
+    num_drafts: jax.Array  # int32 [N, R], drafts along a path (for a tree, its depth)
+    num_accepted: jax.Array  # int32 [N, R], accepted drafts
     entropy: jax.Array  # float32 [N, R], nats, see `Drafts`
-    # Of each row's last round, where the batch wants log probabilities: hidden states [T, hidden] of R * W tokens and
-    # padding, and the tokens int32 [T] that were sampled after each. Else zeros.
+    # If the batch wants log probabilities, from each row's last round: hidden states [T, hidden] of R * W tokens and
+    # padding, and the token int32 [T] sampled after each. Else zeros.
     hidden: jax.Array
     sampled: jax.Array
     tree: Tree | None  # of each row's last round, where trees are drafted
@@ -50,26 +50,26 @@ type _Carried = tuple[dict[str, Any], jax.Array, RoundsOutput]
 
 
 class Verified(NamedTuple):
-    """What the target made of drafts for R rows: of the latest token and of W - 1 drafts that come after each other."""
+    """Result of a verification for R rows: for the latest token and W - 1 drafts along a path."""
 
     kv: KVPool
     hidden: jax.Array  # [R, W, hidden]
     sampled: jax.Array  # int32 [R, W], after each
     features: jax.Array | None  # [R, W, F * hidden]
-    accepted: jax.Array  # int32 [R], how many of the drafts are accepted
-    states: jax.Array | None  # int32 [R, W], of constraints, before each token that is sampled
+    accepted: jax.Array  # int32 [R], number of accepted drafts
+    states: jax.Array | None  # int32 [R, W], of constraints, before each sampled token
 
 
 @dataclass(frozen=True, eq=False)
 class SpeculativeRounds:
-    """The program of up to `max_rounds` rounds. Its input is a packed batch of seated rows, whose `num_steps` says how
-    many rounds each takes part in, and `max_drafts` how many tokens are drafted for a row in each at most."""
+    """Program of up to `max_rounds` rounds. Its input is a packed batch of seated rows: `num_steps` is the number of
+    rounds that a row takes part in, and `max_drafts` the most drafts for it in a round."""
 
     proposer: Proposer
     max_rounds: int
     shapes: Sequence[RoundsShape] = ()
-    hidden_sizes: Sequence[int] = ()  # numbers of hidden states that a program behind this one reads
-    tails: TailPages | None = None  # where trees stand
+    hidden_sizes: Sequence[int] = ()  # numbers of hidden states that a later program reads
+    tails: TailPages | None = None  # where trees are stored
 
     @property
     def reads(self) -> Sequence[str]:
@@ -115,7 +115,7 @@ class SpeculativeRounds:
             seated = _seated(constrained, state[SEATS], index < batch.num_steps, width)
             changed, drafts = self.proposer.propose(now, seated, shape)
             state, bounds = {**state, **changed}, state[BOUNDS]
-            state.pop(BOUNDS)  # what no way changes goes through none
+            state.pop(BOUNDS)  # no branch of the switch changes them, so none carries them
             states = None
             if constraint is not None:
                 drafts, states = _allowed(constraint, allowed_from, drafts, width)
@@ -132,7 +132,7 @@ class SpeculativeRounds:
                 after = allowed_from
                 if constraint is not None and found.states is not None:
                     after = after_landing(constraint, allowed_from, found.states, landed)
-                # Rows of the same layout whatever the width is.
+                # All branches of the switch return the same shapes.
                 wide = (0, shape.width - width)
                 hidden, sampled, landed = (
                     jnp.pad(x, ((0, 0), wide, *((0, 0),) * (x.ndim - 2)), constant_values=value)
@@ -158,8 +158,8 @@ class SpeculativeRounds:
             state, (landed, accepted, allowed_from, hidden, sampled) = lax.switch(way, ways, state)
             state = {**state, BOUNDS: _counted(bounds, seated, landed)}
 
-            def noted(all_rounds: jax.Array, of_this: jax.Array) -> jax.Array:
-                return lax.dynamic_update_index_in_dim(all_rounds, of_this, index, axis=0)
+            def noted(all_rounds: jax.Array, this_round: jax.Array) -> jax.Array:
+                return lax.dynamic_update_index_in_dim(all_rounds, this_round, index, axis=0)
 
             tree = output.tree
             if tree is not None:
@@ -209,14 +209,14 @@ class SpeculativeRounds:
     def _verified_chain(
         self, device: Device, kv: KVPool, seated: Seated, drafts: Drafts, states: jax.Array | None
     ) -> Verified:
-        """Each row's latest token and its drafts, in the slots where they will stay."""
+        """Verify each row's latest token and its drafts, in the slots where accepted drafts stay."""
         tokens = jnp.concatenate([seated.token[:, None], drafts.tokens], axis=1)
         latest = seated.latest_output(device.state[BOUNDS])
         wide = wide_rows(
             seated.batch, tokens, seated.length - 1, jnp.where(seated.runs, drafts.count + 1, 0),
             page_size=kv.page_size, num_slots=kv.num_slots,
         )  # fmt: skip
-        # Before what is drawn after each token, those up to it are on the path.
+        # The path before a draw holds the tokens up to the one it follows.
         tokens = jnp.where(jnp.arange(tokens.shape[1]) == 0, latest[:, None], tokens)
         path = jnp.where(jnp.tri(tokens.shape[1], dtype=bool), tokens[:, None], -1)
         kv, hidden, sampled, features = self._computed(device, kv, wide, seated, path, states)
@@ -226,7 +226,7 @@ class SpeculativeRounds:
     def _verified_tree(
         self, device: Device, kv: KVPool, seated: Seated, tree: Tree, states: jax.Array | None, width: int
     ) -> Verified:
-        """Each row's latest token in its slot, and the nodes of its tree in its tail; what is accepted is moved."""
+        """Verify each row's latest token in its slot and its tree in its tail; accepted nodes are moved out of it."""
         assert self.tails is not None
         batch, page_size, nodes = seated.batch, kv.page_size, tree.tokens.shape[1]
         page, root_index = batch.places((seated.length - 1)[:, None], page_size=page_size)
@@ -257,10 +257,10 @@ class SpeculativeRounds:
         moves = seated.runs[:, None] & (path >= 0)
         source = jnp.take_along_axis(in_tail, jnp.maximum(path, 0), axis=1)
         kv = commit_tail(kv, jnp.where(moves, source, -1), jnp.where(moves, page * page_size + index % page_size, -1))
-        along = jnp.pad(path + 1, ((0, 0), (1, 0)))  # the root, and behind the path the root again
+        along = jnp.pad(path + 1, ((0, 0), (1, 0)))  # the root, the path, then the root again as padding
 
-        def on_path(of_nodes: jax.Array) -> jax.Array:
-            return jnp.take_along_axis(of_nodes, along.reshape(*along.shape, *(1,) * (of_nodes.ndim - 2)), axis=1)
+        def on_path(per_node: jax.Array) -> jax.Array:
+            return jnp.take_along_axis(per_node, along.reshape(*along.shape, *(1,) * (per_node.ndim - 2)), axis=1)
 
         features = None if features is None else on_path(features)
         states = None if states is None else on_path(states)
@@ -275,11 +275,11 @@ class SpeculativeRounds:
         path: jax.Array,
         states: jax.Array | None,
     ) -> tuple[KVPool, jax.Array, jax.Array, jax.Array | None]:
-        """N tokens of each of R rows through the target: the pool, hidden states [R, N, hidden], the tokens int32
-        [R, N] that are sampled after each, and features [R, N, F * hidden].
+        """Run N tokens of each of R rows through the target; returns the pool, hidden states [R, N, hidden], the tokens
+        int32 [R, N] sampled after each, and features [R, N, F * hidden].
 
         Args:
-            path: int32 [R, N, D], output tokens that are not counted yet and stand before what is sampled; -1: none.
+            path: int32 [R, N, D], output tokens before each sampled one that the bounds do not count yet; -1: none.
         """
         model: DecoderLM = device.models[TARGET]
         rows = seated.token.shape[0]
@@ -294,14 +294,14 @@ class SpeculativeRounds:
 
 
 def _of_rows(runs: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
-    """Arrays [R, ...]: what is new of rows that run."""
+    """Select the new array [R, ...] for rows that run, and the old one for others."""
     return jnp.where(runs.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
 
 def _of_last_round(
     runs: jax.Array, before: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """What `RoundsOutput` keeps [T, ...] of each row's last round, after one of which [R, W, ...] is known."""
+    """Update the arrays [T, ...] that `RoundsOutput` keeps of each row's last round by those [R, W, ...] of a round."""
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:
         count = new.shape[0] * new.shape[1]
@@ -312,7 +312,7 @@ def _of_last_round(
 
 
 def _counted(bounds: Bounds, seated: Seated, landed: jax.Array) -> Bounds:
-    """The bounds after tokens int32 [R, W] have landed, -1 behind the last: it is the latest now, and not counted."""
+    """Count landed tokens int32 [R, W], -1 after the last, in the bounds; the last is the latest, not counted yet."""
     known = jnp.concatenate([seated.token[:, None], landed[:, :-1]], axis=1)
     tokens = jnp.where(landed != -1, known, -1)
     position = seated.length[:, None] - 1 + jnp.arange(landed.shape[1])
@@ -322,14 +322,14 @@ def _counted(bounds: Bounds, seated: Seated, landed: jax.Array) -> Bounds:
 def _allowed(
     constraint: Constraint, state: jax.Array, drafts: Drafts | Tree, width: int
 ) -> tuple[Drafts | Tree, jax.Array]:
-    """What is allowed of drafts, and the states along them."""
+    """Return the allowed part of drafts, and the states along them."""
     if isinstance(drafts, Drafts):
         return along_chain(constraint, state, drafts)
     return along_tree(constraint, state, drafts, max_depth=width - 1)
 
 
 def _seated(batch: StepBatch, seats: Seats, goes_on: jax.Array, width: int) -> Seated:
-    """The rows at the start of a round, and how many drafts fit before each one's end and in its pages."""
+    """Return the rows at the start of a round, with the drafts that fit before each one's end and in its pages."""
     token, length, runs = latest_tokens(batch, seats)
     runs &= goes_on
     room = jnp.minimum(batch.capacity, batch.samples.max_len - 1) - length

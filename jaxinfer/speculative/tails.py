@@ -1,7 +1,7 @@
-"""Drafted trees on the device: tokens that stand in tails, and the lanes in which they are read.
+"""Tails: where drafted trees are stored on the device, and how batches read them.
 
-Tails lie in pages that belong to no request: each sequence of a launch has some of them while it runs, in the pools of
-target and drafter alike, and a round finds nothing there that it has not written itself.
+Tails are stored in pages that belong to no request, in the pools of target and drafter alike. Each sequence of a launch
+has some of them while the launch runs. A round reads nothing there that it has not written itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels_pallas.visibility import TAIL_WORD_BITS
 
 @dataclass(frozen=True)
 class TailPages:
-    """Where tails lie: pages [first + i * each, first + (i + 1) * each) are those of a launch's sequence i."""
+    """The pages of tails: pages [first + i * each, first + (i + 1) * each) are those of a launch's sequence i."""
 
     first: int
     each: int
@@ -26,43 +26,43 @@ class TailPages:
 
     @property
     def tokens(self) -> int:
-        """That a sequence's tail has room for."""
+        """Number of tokens that a sequence's tail has room for."""
         return self.each * self.page_size
 
     def of_rows(self, batch: StepBatch) -> jax.Array:
-        """int32 [R, C]: the pages of all tails of each row, one sequence after the other."""
+        """Return int32 [R, C], the pages of all tails of each row, one sequence after the other."""
         count = self.each * (min(batch.num_sequences, self.per_lane) if batch.is_of_lanes else 1)
         return self.first + first_sequences(batch)[:, None] * self.each + jnp.arange(count)
 
     def slots(self, batch: StepBatch, index: jax.Array) -> jax.Array:
-        """int32 [S, N]: slots of places int32 [S, N] in the sequences' tails."""
+        """Return int32 [S, N], the slots of indices int32 [S, N] in the sequences' tails."""
         sequence = jnp.arange(batch.num_sequences)[:, None]
         return (self.first + sequence * self.each) * self.page_size + index
 
     def offsets(self, batch: StepBatch) -> jax.Array:
-        """int32 [S]: where each sequence's tail begins in its row's."""
+        """Return int32 [S], where each sequence's tail starts in the tail of its row."""
         sequence = jnp.arange(batch.num_sequences)
         return (sequence - first_sequences(batch)[batch.row[: batch.num_sequences]]) * self.tokens
 
 
 def first_sequences(batch: StepBatch) -> jax.Array:
-    """int32 [R]: the first sequence of each row, where each has one token."""
+    """Return int32 [R], the first sequence of each row, in a batch with one token per sequence."""
     return batch.query_start_loc[:-1] if batch.is_of_lanes else jnp.arange(batch.page_table.shape[0])
 
 
 def num_words(num_bits: int) -> int:
-    """Words of so many tail bits."""
+    """Return the number of words that hold so many tail bits."""
     return -(-num_bits // TAIL_WORD_BITS)
 
 
 def one_bit(index: jax.Array, words: int) -> jax.Array:
-    """uint32 [..., words]: the bit `index` [...] alone."""
+    """Return uint32 [..., words] with only the bit `index` [...] set."""
     bit = jnp.uint32(1) << (index % TAIL_WORD_BITS).astype(jnp.uint32)
     return jnp.where(jnp.arange(words) == (index // TAIL_WORD_BITS)[..., None], bit[..., None], jnp.uint32(0))
 
 
 def bits_between(first: jax.Array, last: jax.Array, words: int) -> jax.Array:
-    """uint32 [..., words]: the bits from `first` [...] to `last` [...], none where that is less."""
+    """Return uint32 [..., words] with the bits from `first` [...] to `last` [...] set, none where last < first."""
     index = jnp.arange(words * TAIL_WORD_BITS)
     there = (index >= first[..., None]) & (index <= last[..., None])
     there = there.reshape(*there.shape[:-1], words, TAIL_WORD_BITS).astype(jnp.uint32)
@@ -70,11 +70,11 @@ def bits_between(first: jax.Array, last: jax.Array, words: int) -> jax.Array:
 
 
 def with_tail(batch: StepBatch, pages: jax.Array, *, first: jax.Array, page_size: int) -> StepBatch:
-    """The batch, whose rows are read from their column `first` on, with further pages behind those in use.
+    """Return the batch with a tail: rows are read from column `first` on, and then from the tail's pages.
 
     Args:
-        pages: int32 [R, C], where the tail lies.
-        first: int32 [R], columns of the page table before that are not read.
+        pages: int32 [R, C], of the tails.
+        first: int32 [R], first column of the page table that is read.
     """
     count = jnp.maximum((batch.kv_len + page_size - 1) // page_size - first, 0)
     column = jnp.arange(batch.page_table.shape[1] + pages.shape[1])
@@ -108,12 +108,12 @@ def tokens_of_sequences(
     in_use: jax.Array,
     num_slots: int,
 ) -> StepBatch:
-    """The batch with N tokens of each of its S sequences, and nothing else.
+    """Return the batch with N tokens for each of its S sequences in place of one.
 
     Args:
-        batch: of seated sequences alone, with one token of each.
-        tokens, there, positions, slots, limit: [S, N] each; where there is none is padding.
-        in_use: int32 [S], tokens of each sequence before its tail. Lanes are in use as they are.
+        batch: of seated sequences alone, with one token for each.
+        tokens, there, positions, slots, limit: [S, N] each; where `there` is False is padding.
+        in_use: int32 [S], tokens of each sequence before its tail. Batches of lanes keep their own lengths.
         num_slots: of the pool.
     """
     count, width = tokens.shape
@@ -127,11 +127,11 @@ def tokens_of_sequences(
         "limit": jnp.where(there, limit, -1),
         "branch": jnp.broadcast_to(batch.branch[:, None], (count, width)),
     }
-    of_rows = {} if batch.is_of_lanes else {"kv_len": in_use, "trunk_len": in_use}
+    lengths = {} if batch.is_of_lanes else {"kv_len": in_use, "trunk_len": in_use}
     return replace(
         batch,
-        **{name: of_all.astype(jnp.int32).reshape(-1) for name, of_all in wide.items()},
-        **of_rows,
+        **{name: values.astype(jnp.int32).reshape(-1) for name, values in wide.items()},
+        **lengths,
         tail_bits=jnp.zeros((count * width, 0), jnp.uint32),
         query_start_loc=batch.query_start_loc * width,
         decode_width=1 if batch.is_of_lanes else width,

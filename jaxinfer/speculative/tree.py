@@ -1,8 +1,8 @@
-"""Draft trees as arrays: choosing their nodes among what was drafted, what each may see, and walking down them.
+"""Draft trees as arrays: the choice of their nodes from a pool, what each node may see, and the accepted path.
 
-A pool holds what a drafter with a beam of K has scored: K children of the root, and in each of D further levels K
-children of each of the K best nodes of the level before (Li et al. 2024, EAGLE-2). Trees keep the best of a pool, in
-its order, in which parents stand before their children.
+A pool holds the nodes that a drafter with a beam of K has scored: K children of the root, and in each of D further
+levels K children of each of the K best nodes of the level before (Li et al. 2024, EAGLE-2). A tree keeps the best nodes
+of a pool in the pool's order, in which parents precede their children.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = -1
 
 
 def pool_size(depth: int, top_k: int) -> int:
-    """Nodes of a pool with `depth` levels after the first."""
+    """Return the number of nodes of a pool with `depth` levels after the first."""
     return top_k + depth * top_k**2
 
 
@@ -37,14 +37,14 @@ class Tree:
 
     @property
     def there(self) -> jax.Array:
-        """bool [R, N]"""
+        """bool [R, N]: whether there is such a node."""
         return self.score > -jnp.inf
 
 
 def no_tree(rows: int, num_nodes: int) -> Tree:
-    """Trees without a node."""
-    zeros, of_rows = jnp.zeros((rows, num_nodes), jnp.int32), jnp.zeros(rows, jnp.int32)
-    return Tree(zeros, zeros, zeros, jnp.full((rows, num_nodes), -jnp.inf), of_rows, of_rows.astype(jnp.float32))
+    """Return trees without nodes."""
+    zeros, row_zeros = jnp.zeros((rows, num_nodes), jnp.int32), jnp.zeros(rows, jnp.int32)
+    return Tree(zeros, zeros, zeros, jnp.full((rows, num_nodes), -jnp.inf), row_zeros, row_zeros.astype(jnp.float32))
 
 
 def best_of_pool(
@@ -56,13 +56,13 @@ def best_of_pool(
     wanted: jax.Array,
     entropy: jax.Array,
 ) -> Tree:
-    """The `num_nodes` nodes of the greatest scores, ties to the lower index.
+    """Return the tree of the `num_nodes` nodes with the greatest scores, ties to the lower index.
 
-    A child's score is at most its parent's, and its index greater: whoever is chosen, its ancestors are.
+    A child's score is at most its parent's, and its index greater. So the ancestors of a chosen node are chosen too.
 
     Args:
         tokens, scores: [R, M] of a pool; -inf: not drafted.
-        frontiers: int32 [R, D, K], the pool's indices of the nodes whose children the levels after the first are.
+        frontiers: int32 [R, D, K], pool indices of the nodes whose children make up each level after the first.
         wanted: int32 [R], the greatest depth.
     """
     top_k = frontiers.shape[2]
@@ -86,7 +86,7 @@ def best_of_pool(
 
 
 def ancestor_bits(tree: Tree, first: jax.Array, *, max_depth: int, words: int) -> jax.Array:
-    """uint32 [R, N, words]: of each node the bits of itself and its ancestors, node 0's being bit `first` [R]."""
+    """Return uint32 [R, N, words], the bits of each node and its ancestors; node 0 has bit `first` [R]."""
     own = one_bit(first[:, None] + jnp.arange(tree.tokens.shape[1]), words)
     bits = own
     for _ in range(max_depth - 1):
@@ -96,7 +96,7 @@ def ancestor_bits(tree: Tree, first: jax.Array, *, max_depth: int, words: int) -
 
 
 def paths(tree: Tree, *, max_depth: int) -> jax.Array:
-    """int32 [R, N, max_depth]: the tokens of each node and its ancestors, -1 where there are no more."""
+    """Return int32 [R, N, max_depth], the tokens of each node and its ancestors, upwards; -1 after the last."""
     node = jnp.broadcast_to(jnp.arange(tree.tokens.shape[1]), tree.tokens.shape)
     found = []
     for _ in range(max_depth):
@@ -107,15 +107,15 @@ def paths(tree: Tree, *, max_depth: int) -> jax.Array:
 
 
 def accepted_path(tree: Tree, sampled: jax.Array, *, max_depth: int) -> tuple[jax.Array, jax.Array]:
-    """The way down to the deepest node that, as all above it, is the token sampled at its parent.
+    """Return the path to the deepest accepted node: each node on it is the token sampled after its parent.
 
     Args:
         sampled: int32 [R, 1 + N], after the root and after each node.
 
     Returns:
-        int32 [R, max_depth]: nodes in the order of their depth, -1 behind the last; and int32 [R]: how many.
+        int32 [R, max_depth]: nodes in the order of their depth, -1 after the last; and int32 [R]: their number.
     """
-    above = tree.parent + 1  # where the parent stands in `sampled`
+    above = tree.parent + 1  # index of the parent in `sampled`
     agrees = tree.there & (tree.tokens == jnp.take_along_axis(sampled, above, axis=1))
     accepted = agrees & (tree.parent == ROOT)
     for _ in range(max_depth - 1):

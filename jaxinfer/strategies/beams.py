@@ -1,4 +1,4 @@
-"""Beam search in the engine: beams are sequences of their own, which share pages and are forked and given up."""
+"""Beam search in the engine: each beam is a sequence of its own, which shares pages and is forked or dropped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxinfer.scheduling.request_group import RequestGroup
 
 
 class _State(NamedTuple):
-    """What was chosen last. It is the truth about a search: requests follow from it."""
+    """Outcome of the latest choice. It is the source of truth of a search: requests are derived from it."""
 
     search: BeamSearch
     beams: tuple[Request, ...]  # in the order of `search.beams`, with their tokens and maybe one more; none: it is over
@@ -22,16 +22,16 @@ class _State(NamedTuple):
 
 
 class BeamRun:
-    """The search for one prompt. Every step it waits until all beams have landed, chooses, and says how each continues:
-    one continuation of a beam takes its place, others begin with its pages, and beams without any are given up.
+    """Search for one prompt. In each step it waits until all beams have landed, then chooses their continuations.
 
-    The next state is computed beside the present one and takes its place in one assignment.
+    One continuation of a beam takes its place, further ones are forked from its pages, and a beam without any is
+    dropped. The next state is computed beside the present one and replaces it in one assignment.
 
     Args:
         core: the engine.
-        request_id: of the search; those of beams begin with it.
+        request_id: id of the search, and prefix of the ids of its beams.
         prompt: token ids, at least one.
-        search: what chooses.
+        search: the bookkeeping that chooses.
 
     Raises:
         ValueError: there are more beams than requests may run at once.
@@ -80,11 +80,11 @@ class BeamRun:
 
     @property
     def error(self) -> str | None:
-        """Why the search has failed."""
+        """Reason why the search has failed."""
         return self._state.error
 
     def abort(self) -> None:
-        """Give up what is left of the search."""
+        """Abort the beams that are left and end the search."""
         left, self._state = self._state.beams, _State(self._state.search, ())
         self._core.drop_search(self)
         self._core.abort(*[beam.request_id for beam in left])
@@ -92,7 +92,7 @@ class BeamRun:
     def advance(self) -> bool:
         beams = self._state.beams
         if not beams:
-            self._core.drop_search(self)  # it was given up
+            self._core.drop_search(self)  # it was aborted
             return True
         failed = [
             beam for beam in beams if beam.status in (RequestStatus.FINISHED_ERROR, RequestStatus.FINISHED_ABORTED)
@@ -125,7 +125,7 @@ class BeamRun:
             assert tokens[-1] == extension.token
             beams.append(parent if parent not in beams else self._child(parent, tokens))
         self._state = _State(search, tuple(beams))
-        # Beams that are given up make room for those that begin; forks are made before their parents continue.
+        # Dropped beams make room for new ones. A fork is made before its parent continues.
         for beam in before:
             if beam not in parents and not beam.is_finished:
                 self._core.finish(beam, RequestStatus.FINISHED_ABORTED)
@@ -158,6 +158,6 @@ class BeamRun:
         return child
 
     def _candidates(self, beam: Request) -> list[tuple[int, float]]:
-        """The most likely tokens after a beam; the one that was sampled is the most likely one itself."""
+        """Return the most likely tokens after a beam, with log probabilities; the sampled token is the most likely."""
         found = [(token, entry.logprob) for token, entry in beam.logprobs[-1].items()]
         return found[: self.search.num_candidates]

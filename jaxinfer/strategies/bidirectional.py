@@ -24,33 +24,40 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.runner import Runner
+from jaxinfer.programs.stand_ins import StandIn
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.request import Request
-from jaxinfer.scheduling.rounds import Rounds, RowKind
+from jaxinfer.scheduling.rounds import Rounds, RowKind, WindowRounds
 from jaxinfer.scheduling.scheduler import Scheduler
-from jaxinfer.scheduling.scheduler_output import SchedulerLimits, SchedulerOutput
+from jaxinfer.scheduling.scheduler_output import Continuation, SchedulerLimits, SchedulerOutput
+from jaxinfer.scheduling.whole_scheduler import WholeScheduler
 from jaxinfer.strategies.diffusion import DiffusionStrategy, DiffusionStrategyMaker
-from jaxinfer.strategies.whole_scheduler import WholeScheduler, WindowRounds
 
 
 @dataclass
 class Progress:
-    """Where a running sequence stands."""
+    """Progress of a running sequence."""
 
+    canvas: list[int]  # all tokens that the sequence may come to have, masks included
     start: int  # of its block
     round: int = 0  # rounds that it has had
     has_refresh: bool = False  # keys and values are those that the sequence had in this block, or later
 
+    @classmethod
+    def at_the_start(cls, request: Request, mask_token_id: int) -> Progress:
+        """Return the progress of a request whose output is all masks."""
+        masks = [mask_token_id] * (request.max_total_tokens - request.num_prompt_tokens)
+        return cls([*request.prompt_token_ids, *masks], request.num_prompt_tokens)
+
 
 class BidirectionalDiffusion(DiffusionStrategy):
-    """Every launch is of rounds, and the host knows what each has found before it builds the next. What it has of a
-    sequence ends anywhere.
+    """Strategy whose launches are all of rounds. The host reads what each launch found before it builds the next.
 
     Args:
         vicinity: how sequences are denoised.
         config: bounds the rounds of a launch.
         buckets: shapes of launches, with one token for each row.
-        make_state: makes the device's, see `Canvas`.
+        make_state: makes the state on the device, see `Canvas`.
     """
 
     wants_landing = True
@@ -63,7 +70,7 @@ class BidirectionalDiffusion(DiffusionStrategy):
         make_state: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.vicinity, self._config = vicinity, config
-        # Without windows, and beside some.
+        # Launches without windows, then launches of chunks beside windows.
         shapes = [replace(shape, block_size=1) for shape in buckets.all_chunks()]
         shapes += [replace(shape, block_size=vicinity.width) for shape in buckets.all_steps()]
         if vicinity.cache == "dual":
@@ -73,29 +80,31 @@ class BidirectionalDiffusion(DiffusionStrategy):
         self.progress: dict[str, Progress] = {}
 
     def make_scheduler(self, limits: SchedulerLimits, kv: KVCacheManager) -> Scheduler:
-        return WholeScheduler(limits, kv, self.mask_token_id)
+        return WholeScheduler(limits, kv)
 
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
         config, size = self._config, self.vicinity.block_size
         most = max(1, min(size // config.expected_tpf, config.maximum_unroll))
-        return WindowRounds(RowKind.BLOCK, most, size, 0)
+        return WindowRounds(most=most, most_tokens=size)
 
-    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
-        return replace(shape, block_size=self.vicinity.width if seated else 1)
+    def widened(self, shape: BatchShape, seated: int, stand_in: StandIn) -> BatchShape:
+        return stand_in(self.programs[0], replace(shape, block_size=self.vicinity.width if seated else 1))
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
         packed, how = built.packed, self.vicinity
         for index, request in enumerate(output.requests):
             row, query = int(built.rows[index]), int(built.logits_rows[index])
             if request.request_id not in self.progress:
-                self.progress[request.request_id] = Progress(request.num_prompt_tokens)
-            now, canvas = self.progress[request.request_id], request.canvas
-            assert canvas is not None
+                self.progress[request.request_id] = Progress.at_the_start(request, self.mask_token_id)
+            now = self.progress[request.request_id]
+            canvas = now.canvas
             packed["block_start"][row], packed["block_round"][row] = now.start, now.round
             if output.kinds[index] is RowKind.PROMPT_CHUNK:
                 begin, end = packed["query_start_loc"][row : row + 2]
+                computed = output.num_computed[index]
+                packed["token_ids"][begin:end] = canvas[computed : computed + end - begin]
                 packed["limit"][begin:end] = len(canvas) - 1
-                packed["logits_index"][query] = begin + now.start - output.num_computed[index]
+                packed["logits_index"][query] = begin + now.start - computed
             else:
                 first = max(0, now.start - how.prefix_look)
                 window = canvas[first : now.start + how.block_size + how.after_look]
@@ -109,33 +118,36 @@ class BidirectionalDiffusion(DiffusionStrategy):
         steps: int,
         seconds: float,
         metrics: EngineMetrics,
-    ) -> None:
+    ) -> Sequence[Continuation]:
         assert result is not None
         details: DenoiseOutput = result.details
         rows = built.logits_rows
         ran, blocks, landed = np.asarray(details.ran), np.asarray(details.blocks), np.asarray(details.tokens) >= 0
+        continuations = []
         for request, row, kind in zip(output.requests, rows.tolist(), output.kinds, strict=True):
             rounds = np.flatnonzero(ran[:, row])
             if not request.is_finished and len(rounds):
+                block, has_landed = blocks[rounds[-1], row], bool(landed[:, row].any())
                 is_chunk = kind is RowKind.PROMPT_CHUNK
-                self._take(request, len(rounds), blocks[rounds[-1], row], bool(landed[:, row].any()), is_chunk=is_chunk)
+                continuations.append(self._take(request, len(rounds), block, has_landed, is_chunk=is_chunk))
         self._tell(list(output.requests), rows, details, metrics)
+        return continuations
 
-    def _take(self, request: Request, rounds: int, block: np.ndarray, has_landed: bool, *, is_chunk: bool) -> None:
-        """Note where a request stands behind a launch, and say what comes next for it."""
-        now, canvas, how = self.progress[request.request_id], request.canvas, self.vicinity
-        assert canvas is not None
-        end = min(now.start + how.block_size, len(canvas))
-        canvas[now.start : end] = block[: end - now.start].tolist()
+    def _take(
+        self, request: Request, rounds: int, block: np.ndarray, has_landed: bool, *, is_chunk: bool
+    ) -> Continuation:
+        """Note the progress of a request after a launch, and return where it continues."""
+        now, how = self.progress[request.request_id], self.vicinity
+        end = min(now.start + how.block_size, len(now.canvas))
+        now.canvas[now.start : end] = block[: end - now.start].tolist()
         now.has_refresh |= is_chunk and how.refreshes(now.round)
         now.round += rounds
         if has_landed:
             now.start, now.has_refresh = end, False
-        # What a window is computed with must be there; else the whole sequence is computed.
-        request.in_seat = now.has_refresh and how.cache == "dual"
-        request.num_computed_tokens = 0
-        if now.has_refresh and how.cache == "prefix":
-            request.num_computed_tokens = max(0, now.start - how.prefix_look)
+        # A window needs the keys and values around it; without them the whole sequence is computed.
+        is_window = now.has_refresh and how.cache == "dual"
+        keeps_prefix = now.has_refresh and how.cache == "prefix"
+        return Continuation(request, max(0, now.start - how.prefix_look) if keeps_prefix else 0, is_window)
 
     def left(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -147,7 +159,7 @@ class BidirectionalDiffusion(DiffusionStrategy):
 
 @dataclass(frozen=True)
 class BidirectionalDenoiser(DiffusionStrategyMaker):
-    """What makes the strategy of a bidirectional diffusion model."""
+    """Maker of the strategy of a bidirectional diffusion model."""
 
     def check(self, engine: EngineConfig, model: ModelConfig) -> None:
         vicinity_of(self.config, model)

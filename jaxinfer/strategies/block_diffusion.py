@@ -1,4 +1,4 @@
-"""Block diffusion as a strategy: prompts by whole blocks, then rounds of denoising, whoever stands where."""
+"""Block-diffusion strategy: prefills whole blocks, then denoises rows that may be at different blocks and rounds."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.runner import Runner
+from jaxinfer.programs.stand_ins import StandIn
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import BlockRounds, Rounds, RowKind
-from jaxinfer.scheduling.scheduler_output import SchedulerOutput
+from jaxinfer.scheduling.scheduler_output import Continuation, SchedulerOutput
 from jaxinfer.strategies.diffusion import DiffusionStrategy, DiffusionStrategyMaker
 
 
 def denoising_of(config: DiffusionConfig, model: ModelConfig) -> Denoising:
-    """How a diffusion model's blocks are denoised.
+    """Return how the blocks of a diffusion model are denoised.
 
     Raises:
-        ValueError: it has blocks of another size, or the configuration is for bidirectional models.
+        ValueError: the model has blocks of another size, or the configuration is for bidirectional models.
     """
     assert model.block_size is not None and model.mask_token_id is not None
     if config.cache not in ("auto", "prefix"):
@@ -53,13 +54,13 @@ def denoising_of(config: DiffusionConfig, model: ModelConfig) -> Denoising:
 
 
 class BlockDiffusion(DiffusionStrategy):
-    """Every launch is of rounds: one beside chunks of prompts, else as many as the configuration says.
+    """Strategy whose launches all run rounds: one beside prompt chunks, else up to as many as the configuration allows.
 
     Args:
-        denoising: of blocks.
+        denoising: how blocks are denoised.
         config: bounds the rounds of a launch.
         buckets: shapes of launches, with one token for each row.
-        make_state: makes the device's, see `Blocks`.
+        make_state: makes the device's state, see `Blocks`.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class BlockDiffusion(DiffusionStrategy):
         shapes = [replace(shape, block_size=self.block_size) for shape in (*buckets.all_loops(), *buckets.all_steps())]
         program = Denoise(denoising, config.maximum_unroll, tuple(shapes))
         super().__init__(program, denoising.block_size, denoising.mask_token_id, buckets, make_state)
-        self._entered: set[str] = set()  # requests whose block is in their seat
+        self._entered: set[str] = set()  # requests whose seat has their block
 
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds:
         config = self._config
@@ -81,12 +82,12 @@ class BlockDiffusion(DiffusionStrategy):
         most = max(1, min(left // config.expected_tpf, config.maximum_unroll))
         return BlockRounds(most=most, most_tokens=self.block_size)
 
-    def widened(self, shape: BatchShape, seated: int) -> BatchShape:
-        return replace(shape, block_size=self.block_size)
+    def widened(self, shape: BatchShape, seated: int, stand_in: StandIn) -> BatchShape:
+        return stand_in(self.programs[0], replace(shape, block_size=self.block_size))
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
         packed, size = built.packed, self.block_size
-        # What chunks of prompts see: all of their blocks, of which there are whole ones only.
+        # A token of a prompt chunk sees its whole block; chunks consist of whole blocks.
         limit = packed["limit"][packed.shape.decode_rows :]
         limit[:] = np.where(limit >= 0, limit // size * size + size - 1, -1)
         for index, request in enumerate(output.requests):
@@ -107,11 +108,12 @@ class BlockDiffusion(DiffusionStrategy):
         steps: int,
         seconds: float,
         metrics: EngineMetrics,
-    ) -> None:
+    ) -> Sequence[Continuation]:
         assert result is not None
-        # No rounds ran for chunks of prompts.
+        # No round ran for a prompt chunk.
         seated = [index for index, kind in enumerate(output.kinds) if kind is not RowKind.PROMPT_CHUNK]
         self._tell([output.requests[index] for index in seated], built.rows[seated], result.details, metrics)
+        return ()
 
     def left(self, request_ids: Iterable[str]) -> None:
         self._entered.difference_update(request_ids)
@@ -122,7 +124,7 @@ class BlockDiffusion(DiffusionStrategy):
 
 @dataclass(frozen=True)
 class Denoiser(DiffusionStrategyMaker):
-    """What makes the strategy of a model of blocks that see what is before them."""
+    """Maker of the strategy of a block-diffusion model, whose blocks see what is before them."""
 
     def check(self, engine: EngineConfig, model: ModelConfig) -> None:
         size = denoising_of(self.config, model).block_size

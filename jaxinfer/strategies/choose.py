@@ -1,4 +1,4 @@
-"""Which way a diffusion model denoises: by blocks that see what is before them, or as a whole."""
+"""Choice between the two diffusion strategies: blocks that see what is before them, or a whole canvas."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from jaxinfer.strategies.diffusion import DiffusionStrategyMaker
 def diffusion_of(
     model: ModelConfig, given: DiffusionConfig | Mapping[str, Any] | None, speculative: Any
 ) -> DiffusionConfig | None:
-    """How a model generates, if it is one that denoises, as far as the user says.
+    """Return the configuration of a diffusion model; None: it is another kind of model.
 
     Args:
         speculative: a speculative configuration, or None.
 
     Raises:
-        ValueError: a configuration is given that the model cannot have, or says what is not possible.
+        ValueError: a configuration is given that does not fit the model, or that has invalid values.
     """
     if model.mask_token_id is None:
         if given is not None:
@@ -36,7 +36,7 @@ def diffusion_of(
 
 
 def round_width(config: DiffusionConfig, model: ModelConfig) -> int:
-    """Tokens that a round computes of a sequence at least.
+    """Return the least number of tokens that a round computes of a sequence.
 
     Raises:
         ValueError: the configuration is not for this model.
@@ -45,5 +45,5 @@ def round_width(config: DiffusionConfig, model: ModelConfig) -> int:
 
 
 def denoiser_of(config: DiffusionConfig, model: ModelConfig) -> DiffusionStrategyMaker:
-    """What makes the strategy of a diffusion model."""
+    """Return the maker of a diffusion model's strategy."""
     return BidirectionalDenoiser(config) if model.is_bidirectional else Denoiser(config)

@@ -1,4 +1,4 @@
-"""What strategies of diffusion models have in common: every launch is of rounds, whose blocks anyone may watch."""
+"""Base of the diffusion strategies: every launch runs rounds, and listeners receive what landed."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import Program, everywhere_on
 from jaxinfer.programs.runner import Runner
+from jaxinfer.programs.stand_ins import StandIn
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import Rounds
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 
 class DiffusionStrategy(UsualStrategy, ABC):
-    """Launches one program of rounds, and tells listeners what has become of blocks.
+    """Strategy that launches one program of rounds and passes the landed rounds to listeners.
 
     Args:
-        size: tokens that a round lands for a row at most.
-        mask_token_id: what stands where no token is yet.
+        size: most tokens that a round lands for a row.
+        mask_token_id: id in places that have no token yet.
         buckets: shapes of launches, with one token for each row.
-        make_state: makes the device's.
+        make_state: makes the device's state.
     """
 
     takes_prompts = True
@@ -54,7 +55,7 @@ class DiffusionStrategy(UsualStrategy, ABC):
         self.programs: Sequence[Program] = [program]
         self.mask_token_id, self._make_state = mask_token_id, make_state
         self._size, self._buckets = size, buckets
-        self.listeners: list[Callable[[LandedRounds[DenoiseOutput]], None]] = []  # of each launch that was read
+        self.listeners: list[Callable[[LandedRounds[DenoiseOutput]], None]] = []  # called with each landed launch
 
     def make_state(self) -> Mapping[str, Any]:
         return self._make_state()
@@ -62,9 +63,9 @@ class DiffusionStrategy(UsualStrategy, ABC):
     @abstractmethod
     def choose(self, requests: Sequence[Request], num_waiting: int) -> Rounds: ...
 
-    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool, stand_in: StandIn) -> BatchShape:
         assert not lanes, "what generates by blocks does not share lanes"
-        return self.widened(self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row), rows)
+        return self.widened(self._buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row), rows, stand_in)
 
     def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
         result: DenoiseOutput = runner.launch(self.programs[0], built.packed.shape, built.packed.buffer)
@@ -73,7 +74,7 @@ class DiffusionStrategy(UsualStrategy, ABC):
     def _tell(
         self, requests: Sequence[Request], rows: np.ndarray, output: DenoiseOutput, metrics: EngineMetrics
     ) -> None:
-        """Tell of the rounds of requests in these rows, int32, and count them."""
+        """Pass the rounds of requests in these rows, int32, to the listeners, and count them."""
         for listen in list(self.listeners):
             listen(LandedRounds(requests, rows, output))
         metrics.count_rounds(
@@ -84,7 +85,7 @@ class DiffusionStrategy(UsualStrategy, ABC):
 
 @dataclass(frozen=True)
 class DiffusionStrategyMaker(ABC):
-    """What makes the strategy of a diffusion model; there is no model besides it."""
+    """Maker of the strategy of a diffusion model, which needs no second model."""
 
     config: DiffusionConfig
     layers: ModelConfig | None = None
@@ -129,7 +130,7 @@ class DiffusionStrategyMaker(ABC):
 
     @abstractmethod
     def check(self, engine: EngineConfig, model: ModelConfig) -> None:
-        """Refuse, as a ValueError, what cannot be."""
+        """Raise ValueError unless the configuration fits the model and the engine."""
 
     @abstractmethod
     def _state(
@@ -141,7 +142,7 @@ class DiffusionStrategyMaker(ABC):
         *,
         abstract: bool,
     ) -> dict[str, Any]:
-        """What the device keeps of seats, under its name."""
+        """Return the device's state of each seat, under its name."""
 
     @abstractmethod
     def _strategy(

@@ -1,4 +1,4 @@
-"""The methods of drafting, a row each. What a method does on devices is loaded when it is used: no JAX is here."""
+"""Table of draft methods, one row each. The device half of a method is imported on use: this module loads no JAX."""
 
 from __future__ import annotations
 
@@ -20,87 +20,87 @@ if TYPE_CHECKING:
 
 
 class Beliefs(NamedTuple):
-    """What is expected of a method before anything was seen."""
+    """Expectations of a method before anything is measured."""
 
-    drafts: float  # the share of rounds in which anything is drafted; 1: in all of them, always
-    accepted: float  # the share of drafts that is accepted
+    drafts: float  # share of rounds that draft anything; 1: every round always does
+    accepted: float  # share of drafts that are accepted
 
 
 class StatePlace(NamedTuple):
-    """Where a drafter's state is stored."""
+    """Dtype and shardings of a drafter's state."""
 
     dtype: jnp.dtype
     pages: jax.sharding.Sharding | None  # of pages
-    seats: jax.sharding.Sharding | None  # of what there is one of for each seat
-    is_abstract: bool  # shapes alone, to compile for
+    seats: jax.sharding.Sharding | None  # of arrays with one entry for each seat
+    is_abstract: bool  # shapes only, to compile for
 
 
 class DraftModule(Protocol):
-    """What a method does with its model and on devices: `METHOD` of its module.
+    """Handling of a method's model, and its device half: `METHOD` of its module.
 
     `config` is the `SpeculativeConfig`; `drafter` is the method's model, with its parameters or with their shapes, and
     None where it has no model.
     """
 
-    window: int | None  # the last tokens of a sequence that are enough to draft from; None: it needs all
-    state: str  # the part of the engine's state that is the drafter's
+    window: int | None  # number of last tokens that suffice to draft from; None: it needs all
+    state: str  # name of the drafter's part of the engine's state
 
-    def check(self, config: Any, target: Path, of_target: ModelConfig, max_model_len: int, **options: Any) -> Any:
+    def check(self, config: Any, target: Path, target_config: ModelConfig, max_model_len: int, **options: Any) -> Any:
         """Return the configuration of the model, as far as it can be read before the target's weights.
 
         Raises:
-            ValueError: it does not go with the target; says what differs.
+            ValueError: the model does not fit the target; the message says what differs.
         """
         ...
 
     def load(
         self,
         config: Any,
-        of_target: ModelConfig,
+        target_config: ModelConfig,
         checked: Any,
         *,
         dtype: jnp.dtype,
         mesh: Mesh | None,
         **options: Any,
     ) -> Any:
-        """Return the drafter; `checked` is what `check` has returned."""
+        """Return the drafter; `checked` is the result of `check`."""
         ...
 
     def plan(self, file: Path, target: ModelConfig, **options: Any) -> Any:
-        """Return the configuration of the model in a `config.json`, to plan with."""
+        """Return the configuration of a model from its `config.json`, to plan with."""
         ...
 
     def abstract(self, planned: Any, shapes: Callable[[Any], Mapping[str, Any]], devices: int, dtype: jnp.dtype) -> Any:
-        """Return the drafter with shapes for parameters; `shapes` gives those of a layout."""
+        """Return the drafter with shapes as parameters; `shapes` returns the shapes of a layout."""
         ...
 
     def layers(self, configuration: Any) -> ModelConfig | None:
-        """Return the layers of which the drafter keeps keys and values, from the configuration of its model."""
+        """Return the layers whose keys and values the drafter keeps, given the configuration of its model."""
         ...
 
     def proposer(self, config: Any, drafter: Any, tails: TailPages | None) -> Proposer:
-        """Return the device's half; `tails` is where trees are stored."""
+        """Return the device half; `tails` are the pages in which trees are stored."""
         ...
 
     def make_state(self, engine: EngineConfig, drafter: Any, num_pages: int, place: StatePlace) -> Any:
-        """Return the part of the state that is called `state`, with so many pages."""
+        """Return the part of the engine's state named `state`, with `num_pages` pages."""
         ...
 
 
 @dataclass(frozen=True)
 class DraftMethod:
-    """A method: its options, and the name of the module that has the rest.
+    """Draft method: its options, and the name of the module that implements it.
 
     Attributes:
         summary: what drafts, in words, for help texts.
-        module: where `METHOD`, a `DraftModule`, is.
-        beliefs: what is expected of its chains.
-        defaults: options that it has, with their values where none are given.
-        model: what its model is called; None: it drafts without one.
+        module: name of the module with `METHOD`, a `DraftModule`.
+        beliefs: expectations of its chains.
+        defaults: its options and their default values.
+        model: the word for its model; None: it drafts without one.
         model_words: what has to be given as its model.
-        embedded: the name of the embedded checkpoint that goes with the embedded target.
+        embedded: the name of the embedded checkpoint for the embedded target.
         has_trees: whether it drafts trees.
-        has_distributions: whether it draws drafts from distributions, whose entropy tells how sure it is.
+        has_distributions: whether it samples drafts from distributions, whose entropy tells how sure it is.
     """
 
     name: str
@@ -116,7 +116,7 @@ class DraftMethod:
 
     @property
     def device(self) -> DraftModule:
-        """What it does with its model and on devices."""
+        """Handling of its model, and its device half; its module is imported here."""
         return importlib.import_module(self.module).METHOD
 
 
@@ -144,7 +144,7 @@ _ROWS = (
         "a head on the target's own features, which drafts trees",
         "jaxinfer.strategies.eagle3",
         Beliefs(drafts=1.0, accepted=0.6),
-        # The published ones, whose 60 nodes count the root.
+        # The published defaults; their 60 nodes include the root.
         {"num_speculative_tokens": 59, "tree_depth": 7, "tree_top_k": 10},
         model="head",
         model_words="a head of the target",

@@ -1,4 +1,4 @@
-"""Drafting by a small model: whether it goes with its target, loading it, and its KV pool."""
+"""The draft model method: checks that a small model fits its target, loads it, and makes its KV pool."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 
 class SmallModel:
-    """A `DraftModule`."""
+    """`DraftModule` of a small model."""
 
     window: int | None = None
     state = DRAFT_KV
 
     def check(
-        self, config: SpeculativeConfig, target: Path, of_target: ModelConfig, max_model_len: int, **options: Any
+        self, config: SpeculativeConfig, target: Path, target_config: ModelConfig, max_model_len: int, **options: Any
     ) -> ModelConfig:
         """Return the draft model's configuration.
 
         Raises:
-            ValueError: it lacks the target's tokens, or its positions as far as requests reach; says what differs.
+            ValueError: its vocabulary is not the target's, or it has fewer positions than `max_model_len`; the message
+                says what differs.
         """
         drafter = config.model
         assert drafter is not None
-        _, of_drafter = read_config(drafter, **options)
-        check_vocabularies(of_target, of_drafter)
+        _, drafter_config = read_config(drafter, **options)
+        check_vocabularies(target_config, drafter_config)
         words, others = _vocabulary(target), _vocabulary(Path(drafter))
         if words is not None and others is not None and words != others:
             token = next(token for token in sorted({*words, *others}) if words.get(token) != others.get(token))
@@ -51,13 +52,13 @@ class SmallModel:
                 f"{words.get(token)} here (None: no token)"
             )
         try:
-            check_model_len(of_drafter, max_model_len)
+            check_model_len(drafter_config, max_model_len)
         except ValueError as error:
             raise ValueError(f"the draft model in {drafter} does not reach so far: {error}") from error
-        return of_drafter
+        return drafter_config
 
     def load(
-        self, config: SpeculativeConfig, of_target: ModelConfig, checked: ModelConfig, *, dtype: jnp.dtype,
+        self, config: SpeculativeConfig, target_config: ModelConfig, checked: ModelConfig, *, dtype: jnp.dtype,
         mesh: Mesh | None, **options: Any,
     ) -> DecoderLM:  # fmt: skip
         assert config.model is not None
@@ -88,8 +89,7 @@ class SmallModel:
 
 
 def check_vocabularies(target: ModelConfig, drafter: ModelConfig) -> None:
-    """Raises ValueError, which says what differs, unless a drafter's token ids mean what the target's do, as far as
-    configurations tell."""
+    """Raise ValueError if the configurations show that a drafter's vocabulary is not the target's."""
     if target.vocab_size != drafter.vocab_size:
         raise ValueError(
             f"the draft model has a vocabulary of {drafter.vocab_size} tokens and the target one of "
@@ -98,7 +98,7 @@ def check_vocabularies(target: ModelConfig, drafter: ModelConfig) -> None:
 
 
 def _vocabulary(directory: Path) -> dict[str, int] | None:
-    """Token -> id of a directory's tokenizer; None: it has no tokenizer file that says so."""
+    """Return token -> id of a directory's tokenizer; None: there is no `tokenizer.json`."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""`SpeculativeConfig`: how tokens are drafted, checked where it is made. Importing this loads no JAX."""
+"""`SpeculativeConfig`: how tokens are drafted, validated when it is made. Importing this module loads no JAX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADAPTIVE = ("cost", "entropy")
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """How tokens are drafted and how many. It changes how fast tokens come, and never which.
+    """Configuration of speculative decoding. It changes how fast tokens come, never which tokens come.
 
     Attributes:
         method: "draft_model" (a small model with the target's vocabulary), "ngram" (what followed the last time that
@@ -23,20 +23,19 @@ class SpeculativeConfig:
             trees).
         model: the draft model, or the head: a converted directory, a Hugging Face directory or a hub id. None: the
             embedded one, for the embedded target.
-        num_speculative_tokens: most tokens drafted in a round; of a tree, its nodes besides the root. None: 8 of a
-            draft model, 5 of n-grams, 59 of trees.
-        tree_depth: of trees, levels of a tree after the first: up to one more token can be accepted. None: 7.
-        tree_top_k: of trees, nodes of a level that the next one goes on from, and children of each. 1: a chain.
-            None: 10.
-        prompt_lookup_min, prompt_lookup_max: tokens that have to agree, at least, and that are compared.
-        adaptive: "cost" drafts as many tokens as give the most tokens per second for the batch at hand, none included;
-            "entropy" drafts fewer where the draft model is in doubt; None drafts always as many.
-        gamma_min, gamma_max: with "entropy", the fewest and the most that are drafted one after the other (None: as
-            many as ever are).
+        num_speculative_tokens: most tokens drafted in a round; for trees, nodes of a tree besides the root. None: 8 for
+            a draft model, 5 for n-grams, 59 for trees.
+        tree_depth: for trees, levels of a tree after the first; up to `tree_depth` + 1 tokens can be accepted. None: 7.
+        tree_top_k: for trees, nodes of a level that the next level extends, and children of each. 1: a chain. None: 10.
+        prompt_lookup_min, prompt_lookup_max: lengths of the shortest and the longest n-gram that is looked up.
+        adaptive: "cost" drafts the number of tokens that gives the most tokens per second for the current batch, which
+            may be 0; "entropy" drafts fewer where the draft model is uncertain; None always drafts the same number.
+        gamma_min, gamma_max: with "entropy", the fewest and the most tokens that are drafted one after the other (None:
+            as many as the other options allow).
         egag_ema_beta: with "entropy", the weight of earlier rounds, in [0, 1).
 
     Raises:
-        ValueError: a field is out of range, named with its value and what is allowed.
+        ValueError: a field is out of range; the message has its name, its value and what is allowed.
     """
 
     method: str
@@ -90,12 +89,12 @@ class SpeculativeConfig:
 
     @property
     def row(self) -> DraftMethod:
-        """The method."""
+        """Row of the method in `METHODS`."""
         return METHODS[self.method]
 
     @classmethod
     def of(cls, value: SpeculativeConfig | Mapping[str, Any]) -> SpeculativeConfig:
-        """The configuration itself, or the one that a dict of its fields says.
+        """Return the configuration itself, or one made from a dict of its fields.
 
         Raises:
             ValueError: as for the class, or a key is no field of it.
@@ -109,14 +108,14 @@ class SpeculativeConfig:
 
     @property
     def most_drafts(self) -> int:
-        """Tokens drafted one after the other in a round at most."""
+        """Most tokens that a round drafts one after the other."""
         most = self.gamma_max if self.adaptive == "entropy" else self._longest
         assert most is not None
         return most
 
     @property
     def num_nodes(self) -> int:
-        """Of a tree, besides the root; 0: chains alone are drafted."""
+        """Nodes of a tree besides the root; 0: only chains are drafted."""
         if not self.row.has_trees or self.tree_top_k == 1:
             return 0
         assert self.num_speculative_tokens is not None
@@ -124,13 +123,13 @@ class SpeculativeConfig:
 
     @property
     def _pool_size(self) -> int:
-        """Nodes of which a tree keeps the best."""
+        """Candidate nodes, of which a tree keeps the best."""
         assert self.tree_depth is not None and self.tree_top_k is not None
         return self.tree_top_k + self.tree_depth * self.tree_top_k**2
 
     @property
     def _longest(self) -> int:
-        """Tokens on one way down what is drafted in a round."""
+        """Most tokens on one path through the drafts of a round."""
         assert self.num_speculative_tokens is not None
         if not self.row.has_trees:
             return self.num_speculative_tokens

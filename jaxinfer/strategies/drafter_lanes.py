@@ -1,4 +1,4 @@
-"""What a drafter has of each running sequence and of each page, kept by the host: pages are the target's."""
+"""Host record of what a drafter has of each running sequence and of each page. Its pages are the target's."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 
 class DrafterLanes:
-    """Follows launches in the order in which the device runs them.
+    """Record that is updated with each launch, in the order in which the device runs them.
 
-    A drafter *follows* a sequence in its seat while it has all of its tokens but the last two at most, whatever is in
-    flight: rounds begin with these two. Where a launch went without the drafter it is behind, and `length` says how
-    many tokens it has for certain.
+    A drafter *follows* a seated sequence while it has all tokens but the last two at most, whatever is in flight:
+    rounds begin with these two. After a launch without the drafter it does not follow, and `length` is the number of
+    tokens that it has for certain.
 
-    A drafter that goes on from what the target computed (`window` is given) sees the last tokens of a sequence and need
-    not have the first ones: token 0 never, because nothing was computed before it. It goes on where it *continues*,
-    that is, has what belongs to the last token; elsewhere that token is computed once more.
+    A drafter that reads the target's features (`window` is given) sees the last tokens of a sequence and need not have
+    the first ones. It never has token 0, because no feature precedes it. It takes in a chunk where it *continues*, that
+    is, where it has the features of the last token; elsewhere the target computes that token once more.
 
     Args:
-        knows_pages: whether it has what others computed in pages that a sequence shares with them.
-        window: the most tokens that the target computes again for it; None: it goes on from tokens alone, all of them.
+        knows_pages: whether the drafter's data is in pages, so that a sequence finds it in pages that it shares.
+        window: the most tokens that the target computes again for it; None: it reads tokens alone, all of them.
 
     Attributes:
-        filled: bool [num_pages], whether the drafter has computed all of what is in a page.
-        length: int64 [num_seats + 1], leading tokens that it has of the sequence in a seat, from `start` on; of one
-            that it follows, maybe more.
+        filled: bool [num_pages], whether the drafter has computed every token of a page.
+        length: int64 [num_seats + 1], leading tokens that it has of the sequence in a seat, from `start` on; a lower
+            bound where it follows.
         start: int64 [num_seats + 1], the first token that it sees.
         follows: bool [num_seats + 1].
-        continues: bool [num_seats + 1], of a sequence that it does not follow, whether a chunk can follow on its
-            `length`.
+        continues: bool [num_seats + 1], whether a chunk can start at the `length` of a sequence that it does not
+            follow.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class DrafterLanes:
         self.page_size, self.window = page_size, window
         self._knows_pages = knows_pages
         self.filled = np.zeros(num_pages, bool)
-        # With an entry for NO_SEAT, which stays as it is: the drafter has nothing of a sequence without a seat.
+        # The last entry is for NO_SEAT and never changes: the drafter has nothing of a sequence without a seat.
         self.length = np.zeros(num_seats + 1, np.int64)
         self.start = np.zeros(num_seats + 1, np.int64)
         self.follows = np.zeros(num_seats + 1, bool)
@@ -51,11 +51,11 @@ class DrafterLanes:
 
     @property
     def _first(self) -> int:
-        """The first token of a sequence that it can have."""
+        """First token of a sequence that the drafter can have."""
         return 0 if self.window is None else 1
 
     def launched(self, output: SchedulerOutput, *, with_drafter: bool) -> None:
-        """A launch, whose new pages were taken already; `with_drafter`: the drafter takes in what it computes."""
+        """Note a launch, after `take_pages`; `with_drafter`: the drafter takes in the tokens that it computes."""
         for index, request in enumerate(output.requests):
             if output.kinds[index] is RowKind.PROMPT_CHUNK:
                 start, count = output.num_computed[index], output.num_tokens[index]
@@ -71,11 +71,11 @@ class DrafterLanes:
                     self.length[request.seat] = max(self.length[request.seat], request.num_tokens - 2)
 
     def take_pages(self, output: SchedulerOutput, *, with_drafter: bool = False) -> None:
-        """Arrivals begin with what the drafter has of their cached pages; in other new pages it has nothing.
+        """Note new pages: an arrival starts with what the drafter has of its cached pages; all others are not filled.
 
         Args:
-            with_drafter: as for `launched`. Arrivals that begin with what rows before them compute in this very launch,
-                as members of a group do with their trunk, have the drafter's part of that too.
+            with_drafter: as for `launched`. If an arrival's prefix is computed by earlier rows of the same launch, as
+                the trunk of a group is, the arrival has the drafter's part of it too.
         """
         arrivals = output.first_scheduled or output.resumed
         for index, pages in enumerate(output.new_pages):
@@ -99,7 +99,7 @@ class DrafterLanes:
             self.filled[request.pages[self._first_whole(request.seat, start) : last]] = True
 
     def _enter(self, seat: int, filled: np.ndarray) -> None:
-        """A sequence begins with pages of which the drafter has those that are `filled`."""
+        """Start a sequence with cached pages, of which the drafter has those that are `filled`."""
         self.follows[seat] = False
         if self.window is None:
             self.length[seat] = (len(filled) if filled.all() else int(filled.argmin())) * self.page_size
@@ -110,34 +110,34 @@ class DrafterLanes:
         self.continues[seat] = not len(filled)
 
     def _first_whole(self, seat: int, length: int) -> int:
-        """The first page of a sequence that is filled, once it is full, with the token behind the first `length`."""
+        """Return the first page, from that of token `length` on, of which the drafter sees every token."""
         page = length // self.page_size
         return page + bool(self.start[seat] > max(page * self.page_size, self._first))
 
     def _goes_on(self, seat: int, start: int) -> bool:
-        """Whether the drafter can take in a chunk that begins so."""
+        """Return whether the drafter can take in a chunk that starts at token `start`."""
         return bool(self.length[seat] == start and (self.window is None or self.continues[seat]))
 
     def has(self, seat: int, length: int) -> bool:
-        """Whether it can follow a sequence whose first `length` tokens are computed."""
+        """Return whether it can follow a sequence whose first `length` tokens are computed."""
         return self.length[seat] >= length if self.window is None else self._goes_on(seat, length)
 
     def missing(self, request: Request, end: int, budget: int) -> tuple[int, int] | None:
-        """What has to be computed for the drafter to have the first `end` tokens: the first, and how many; None:
-        nothing, or more than the budget."""
+        """Return what to compute next for the drafter to have the first `end` tokens: the first, and how many; None:
+        nothing is missing, or the budget is too small."""
         length = int(self.length[request.seat])
         if self.window is None:
             return (length, min(end - length, budget)) if end > length and budget else None
         if end == 0 or self._goes_on(request.seat, end):
             return None
         first = max(length - 1, end - min(self.window, budget), 0)
-        if request.trunk is not None:  # what it sees begins at the same token as for all who share the lane
+        if request.trunk is not None:  # all sequences of a lane have the same first token that it sees
             first = max(0, min(first, request.trunk.num_tokens - 2))
         return (first, end - first) if 0 < end - first <= budget else None
 
     def computed(self, request: Request, length: int, first: int | None = None) -> None:
-        """The drafter has the first `length` tokens of a sequence; `first`: for that the target computed tokens from
-        this one on, whose own part the drafter has from before, or lacks."""
+        """Note that the drafter has the first `length` tokens of a sequence; `first`: the target computed tokens again
+        from this one on, of which the drafter has the first one from before, or never."""
         seat = request.seat
         if first is not None and self.window is not None and first > max(self.length[seat] - 1, 0):
             self.length[seat] = self.start[seat] = first + 1
@@ -146,12 +146,12 @@ class DrafterLanes:
         self.length[seat], self.continues[seat] = length, True
 
     def behind(self, requests: Sequence[Request]) -> list[Request]:
-        """Those in their seats that the drafter does not follow."""
+        """Return the seated requests that the drafter does not follow."""
         follows = self.follows
         return [request for request in requests if request.in_seat and not follows[request.seat]]
 
     def left(self, request_ids: Iterable[str], page_table: np.ndarray) -> None:
-        """Sequences leave their seats, whose rows of the page table are as they were."""
+        """Note that sequences leave their seats; their rows of the page table are still unchanged."""
         for request_id in request_ids:
             request = self._running.pop(request_id, None)
             if request is None:

@@ -1,4 +1,4 @@
-"""Draft models and heads of targets: which one, whether it fits, and loading it."""
+"""Draft models and heads: selection, the check that one fits the target, and loading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def with_drafter(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
     """Return the configuration with a model: its own, or the embedded one if `target` is the embedded target.
 
     Raises:
-        ValueError: it names none, and the target is another one.
+        ValueError: it names no model, and `target` is not the embedded target.
         FileNotFoundError: there is no such model.
     """
     method = config.row
@@ -40,20 +40,20 @@ def with_drafter(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
 def check_drafter(
     config: SpeculativeConfig,
     target: Path,
-    of_target: ModelConfig,
+    target_config: ModelConfig,
     max_model_len: int,
     **options: Unpack[ConfigOptions],
 ) -> Any:
     """Return the configuration of a method's model, as far as it can be known before the target is loaded.
 
     Args:
-        of_target: the configuration in `target`.
+        target_config: the configuration in `target`.
         options: as for `read_config`.
 
     Raises:
-        ValueError: the model does not go with the target; says what differs.
+        ValueError: the model does not fit the target; the message says what differs.
     """
-    return config.row.device.check(config, target, of_target, max_model_len, **options)
+    return config.row.device.check(config, target, target_config, max_model_len, **options)
 
 
 def load_speculator(
@@ -65,10 +65,10 @@ def load_speculator(
     mesh: Mesh | None,
     **options: Unpack[ConfigOptions],
 ) -> Speculator:
-    """Return what speculates as the configuration says; the method's model is loaded.
+    """Load the method's model and return the `Speculator` of the configuration.
 
     Args:
-        drafter: what `check_drafter` has returned.
+        drafter: the result of `check_drafter`.
         options: as for `load_checkpoint`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Drafting by a head of the target (EAGLE-3): loading it, its trees and its state."""
+"""The EAGLE-3 method: loads a head of the target, and makes its proposer and its state."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 
 class Head:
-    """A `DraftModule`."""
+    """`DraftModule` of an EAGLE-3 head."""
 
     window: int | None = 128
     state = EAGLE3_STATE
 
     def check(
-        self, config: SpeculativeConfig, target: Path, of_target: ModelConfig, max_model_len: int, **options: Any
+        self, config: SpeculativeConfig, target: Path, target_config: ModelConfig, max_model_len: int, **options: Any
     ) -> None:
-        """Nothing can be said before the head is loaded: its configuration says whose it is, and `load` compares."""
+        """Check nothing: the head's configuration describes its target, and `load` compares the two."""
 
     def load(
-        self, config: SpeculativeConfig, of_target: ModelConfig, checked: None, *, dtype: jnp.dtype, mesh: Mesh | None,
-        **options: Any,
+        self, config: SpeculativeConfig, target_config: ModelConfig, checked: None, *, dtype: jnp.dtype,
+        mesh: Mesh | None, **options: Any,
     ) -> Eagle3Head:  # fmt: skip
         assert config.model is not None
-        return load_head(config.model, of_target, dtype=dtype, mesh=mesh, **options)
+        return load_head(config.model, target_config, dtype=dtype, mesh=mesh, **options)
 
     def plan(self, file: Path, target: ModelConfig, **options: Any) -> Eagle3Config:
         return Eagle3Config.from_hf(read_json(file), target, **options)

@@ -1,4 +1,4 @@
-"""Times launches of rounds and of plain steps on filled lanes, for those who choose between them."""
+"""Timing of launches of rounds and of plain steps on filled lanes, for the controller that chooses between them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from jaxinfer.programs.program import SEATS
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.seats import Seats
 
-# Tokens of each sequence that is made up, and seconds that a launch may take beside its first run.
+# Tokens of each dummy sequence, and seconds that a launch may take after its first runs.
 _CONTEXT = 128
 _SECONDS = 0.1
 _RUNS = 5
 
 
 class LaunchTiming:
-    """Made-up sequences in all seats, over pages that nobody else has. For an engine without requests.
+    """Timer of launches over dummy sequences in all seats, on free pages. For an engine without requests.
 
     Args:
-        most_tokens: that a timed launch lands for a row.
+        most_tokens: most tokens that a timed launch lands for a row.
     """
 
     def __init__(self, runner: Runner, allocator: PageAllocator, *, page_size: int, most_tokens: int) -> None:
@@ -35,13 +35,13 @@ class LaunchTiming:
 
     @property
     def has_room(self) -> bool:
-        """Whether there are free pages for one sequence at least."""
+        """Whether there are free pages for at least one sequence."""
         return self._allocator.num_free >= self._pages_each
 
     def seconds(
         self, shape: BatchShape, launch: Callable[[PackedBatch], Any], *, max_rounds: int, num_drafts: int = 0
     ) -> float:
-        """Of one round or step in a launch of so many rows: the shortest of a few.
+        """Return the seconds of one round or step in a launch of this shape: the shortest of a few.
 
         Args:
             launch: runs a packed batch and returns its results.
@@ -51,7 +51,7 @@ class LaunchTiming:
         try:
             packed = self._filled(shape, np.asarray(pages, np.int32).reshape(-1, each), num_drafts)
             rounds = 1
-            first = self._timed(packed, launch, rounds)  # maybe with what only a first run does
+            first = self._timed(packed, launch, rounds)  # may include work that only a first run does
             once = min(first, self._timed(packed, launch, rounds))
             rounds = max(1, min(max_rounds, int(_SECONDS / once)))
             return min(self._timed(packed, launch, rounds) for _ in range(_RUNS)) / rounds
@@ -62,7 +62,7 @@ class LaunchTiming:
         place = self._runner.place
         packed = idle_batch(shape, num_slots=place.num_slots, num_seats=place.num_seats)
         rows = np.arange(shape.num_rows)
-        # With fewer pages than rows need, several rows have the same: what they write is worth nothing anyway.
+        # With fewer pages than rows need, rows share pages: what they write is never used.
         packed["page_table"][:, : pages.shape[1]] = pages[rows % len(pages)]
         packed["capacity"][:] = pages.shape[1] * self._page_size
         packed["row_seat"][:] = packed["seat"][:] = rows
@@ -75,12 +75,12 @@ class LaunchTiming:
     def _timed(self, packed: PackedBatch, launch: Callable[[PackedBatch], Any], rounds: int) -> float:
         packed["num_steps"][...] = rounds
         before: Seats = self._runner.state[SEATS]
-        of_all = np.zeros(before.token.shape, np.int32)
+        seat_zeros = np.zeros(before.token.shape, np.int32)
         self._runner.state[SEATS] = jax.block_until_ready(
             Seats(
-                jax.device_put(of_all, before.token.sharding),
-                jax.device_put(of_all, before.before.sharding),
-                jax.device_put(of_all + packed["lengths"][0], before.length.sharding),
+                jax.device_put(seat_zeros, before.token.sharding),
+                jax.device_put(seat_zeros, before.before.sharding),
+                jax.device_put(seat_zeros + packed["lengths"][0], before.length.sharding),
             )
         )
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Drafting by n-grams: no model, and the tokens of each sequence on the device."""
+"""The n-gram method: it drafts without a model, from the tokens of each sequence on the device."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 
 class Ngrams:
-    """A `DraftModule`."""
+    """`DraftModule` of n-grams."""
 
     window: int | None = None
     state = HISTORY
 
     def check(
-        self, config: SpeculativeConfig, target: Path, of_target: ModelConfig, max_model_len: int, **options: Any
+        self, config: SpeculativeConfig, target: Path, target_config: ModelConfig, max_model_len: int, **options: Any
     ) -> None:
         return None
 
     def load(
-        self, config: SpeculativeConfig, of_target: ModelConfig, checked: Any, *, dtype: jnp.dtype, mesh: Mesh | None,
-        **options: Any,
+        self, config: SpeculativeConfig, target_config: ModelConfig, checked: Any, *, dtype: jnp.dtype,
+        mesh: Mesh | None, **options: Any,
     ) -> None:  # fmt: skip
         return None
 

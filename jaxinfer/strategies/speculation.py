@@ -1,4 +1,4 @@
-"""Speculative decoding as a strategy: rounds where they pay, else plain decoding, and a drafter kept up to date."""
+"""Speculative decoding as a strategy: rounds where they pay, else plain decoding. It keeps the drafter up to date."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from jaxinfer.engine.strategy import LandedRounds, RoundsResult
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
 from jaxinfer.programs.program import Program
 from jaxinfer.programs.runner import Runner
+from jaxinfer.programs.stand_ins import StandIn, as_wanted
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import Rounds, RowKind
-from jaxinfer.scheduling.scheduler_output import SchedulerOutput
+from jaxinfer.scheduling.scheduler_output import Continuation, SchedulerOutput
 from jaxinfer.speculative.catch_up import CatchUp
 from jaxinfer.speculative.costs import Key
 from jaxinfer.speculative.gamma import NO_SEAT, GammaController, RoundsReport, TimedLaunch
@@ -30,25 +31,25 @@ from jaxinfer.speculative.tails import TailPages
 from jaxinfer.strategies.drafter_lanes import DrafterLanes
 from jaxinfer.strategies.launch_timing import LaunchTiming
 
-# How much of what is known of rounds a further launch takes the place of.
+# Weight of a new launch in the moving average of tokens per round.
 _NEW = 0.2
 
 
 class Speculation(UsualStrategy):
-    """Decides for every launch how many tokens are drafted, and sees to it that the drafter knows the sequences.
+    """Strategy that decides for every launch how many tokens to draft, and lets the drafter catch up on sequences.
 
     Args:
-        proposer: drafts.
-        controller: decides.
-        plain: what runs where nothing is drafted.
-        shapes: of rounds and of catching up.
+        proposer: drafts the tokens.
+        controller: decides how many tokens to draft.
+        plain: plain decoding, which runs where nothing is drafted.
+        shapes: shapes of launches of rounds and of catching up.
         max_rounds: most rounds in one launch.
-        hidden_sizes: numbers of hidden states that log probabilities are made of.
+        hidden_sizes: numbers of hidden states that log probabilities are computed from.
         make_state: makes the proposer's state on the device.
-        num_pages, page_size, num_seats: of the pool and the engine.
-        max_catch_up: tokens that a drafter may catch up on before one launch.
-        window: as of `DrafterLanes`.
-        tails: where trees stand, if any are drafted.
+        num_pages, page_size, num_seats: sizes of the pool and the engine.
+        max_catch_up: most tokens that a drafter catches up on before one launch.
+        window: as for `DrafterLanes`.
+        tails: pages of draft trees, if trees are drafted.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Speculation(UsualStrategy):
         self._page_table = np.zeros((0, 0), np.int32)  # the engine's, of the latest launch
         self._num_seats = num_seats
         self.latest: LandedRounds[RoundsOutput] | None = None
-        self._tokens_per_round = 2.0  # that land for a sequence, of late
+        self._tokens_per_round = 2.0  # that land for a sequence, moving average
         self._tokens_per_launch = plain.rounds.most
         self._shape_for, self._shape_of = functools.cache(shapes.rounds_for), functools.cache(shapes.rounds_of)
 
@@ -97,14 +98,14 @@ class Speculation(UsualStrategy):
         of_seats = np.zeros(self._num_seats + 1, int)
         pages = max([len(request.pages) for request in requests], default=1)
         seats = np.asarray([request.seat for request in requests], np.int32)
-        if not requests:  # those that wait may decode at once
+        if not requests:  # waiting requests may decode at once
             seats = np.full(min(num_waiting, self._num_seats), NO_SEAT, np.int32)
         if len(seats):
             chosen, num_nodes, is_trial = self.controller.choose(seats, pages)
             num_drafts = int(chosen.max())
             launch = (len(seats), pages, any([request.shares_lane for request in requests]))
             if num_drafts and not self._has_room(num_drafts, num_nodes, *launch):
-                # Too many for trees, or for so many drafts: chains, as long as there are programs for.
+                # Too many rows for trees, or for so many drafts: the longest chains that a program exists for.
                 longest = min(num_drafts, self._shapes.longest_chain)
                 fitting = (number for number in range(longest, 0, -1) if self._has_room(number, 0, *launch))
                 num_drafts, num_nodes = next(fitting, 0), 0
@@ -116,13 +117,14 @@ class Speculation(UsualStrategy):
         plain = self._plain.choose(requests, num_waiting)
         if not num_drafts:
             return replace(plain, choice=choice)
-        # A drafter catches up on what the host knows, and goes on from there.
+        # A drafter catches up only on what the host knows: until tokens in flight have landed, such a row sits out.
         sits_out = [
             request
             for request in self.lanes.behind(requests)
             if request.num_in_flight and self.lanes.missing(request, request.num_tokens - 1, self._max_catch_up)
         ]
-        # As many tokens as a plain launch: sequences that end make room for others, or for a smaller shape, as soon.
+        # As many tokens as in a plain launch, so that finished sequences make room for others, or for a smaller shape,
+        # just as soon.
         rounds = 1 if is_trial else round(self._tokens_per_launch / self._tokens_per_round)
         return Rounds(
             RowKind.VERIFICATION,
@@ -137,7 +139,7 @@ class Speculation(UsualStrategy):
         )
 
     def _has_room(self, num_drafts: int, num_nodes: int, rows: int, pages_per_row: int, shares_lanes: bool) -> bool:
-        """Whether there is a program of rounds for so many, in rows and in lanes."""
+        """Return whether a program of rounds holds so many sequences, in rows and, if any share lanes, in lanes."""
         if self._bucket(rows, pages_per_row, num_drafts, num_nodes) is None:
             return False
         return not shares_lanes or any(
@@ -150,17 +152,17 @@ class Speculation(UsualStrategy):
     def num_tail_pages(self) -> int:
         return 0 if self._tails is None else self._tails.each * self._shapes.most_in_trees
 
-    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool, stand_in: StandIn) -> BatchShape:
         choice: _Choice = rounds.choice
         if not choice.num_drafts:
-            return self._plain.shape_for(rounds, rows=rows, pages_per_row=pages_per_row, lanes=lanes)
+            return self._plain.shape_for(rounds, rows=rows, pages_per_row=pages_per_row, lanes=lanes, stand_in=stand_in)
         shape = self._shape_for(
             rows=rows, pages_per_row=pages_per_row, num_drafts=choice.num_drafts, num_nodes=choice.num_nodes,
             lanes=lanes,
         )  # fmt: skip
         if shape is None:
             raise ValueError(f"{rows} rows with {choice.num_drafts} drafts each exceed the limits")
-        return shape.batch
+        return stand_in(self._rounds, shape).batch
 
     def prepare(self, output: SchedulerOutput, built: BuiltBatch, batch: InputBatch, runner: Runner) -> None:
         self._page_table = batch.page_table
@@ -181,10 +183,10 @@ class Speculation(UsualStrategy):
         self.lanes.launched(output, with_drafter=feeds)
 
     def _say_starts(self, built: BuiltBatch) -> None:
-        """From where on each row is seen by the drafter: in a lane, the same for all who share it."""
+        """Set the first token of each row that the drafter sees; it is the same for all sequences of a lane."""
         packed, starts = built.packed, self.lanes.start[built.seats]
         rows = packed["row"][built.rows] if packed.shape.lane_pages else built.rows
-        # A sequence that is not followed drafts nothing, and says nothing.
+        # In a lane, a sequence that is not followed drafts nothing, and its start does not count.
         known = self.lanes.follows[built.seats] if packed.shape.lane_pages else slice(None)
         np.maximum.at(packed["drafter_start"], rows[known], starts[known].astype(np.int32))
 
@@ -205,12 +207,12 @@ class Speculation(UsualStrategy):
         steps: int,
         seconds: float,
         metrics: EngineMetrics,
-    ) -> None:
+    ) -> Sequence[Continuation]:
         if result is None or result.details is None:
             if seconds and output.num_rounds:
                 pages = built.packed.shape.pages_per_row
                 self.controller.timed(TimedLaunch(0, len(output.requests), pages, steps, seconds))
-            return
+            return ()
         details: _Rounds = result.details
         arrays, num_nodes = details.output, details.shape.num_nodes
         rows = built.rows
@@ -244,6 +246,7 @@ class Speculation(UsualStrategy):
             own.num_drafts += drafts
             own.num_draft_tokens += tokens
             own.num_accepted_tokens += kept
+        return ()
 
     def measure(self, runner: Runner, allocator: PageAllocator) -> None:
         costs = self.controller.costs
@@ -254,7 +257,7 @@ class Speculation(UsualStrategy):
         if costs is None or not timing.has_room:
             return
         plain = self._plain.program
-        # After a round, nothing may be found that stands behind made-up tokens.
+        # After the first round, a lookup may find nothing to draft after dummy tokens.
         max_rounds = 1 if self._proposer.may_find_nothing else self._rounds.max_rounds
         for batch in self._plain.shapes:
             step = timing.seconds(
@@ -283,7 +286,7 @@ class Speculation(UsualStrategy):
         self.lanes = self._make_lanes()
 
     def _let_catch_up(self, output: SchedulerOutput, batch: InputBatch, runner: Runner) -> None:
-        """Launch what the drafter lacks of rows that it does not follow, as far as the host knows their tokens."""
+        """Launch catching up for rows that the drafter does not follow, as far as the host knows their tokens."""
         lanes, budget = self.lanes, self._max_catch_up
         found: list[tuple[Request, int, int]] = []
         for index, request in enumerate(output.requests):
@@ -304,7 +307,7 @@ class Speculation(UsualStrategy):
             found = self._launch_catch_up(found, batch, runner)
 
     def _is_computed_now(self, output: SchedulerOutput, index: int, first: int, count: int) -> bool:
-        """Whether what a row wants to have computed again is first computed in this very launch, by other rows: then it
+        """Return whether what a row needs computed again is first computed in this launch, by other rows: then it
         catches up later."""
         if self.lanes.window is None:
             return False
@@ -320,7 +323,7 @@ class Speculation(UsualStrategy):
     def _launch_catch_up(
         self, found: list[tuple[Request, int, int]], batch: InputBatch, runner: Runner
     ) -> list[tuple[Request, int, int]]:
-        """One launch of (request, first token, count); what did not fit into it."""
+        """Launch one batch of (request, first token, count), and return what did not fit."""
         lanes = self.lanes
         pages = int(max(batch.num_pages[request.seat] for request, _, _ in found))
         shape = self._shapes.catch_up_for(
@@ -332,7 +335,7 @@ class Speculation(UsualStrategy):
             now = min(count, room)
             taken.append((request, first, now))
             room -= now
-            again = int(lanes.window is not None)  # what belongs to the last token is not kept between launches
+            again = int(lanes.window is not None)  # features of the last token are not kept between launches
             found = [(request, first + now - again, count - now + again), *found[1:]] if now < count else found[1:]
         requests, starts, counts = zip(*taken, strict=True)
         packed = batch.build_chunks(shape, requests, starts, counts)
@@ -343,17 +346,17 @@ class Speculation(UsualStrategy):
 
 @dataclass(frozen=True)
 class _Choice:
-    """What the next launch is to draft."""
+    """Choice of what the next launch drafts."""
 
-    num_drafts: int  # of a launch of rounds, at most
+    num_drafts: int  # most drafts of a row in a launch of rounds
     num_nodes: int
-    of_seats: np.ndarray  # int [num_seats + 1], drafts of the sequence in each seat, and of those that get one
+    of_seats: np.ndarray  # int [num_seats + 1], drafts of the sequence in each seat, or that may get it
     feeds: bool  # whether the drafter takes in what a plain step computes
 
 
 @dataclass(frozen=True)
 class _Rounds:
-    """What became of a launch of rounds, on the device."""
+    """Results of a launch of rounds, on the device."""
 
     num_drafts: int
     shape: RoundsShape
@@ -361,12 +364,14 @@ class _Rounds:
 
 
 def launch_bucket(plain: PlainDecoding, shapes: SpeculationShapes) -> Callable[[int, int, int, int], Key | None]:
-    """(rows, pages per row, drafts, nodes of trees) -> what says which shape such a launch has; None: there is none."""
+    """Return (rows, pages per row, drafts, tree nodes) -> key of the shape of such a launch; None: there is none."""
 
     @functools.cache  # asked for many times a launch
     def bucket(rows: int, pages_per_row: int, num_drafts: int, num_nodes: int) -> Key | None:
         if not num_drafts:
-            shape = plain.shape_for(plain.rounds, rows=rows, pages_per_row=pages_per_row, lanes=False)
+            shape = plain.shape_for(
+                plain.rounds, rows=rows, pages_per_row=pages_per_row, lanes=False, stand_in=as_wanted
+            )
             return shape.num_rows, shape.pages_per_row, 1, 0
         found = shapes.rounds_for(rows=rows, pages_per_row=pages_per_row, num_drafts=num_drafts, num_nodes=num_nodes)
         return None if found is None else _key_of(found)

@@ -1,4 +1,4 @@
-"""From a speculative configuration to the strategy of an engine, and what it takes of memory."""
+"""Maker of an engine's strategy from a speculative configuration, and the memory that it takes."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from kernels_pallas.visibility import MAX_TAIL_TOKENS
 
 _BELIEF_OF_TREES = 0.8
 _CHAIN_BESIDE_TREES = 5
-# Less than a verification of so many drafts is not worth a program of its own.
+# A verification of fewer drafts is not worth a program of its own.
 _FEWEST_DRAFTS = 2
-# Tokens whose computing takes as long as reading the weights.
+# Tokens whose computation takes as long as reading the weights.
 _KNEES = {"cpu": 16.0}
 _KNEE_OF_A_GPU = 256.0
 
 
 @dataclass(frozen=True)
 class Speculator:
-    """What speculates beside a target.
+    """Speculative configuration and its drafter, from which an engine's strategy is made.
 
     Attributes:
-        drafter: the method's model, with parameters or with their shapes, to plan with; None where it has none.
+        drafter: the method's model, with parameters, or with their shapes to plan with; None: it has no model.
     """
 
     config: SpeculativeConfig
@@ -56,12 +56,12 @@ class Speculator:
 
     @property
     def longest_chain(self) -> int:
-        """Drafts. Beside trees there are shorter chains: what is drafted late is seldom accepted."""
+        """Drafts of the longest chain. Chains are shorter beside trees: late drafts are seldom accepted."""
         return min(self.config.most_drafts, _CHAIN_BESIDE_TREES) if self.config.num_nodes else self.config.most_drafts
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of verifications of chains: of all drafts, and of fewer, for more rows and where costs choose so."""
+        """Widths of chain verifications: of all drafts, and of fewer, for more rows or where costs favour that."""
         drafts = [self.longest_chain]
         while drafts[0] // 2 >= _FEWEST_DRAFTS and not self.config.num_nodes:
             drafts.insert(0, drafts[0] // 2)
@@ -69,49 +69,49 @@ class Speculator:
 
     @property
     def weights_bytes(self) -> int:
-        """Of the drafter's parameters, over all devices."""
+        """Bytes of the drafter's parameters, over all devices."""
         return 0 if self.drafter is None else sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(self.drafter)))
 
     @property
     def layers(self) -> ModelConfig | None:
-        """Of what the drafter keeps keys and values."""
+        """Layers whose keys and values the drafter keeps."""
         return None if self.drafter is None else self._device.layers(self.drafter.config)
 
     def state_bytes(self, engine: EngineConfig, model: ModelConfig, dtype: jnp.dtype) -> int:
-        """What seats take on each device: nothing worth counting."""
+        """Return the bytes that seats take on each device: too few to count."""
         return 0
 
     def kv_bytes_per_token(self, dtype: jnp.dtype) -> int:
-        """Bytes that one slot takes in all of the drafter's layers, over all devices."""
+        """Return the bytes of one slot in all of the drafter's layers, over all devices."""
         return 0 if self.layers is None else kv_bytes_per_token(self.layers, dtype)
 
     def shapes(self, engine: EngineConfig, buckets: Buckets) -> SpeculationShapes:
-        """Of its programs."""
+        """Return the shapes of its programs."""
         config = self.config
         return SpeculationShapes.of(
-            buckets, widths=self.widths, of_each=2 if config.adaptive == "cost" else 1,
+            buckets, widths=self.widths, num_widths=2 if config.adaptive == "cost" else 1,
             max_rounds=self.max_rounds(engine), page_size=engine.page_size, num_nodes=config.num_nodes,
             tree_width=config.most_drafts + 1 if config.num_nodes else 0,
         )  # fmt: skip
 
     def max_rounds(self, engine: EngineConfig) -> int:
-        """Of a launch."""
-        # Launches are to land about as much as plain ones. Rounds that do not run cost a little.
+        """Return the most rounds of a launch."""
+        # A launch should land about as much as a plain one. Rounds that do not run cost a little.
         return max(1, engine.max_decode_steps // (2 if self.drafter is not None else 1))
 
     def tails(self, engine: EngineConfig) -> TailPages | None:
-        """Where trees stand; None: chains alone are drafted."""
+        """Return the pages of draft trees; None: only chains are drafted."""
         config, size = self.config, engine.page_size
         if not config.num_nodes:
             return None
         assert config.tree_depth is not None and config.tree_top_k is not None
         each = -(-max(config.num_nodes, config.tree_depth * config.tree_top_k) // size)
-        # Beside the tails of a lane, a head has a page of its own there.
+        # A head reads the page of its first token in a lane as a part of the tail, besides the sequences' own tails.
         per_lane = max(1, (MAX_TAIL_TOKENS - size) // (each * size))
         return TailPages(engine.num_pages, each, size, per_lane)
 
     def tail_tokens(self, engine: EngineConfig) -> int:
-        """Slots of the pools besides those that requests share."""
+        """Return the number of slots of the pools besides those that requests share."""
         tails = self.tails(engine)
         return 0 if tails is None else self.shapes(engine, Buckets.from_config(engine)).most_in_trees * tails.tokens
 
@@ -125,11 +125,11 @@ class Speculator:
         whole: jax.sharding.Sharding | None = None,
         abstract: bool = False,
     ) -> Callable[[EnginePrograms, Buckets], Speculation]:
-        """What an `EngineCore` makes its strategy with.
+        """Return the function with which an `EngineCore` makes its strategy.
 
         Args:
-            whole: where seats lie, if not as the mesh says.
-            abstract: with a state of shapes alone, to compile for.
+            whole: sharding of the seats, if it is not the mesh's.
+            abstract: make a state of shapes only, to compile for.
         """
 
         def make(programs: EnginePrograms, buckets: Buckets) -> Speculation:

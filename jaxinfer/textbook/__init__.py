@@ -1,1 +1,1 @@
-"""Published algorithms and objects under the names of their sources; the engine imports none of it."""
+"""Published algorithms and objects under the names of their sources; the engine does not import them."""

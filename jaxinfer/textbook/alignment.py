@@ -1,13 +1,13 @@
-"""Branches aligned by left padding, as SpecSoT's batching mode has them: a view for people and tests.
+"""Branches aligned by left padding, as in SpecSoT's batching mode: a view for readers and tests.
 
 The engine packs rows of any lengths and pads nothing. Here a round is one rectangle, and every branch has a row of one
-cache: all rows grow by the width of the rectangle, and where a branch has fewer tokens than that, padding stands in
-front of them. The slots of padding are holes in the branch's row, and no later token may see them.
+cache. All rows grow by the width of the rectangle; a branch with fewer tokens is padded on the left. The slots of
+padding are holes in the branch's row, and no later token may see them.
 
-Three lengths, two of which the design of SpecSoT calls by the same name (caches of 100, 98 and 99 tokens, yet all
-caches equally long):
+There are three lengths, two of which the design of SpecSoT calls by the same name (caches of 100, 98 and 99 tokens, yet
+all caches equally long):
 
-- `cache_length`: slots of a row, the same for all branches; the next round is written behind them.
+- `cache_length`: slots of a row, equal for all branches; the next round is written after them.
 - `valid_lengths`: tokens of each branch, which is its slots without the holes, and the position of its next token.
 - `input_lengths`: tokens of each branch in one round.
 """
@@ -24,7 +24,7 @@ type Tokens = Sequence[int] | np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class AlignmentState:
-    """One round: B branches in L columns, whose keys and values go to the last L of C slots."""
+    """One round: B branches in L columns, whose KV goes to the last L of C slots."""
 
     branch_ids: tuple[int, ...]  # of the rows
     input_ids: np.ndarray  # int32 [B, L], left padded
@@ -38,7 +38,7 @@ class AlignmentState:
 
     @property
     def padding_mask(self) -> np.ndarray:
-        """bool [B, L]: True where a token stands, False for padding."""
+        """bool [B, L]: True for tokens, False for padding."""
         return self.attention_mask[:, self.cache_length - self.input_ids.shape[1] :]
 
     @property
@@ -53,7 +53,7 @@ class AlignmentState:
 
     @property
     def padding_lengths(self) -> np.ndarray:
-        """int32 [B]: columns of each row that are computed for nothing."""
+        """int32 [B]: columns of padding in each row."""
         return self.input_ids.shape[1] - self.input_lengths
 
     @property
@@ -69,20 +69,20 @@ class AlignmentState:
 
 @dataclass(frozen=True, eq=False)
 class ContinuousDecodingState(AlignmentState):
-    """A round in which branches that are being decoded and branches that are new stand side by side."""
+    """A round that decodes some branches and prefills new ones."""
 
     is_prefill: np.ndarray  # bool [B]
 
 
 class AlignmentManager:
-    """Which slots of each branch's cache row hold its tokens, and the rounds that fill them.
+    """Manager of the slots that each branch's cache row fills, and of the rounds that fill them.
 
-    Branches are known by ids that never change and are never used twice, rows of a round by their place in
-    `branch_ids`: a caller keeps the cache of branch b in row b of its arrays and takes the rows `branch_ids`.
+    Branches have ids that never change and are never reused; a round's rows are in the order of `branch_ids`. A caller
+    keeps the cache of branch b in row b of its arrays and takes the rows `branch_ids`.
     """
 
     def __init__(self, num_branches: int, pad_token_id: int = 0, *, prefix_len: int = 0) -> None:
-        """Branches 0 to `num_branches` - 1, with a prefix of `prefix_len` tokens already in the row of each."""
+        """Start with branches 0 to `num_branches` - 1, and a prefix of `prefix_len` tokens in the row of each."""
         self.pad_token_id = pad_token_id
         self.prefix_len = prefix_len
         self.branch_ids: tuple[int, ...] = tuple(range(num_branches))
@@ -102,14 +102,14 @@ class AlignmentManager:
     def align_for_decode(
         self, accept_lengths: Sequence[int] | np.ndarray, accepted_tokens: Sequence[Tokens]
     ) -> AlignmentState:
-        """The round after a verification: the tokens that each branch has accepted.
+        """Return the round after a verification, with the tokens that each branch has accepted.
 
         Args:
-            accept_lengths: [B], in the order of `branch_ids`; 0 leaves a branch as it is, behind one more hole.
-            accepted_tokens: of each branch at least as many tokens as it accepts; the ones after those are dropped.
+            accept_lengths: [B], in the order of `branch_ids`; 0 adds only a hole to a branch.
+            accepted_tokens: at least as many tokens as each branch accepts; further ones are dropped.
 
         Raises:
-            ValueError: not one length and one list of tokens for each branch, or a length that the tokens do not have.
+            ValueError: there is not one length and one list of tokens for each branch, or a length exceeds its tokens.
         """
         self._check_rows("accept_lengths", accept_lengths)
         self._check_rows("accepted_tokens", accepted_tokens)
@@ -123,17 +123,17 @@ class AlignmentManager:
     def align_continuous_decode(
         self, new_branch_prompts: Sequence[Tokens], old_branch_tokens: Sequence[Tokens]
     ) -> ContinuousDecodingState:
-        """A round in which branches join: the last rows are theirs, under the next free ids.
+        """Return a round in which new branches join, in the last rows and under the next free ids.
 
-        Before its prompt a new branch has the prefix and a hole that is as long as what the others wrote since. The
-        old branches are padded to the longest prompt: the price of one rectangle, and what ragged rows save.
+        Before its prompt a new branch has the prefix, and a hole for the slots that the others wrote since. The old
+        branches are padded to the longest prompt: the price of one rectangle, which ragged rows save.
 
         Args:
-            new_branch_prompts: the tokens of each new branch behind the prefix.
-            old_branch_tokens: tokens of the branches there are, in the order of `branch_ids`; any may be empty.
+            new_branch_prompts: tokens of each new branch after the prefix.
+            old_branch_tokens: tokens of the old branches, in the order of `branch_ids`; any may be empty.
 
         Raises:
-            ValueError: not one list of tokens for each old branch.
+            ValueError: there is not one list of tokens for each old branch.
         """
         self._check_rows("old_branch_tokens", old_branch_tokens)
         inputs = [np.asarray(tokens, np.int32) for tokens in (*old_branch_tokens, *new_branch_prompts)]
@@ -149,7 +149,7 @@ class AlignmentManager:
         """Leave a finished branch out of later rounds; the others keep their ids.
 
         Raises:
-            ValueError: there is no such branch, or no more.
+            ValueError: there is no such branch, or no longer.
         """
         if branch_id not in self.branch_ids:
             raise ValueError(f"branch_id: {branch_id} is none of {self.branch_ids}")
@@ -157,14 +157,14 @@ class AlignmentManager:
         self.branch_ids = tuple(branch for branch in self.branch_ids if branch != branch_id)
 
     def _append(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Give every row as many slots as the longest input has tokens: input_ids, position_ids, attention_mask."""
+        """Extend every row by the longest input; returns input_ids, position_ids and attention_mask."""
         lengths = np.array([len(tokens) for tokens in inputs], np.int32)
         width = int(lengths.max(initial=0))
         is_token = np.arange(width) >= width - lengths[:, None]
         input_ids = np.full(is_token.shape, self.pad_token_id, np.int32)
         input_ids[is_token] = np.concatenate([*inputs, np.empty(0, np.int32)])
         depth = self.valid_lengths[:, None] + np.cumsum(is_token, axis=1, dtype=np.int32) - 1
-        # A new array, because the states of earlier rounds go on holding the old one.
+        # A new array, because the states of earlier rounds still hold the old one.
         self.attention_mask = np.concatenate([self.attention_mask, is_token], axis=1)
         return input_ids, np.where(is_token, depth, 0), self.attention_mask
 

@@ -1,4 +1,4 @@
-"""One sequence's keys and values as SpecSoT's `KVCache` shows them: append, copy, truncate, read."""
+"""One sequence's KV under the interface of SpecSoT's `KVCache`: append, copy, truncate, read."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kernels_pallas.rotate_and_write.reference import write_kv
 class KVCache:
     """A view of one lane of the engine's pool (`jaxinfer.cache.kv_pool.KVPool`), with a length.
 
-    It owns no memory: what it writes lands in the lane's pages, in all layers. The pool is donated to each operation
-    that writes, so it is updated where it lies, and the object from before is used up: take the pool from `pool`,
-    and put one back there that something else has written to.
+    It owns no memory: it writes to the lane's pages, in all layers. Each operation that writes donates the pool, so it
+    is updated in place, and the old object is used up. Take the pool from `pool`, and assign it there after other
+    programs have written to it.
 
-    Every number of tokens that is appended, copied or read compiles a program of its own: this is for people, tests
-    and scripts. A loop of the engine has its moves in batches of fixed shapes.
+    Every number of tokens that is appended, copied or read compiles a program of its own, so this is for tests and
+    scripts. The engine moves KV in batches of fixed shapes.
     """
 
     def __init__(self, pool: KVPool, pages: Sequence[int], length: int = 0) -> None:
-        """A view of the lane that is made of `pages`.
+        """View the lane that consists of `pages`.
 
         Args:
-            pages: in the order of the lane; as many tokens fit as they have slots.
-            length: tokens that it holds already.
+            pages: in the order of the lane; their slots are its capacity.
+            length: tokens that the lane holds already.
 
         Raises:
             ValueError: a page is not one of the pool's or occurs twice; or the lane is shorter than `length`.
@@ -55,13 +55,13 @@ class KVCache:
         return len(self._slots)
 
     def append(self, k: Sequence[jax.Array], v: Sequence[jax.Array]) -> None:
-        """Write the keys and values of N tokens behind the lane's last one.
+        """Write the keys and values of N tokens after the lane's last one.
 
         Args:
             k, v: of each layer, [N, num_kv_heads, head_dim].
 
         Raises:
-            ValueError: they are not of the pool's shape, or do not fit.
+            ValueError: they do not have the pool's shape, or do not fit.
         """
         count = len(k[0])
         expected = [(count, *pages.shape[2:]) for pages in (*self.pool.k, *self.pool.v)]
@@ -73,16 +73,16 @@ class KVCache:
         self._length = end
 
     def copy(self, src_indices: Sequence[int] | np.ndarray, dst_start: int) -> None:
-        """Move tokens to the lane indices from `dst_start` on; the lane then ends behind the last of them.
+        """Move tokens to the lane indices from `dst_start` on; the lane then ends after the last of them.
 
-        That is what verification does: drafts stand behind `dst_start`, the accepted ones close up, the rest is gone.
-        All are read before any is written, so that sources and destinations may overlap in any way.
+        Verification does this: drafts follow `dst_start`, the accepted ones close up, and the rest is dropped. All
+        tokens are read before any is written, so that sources and destinations may overlap in any way.
 
         Args:
-            src_indices: int [N], lane indices of tokens, in the order in which they are to stand.
+            src_indices: int [N], lane indices of tokens, in their new order.
 
         Raises:
-            ValueError: a source that holds no token, a gap between the lane's tokens and `dst_start`, or no room.
+            ValueError: a source holds no token, there is a gap between the lane's tokens and `dst_start`, or no room.
         """
         source = np.asarray(src_indices, np.int32)
         if source.size and not 0 <= source.min() <= source.max() < self._length:
@@ -95,20 +95,20 @@ class KVCache:
         self._length = end
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens from `length` on. Nothing is written, and no page is given back.
+        """Drop the tokens from `length` on. Nothing is written, and no page is freed.
 
         Raises:
-            ValueError: the lane does not hold so many.
+            ValueError: the lane does not hold so many tokens.
         """
         if not 0 <= length <= self._length:
             raise ValueError(f"length: {length}, allowed are 0 to {self._length}")
         self._length = length
 
     def get_valid(self) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Keys and values of the lane's tokens: of each layer, [current_length, num_kv_heads, head_dim].
+        """Return the keys and values of the lane's tokens: for each layer, [current_length, num_kv_heads, head_dim].
 
-        A copy of these tokens, because a lane's pages lie apart and a JAX array cannot be a part of another's memory.
-        Programs of the engine make none: their attention reads the pages where they lie.
+        They are a copy, because a lane's pages are not contiguous and a JAX array cannot be a view of another. Programs
+        of the engine copy nothing: their attention reads the pages in place.
         """
         return _read(self.pool, self._slots[: self._length])
 
@@ -123,7 +123,7 @@ type Layers = tuple[jax.Array, ...]
 
 @partial(jax.jit, donate_argnums=0)
 def _write(pool: KVPool, k: Layers, v: Layers, slots: jax.Array) -> KVPool:
-    """The pool with new keys and values [N, num_kv_heads, head_dim] of each layer at slots int32 [N]."""
+    """Write keys and values [N, num_kv_heads, head_dim] of each layer to slots int32 [N] of the pool."""
 
     def written(layers: Layers, new: Layers) -> Layers:
         return tuple(write_kv(pages, tokens, slots) for pages, tokens in zip(layers, new, strict=True))
@@ -136,7 +136,7 @@ _move = jax.jit(commit_tail, donate_argnums=0)
 
 @jax.jit
 def _read(pool: KVPool, slots: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Keys and values of each layer at slots int32 [N]."""
+    """Return the keys and values of each layer at slots int32 [N]."""
 
     def found(layers: Layers) -> list[jax.Array]:
         return [pages.reshape(-1, *pages.shape[2:]).at[slots].get(mode="promise_in_bounds") for pages in layers]

@@ -1,4 +1,4 @@
-"""A result added to the residual stream, and the norm of the sum: the kernel where it can run, else the reference."""
+"""Residual add and norm of the sum: the kernel if it can run, else the reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels_pallas.devices import tell_once, why_not_here
 from kernels_pallas.parts import Parts
 
 DTYPES = ("bfloat16", "float16")
-# A row lies in the registers of one warpgroup.
+# A row is held in the registers of one warpgroup.
 MAX_SIZE = 16384
 
 type Reference = Callable[..., tuple[jax.Array, jax.Array]]
@@ -28,13 +28,13 @@ def add_and_norm(
     reference: Reference = plain.add_and_norm,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """x + y, and (x + y) / rms(x + y) * scale, over the last axis.
+    """Return x + y, and (x + y) / rms(x + y) * scale, over the last axis.
 
     Args:
         x: [T, N], the residual stream.
         y: [T, N], a layer's result, whole or in parts.
-        scale: [N].
-        reference: computes the same from (x, y, scale, eps) where the kernel cannot run; the reason is logged once.
+        scale: [N], scale of the norm.
+        reference: computes the result from (x, y, scale, eps) if the kernel cannot run; the reason is logged once.
         interpret: `InterpretGPUParams`, to run the kernel on a CPU.
 
     Returns:
@@ -50,7 +50,7 @@ def add_and_norm(
 
 
 def why_not(x: jax.Array, y: jax.Array | Parts, scale: jax.Array) -> str | None:
-    """Why the kernel does not take these shapes, in words; None if it does."""
+    """Return the reason why the kernel does not take these shapes; None if it does."""
     if x.dtype.name not in DTYPES or not x.dtype == y.dtype == scale.dtype:
         return f"residual, result and scale are {x.dtype}, {y.dtype} and {scale.dtype}, all must be bfloat16 or float16"
     if x.ndim != 2:

@@ -1,6 +1,6 @@
 """The kernel for Hopper, in Pallas for Mosaic GPU: one program for each token, its row in registers.
 
-Proved by interpretation on a CPU and by compilation for an H200; whole models ran with it on one.
+Tested in interpretation on a CPU and by compilation for an H200; whole models ran with it on an H200.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 # Threads of a warpgroup: a row is spread over all of them.
 THREADS = 128
-# The most neighbouring elements that a thread loads at once.
+# Most neighbouring elements that a thread loads at once.
 MAX_VECTOR = 4
 
 
@@ -24,9 +24,9 @@ MAX_VECTOR = 4
 class RowsLaunch:
     """Static sizes of one launch."""
 
-    size: int  # of a row
-    parts: int  # of what is added; 0: it is whole
-    bias: bool  # whether the sum of parts lacks one
+    size: int  # elements of a row
+    parts: int  # float32 parts of y; 0: it is whole
+    bias: bool  # whether a bias is to be added to the sum of parts
     eps: float
     dtype: jnp.dtype
 
@@ -41,7 +41,7 @@ class RowsLaunch:
 def add_and_norm_rows(
     x: jax.Array, y: jax.Array, bias: jax.Array | None, scale: jax.Array, *, launch: RowsLaunch, interpret: Any = None
 ) -> tuple[jax.Array, jax.Array]:
-    """x + y and its norm, [T, N] each; see the API.
+    """Return x + y and its norm, [T, N] each; see `api`.
 
     Args:
         y: [T, N], or float32 [parts, T, N].

@@ -1,4 +1,4 @@
-"""Attention over paged KV, planned once for all layers of a step: the kernel where it can run, else the reference."""
+"""Attention over paged KV, planned once for all layers of a step: the kernel if it can run, else the reference."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class AttentionLaunch:
     """One launch of the kernel: the decode rows of a step, or its packed rows. N tokens."""
 
     blocks: BlockPlan
-    # Of a launch with splits, int32 [N] each: the block of each token and its place in it. None: of decode rows, where
-    # they follow from the shapes.
+    # For packed rows with splits, int32 [N] each: the block of each token and its place in it. None without splits, and
+    # for decode rows, where they follow from the shapes.
     places: tuple[jax.Array, jax.Array] | None
     first_token: int = field(metadata={"static": True})
     rows: int = field(metadata={"static": True})
@@ -53,7 +53,7 @@ class AttentionLaunch:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KernelPlan:
-    """What the kernel reads in every layer of a step."""
+    """Plan that the kernel reads in every layer of a step."""
 
     launches: tuple[AttentionLaunch, ...]
     interpret: Any = field(metadata={"static": True})  # `InterpretGPUParams`, to run on a CPU
@@ -70,12 +70,12 @@ def plan_branch_attention(
     tuning: Tuning | None = None,
     interpret: Any = None,
 ) -> KernelPlan | PagedPlan:
-    """What all layers of a step share: which code runs, and the integers that it reads.
+    """Plan the attention of a step for all layers: which code runs, and the integers that it reads.
 
     Args:
         step: see `StepIntegers`.
-        reference: plans for plain XLA where the kernel cannot run; the reason is logged once.
-        tuning: sizes of the launches, chosen from the shapes if not given.
+        reference: plans for plain XLA if the kernel cannot run; the reason is logged once.
+        tuning: sizes of the launches; None: chosen from the shapes.
         interpret: `InterpretGPUParams`, to run the kernel on a CPU.
     """
     reason = why_not(step, sizes) or (None if interpret else why_not_here())
@@ -103,12 +103,12 @@ def plan_branch_attention(
 def branch_attention(
     q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, plan: KernelPlan | PagedPlan, *, scale: float
 ) -> jax.Array:
-    """Attention of a step's tokens over one layer of the pool, by the visibility rule.
+    """Compute attention of a step's tokens over one layer of the pool by the visibility rule.
 
     Args:
         q: [T, num_heads, head_dim].
         k_pages, v_pages: [num_pages, page_size, num_kv_heads, head_dim], this step's tokens already written.
-        plan: of the step and of these sizes.
+        plan: plan of the step for these sizes.
         scale: factor of the scores, usually head_dim ** -0.5.
 
     Returns:
@@ -121,7 +121,7 @@ def branch_attention(
 
 
 def why_not(step: StepIntegers, sizes: AttentionSizes) -> str | None:
-    """Why the kernel does not take these shapes, in words; None if it does."""
+    """Return the reason why the kernel does not take these shapes; None if it does."""
     if sizes.dtype.name not in DTYPES or sizes.cache_dtype != sizes.dtype:
         return f"q is {sizes.dtype} and the cache {sizes.cache_dtype}, both must be one of {', '.join(DTYPES)}"
     if sizes.head_dim not in HEAD_DIMS:
@@ -152,7 +152,7 @@ def _tuning(step: StepIntegers, sizes: AttentionSizes, rows: int, tokens_per_row
 def _attend(
     q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, launch: AttentionLaunch, scale: float, interpret: Any
 ) -> jax.Array:
-    """[N, num_heads, head_dim]: the results of one launch, its splits merged."""
+    """Return the results [N, num_heads, head_dim] of one launch, with its splits merged."""
     tuning, group = launch.tuning, q.shape[1] // k_pages.shape[2]
     out, log_weight = attend_blocks(
         launch.blocks, q, k_pages, v_pages, scale=scale, first_token=launch.first_token, num_tokens=launch.num_tokens,

@@ -1,8 +1,8 @@
 """Query blocks and the pages that each of them reads, computed on the device from a step's integers.
 
-The visibility rule says of a query and a page: below some lane index the query sees the page's slots, and from
-`tail_start` on those whose bits are set. So a block needs, for each query, two bounds and its tail bits, and for the
-whole block the list of pages in which at least one query sees something. All layers of a step share one plan.
+By the visibility rule, a query sees a page's slots below some lane index, and from `tail_start` on those whose bits are
+set. So a block needs two bounds and tail bits for each query, and for the whole block the list of pages in which at
+least one query sees something. All layers of a step share one plan.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 
 from kernels_pallas.branch_attention.tuning import QUERY_ROWS, Tuning, aligned_tail_words
 
-# Rows of BlockPlan.header and BlockPlan.pages.
+# Entries of BlockPlan.header, BlockPlan.pages and BlockPlan.queries.
 HEADER = ("first_token", "num_tokens", "full_tiles", "context_tiles", "tiles", "tail_start", "tail_page")
 PAGE = ("page", "lane_page", "owner", "context_end")
 QUERY = ("own_bound", "trunk_bound", "branch")
-# Stands for the branch of a query that sees nothing: tiles that all others see whole are not masked for it.
+# The branch of a query that sees nothing. It does not count when tiles that need no mask are chosen.
 IDLE = -3
 _WORD = 32
 # Section of a page in a block's list.
@@ -73,18 +73,18 @@ class StepIntegers(Protocol):
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """What a plan depends on besides the step: the static sizes of a layer's attention, the same in all layers."""
+    """Static sizes of attention, the same in all layers, on which a plan depends besides the step."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     page_size: int
-    dtype: jnp.dtype  # of the queries
+    dtype: jnp.dtype  # dtype of the queries
     cache_dtype: jnp.dtype
 
     @classmethod
     def of(cls, q: jax.Array, k_pages: jax.Array) -> AttentionSizes:
-        """Those of q [T, num_heads, head_dim] and k_pages [num_pages, page_size, num_kv_heads, head_dim]."""
+        """Sizes of q [T, num_heads, head_dim] and k_pages [num_pages, page_size, num_kv_heads, head_dim]."""
         return cls(q.shape[1], k_pages.shape[2], q.shape[2], k_pages.shape[1], q.dtype, k_pages.dtype)
 
     @property
@@ -96,31 +96,31 @@ class AttentionSizes:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QueryBlocks:
-    """B runs of tokens of one row each, in the order of their tokens."""
+    """B blocks of consecutive tokens, each of one row, in the order of their tokens."""
 
     row: jax.Array  # int32 [B]
     first_token: jax.Array  # int32 [B]
-    num_tokens: jax.Array  # int32 [B]; 0: nothing to do
+    num_tokens: jax.Array  # int32 [B]; 0: the block is empty
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class BlockPlan:
-    """What the kernel reads besides q, K and V. B blocks, C consumers, L pages, W aligned words of tail bits.
+    """Inputs of the kernel besides q, K and V. B blocks, C consumers, L pages, W aligned words of tail bits.
 
     A tile is `tile` tokens of consecutive entries of the page list. First come tiles that every query sees whole, then
-    those with context alone, then those with a tail; what is left of a group of pages stands in the next group.
+    those with context alone, then those with a tail; pages of a section that do not fill a tile join the next section.
     """
 
     header: jax.Array  # int32 [B, 7], see HEADER
-    pages: jax.Array  # int32 [B, 4, L], see PAGE; the entries that fill the last tile have a lane page beyond the lane
+    pages: jax.Array  # int32 [B, 4, L], see PAGE; entries that pad the last tile have a lane page beyond the lane
     queries: jax.Array  # int32 [B, C, 3, QUERY_ROWS], see QUERY
     tail_bits: jax.Array | None  # int32 [B, C, W, QUERY_ROWS], bit 0 of word 0 is the first slot of tail_page
     block_tail_bits: jax.Array | None  # int32 [B, W], the union over the block's queries
 
 
 def decode_blocks(step: StepIntegers, tokens_per_block: int) -> QueryBlocks:
-    """Blocks of the rows of `decode_width` tokens."""
+    """Cut the rows of `decode_width` tokens into blocks."""
     per_row = -(-step.decode_width // tokens_per_block)
     row, part = jnp.divmod(jnp.arange(step.decode_rows * per_row, dtype=jnp.int32), per_row)
     done = part * tokens_per_block
@@ -128,7 +128,7 @@ def decode_blocks(step: StepIntegers, tokens_per_block: int) -> QueryBlocks:
 
 
 def prefill_blocks(step: StepIntegers, tokens_per_block: int) -> QueryBlocks:
-    """Blocks of the packed rows, and of the padding tokens behind them: these see nothing and get zeros."""
+    """Cut the packed rows, and the padding tokens after them, which see nothing and get zeros, into blocks."""
     num_tokens = step.limit.shape[0]
     first_row = step.decode_rows
     packed = num_tokens - first_row * step.decode_width
@@ -146,10 +146,10 @@ def prefill_blocks(step: StepIntegers, tokens_per_block: int) -> QueryBlocks:
 
 
 def plan_blocks(step: StepIntegers, blocks: QueryBlocks, *, page_size: int, group: int, tuning: Tuning) -> BlockPlan:
-    """The queries' bounds and the pages of every block.
+    """Compute the queries' bounds and the pages of every block.
 
     Args:
-        group: query heads of one KV head; they are stacked behind each other, token by token.
+        group: query heads of one KV head; the heads of a token are consecutive rows.
     """
     num_tokens, tail_words = step.tail_bits.shape
     offset = jnp.arange(tuning.tokens_per_block(group), dtype=jnp.int32)
@@ -204,7 +204,7 @@ def plan_blocks(step: StepIntegers, blocks: QueryBlocks, *, page_size: int, grou
 
 
 def block_of_tokens(blocks: QueryBlocks, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """int32 [T] each: the block of each token and its place in the block."""
+    """Return the block of each token and its place in the block, int32 [T] each."""
     block = jnp.searchsorted(blocks.first_token, tokens, side="right", method="compare_all").astype(jnp.int32) - 1
     return block, tokens - blocks.first_token[block]
 
@@ -212,13 +212,13 @@ def block_of_tokens(blocks: QueryBlocks, tokens: jax.Array) -> tuple[jax.Array, 
 def _page_list(
     table: jax.Array, owner: jax.Array, context_end: jax.Array, section: jax.Array, pages_per_tile: int
 ) -> jax.Array:
-    """int32 [B, 4, L]: the pages that a block sees, by section and then in lane order, up to a whole tile."""
+    """List the pages that a block sees, int32 [B, 4, L], by section, then in lane order, padded to whole tiles."""
     num_pages = table.shape[1]
     order = jnp.argsort(section, axis=1, stable=True).astype(jnp.int32)
     order = jnp.pad(order, ((0, 0), (0, -num_pages % pages_per_tile)), mode="edge")
     entry = jnp.arange(order.shape[1], dtype=jnp.int32)
     seen = jnp.sum(section != _UNSEEN, axis=1)[:, None]
-    # What fills the last tile is loaded too: a page that the block has just read costs least.
+    # Padding of the last tile is loaded too: a page that the block has just read costs least.
     at = jnp.take_along_axis(order, jnp.clip(jnp.minimum(entry, seen - 1), 0), axis=1)
     listed = entry < seen
     columns = [
@@ -231,8 +231,8 @@ def _page_list(
 
 
 def _pages_in_order(table: jax.Array, seen: jax.Array, last: jax.Array, pages_per_tile: int) -> jax.Array:
-    """The same of blocks of rows without branches, whose first `seen` [B] pages are seen, up to a `last` [B] slot: they
-    are in order as they stand."""
+    """Return the `_page_list` of rows without branches and tails, which see their first `seen` [B] pages, up to lane
+    index `last` [B]: the table's order needs no sorting."""
     num_pages = table.shape[1]
     table = jnp.pad(table, ((0, 0), (0, -num_pages % pages_per_tile)))
     entry = jnp.arange(table.shape[1], dtype=jnp.int32)
@@ -248,7 +248,7 @@ def _pages_in_order(table: jax.Array, seen: jax.Array, last: jax.Array, pages_pe
 
 
 def _stacked(values: jax.Array, group: int, tuning: Tuning) -> jax.Array:
-    """[B, N, X] per token -> [B, C, X, QUERY_ROWS] per stacked query row; rows without a token hold zeros."""
+    """Map [B, N, X] per token to [B, C, X, QUERY_ROWS] per stacked query row; rows without a token hold zeros."""
     per_consumer = tuning.tokens_per_consumer(group)
     values = values.reshape(values.shape[0], tuning.consumers, per_consumer, values.shape[-1])
     values = jnp.repeat(values.swapaxes(2, 3), group, axis=-1)
@@ -256,7 +256,7 @@ def _stacked(values: jax.Array, group: int, tuning: Tuning) -> jax.Array:
 
 
 def _aligned(bits: jax.Array, shift: jax.Array) -> jax.Array:
-    """uint32 [B, N, W] shifted up by `shift` [B] bits (less than two words), with zeros behind."""
+    """Shift bits uint32 [B, N, W] up by `shift` [B] (less than two words); zeros follow."""
     words = aligned_tail_words(bits.shape[-1])
     padded = jnp.pad(bits, ((0, 0), (0, 0), (2, words - bits.shape[-1])))
     index = jnp.arange(words) + 2 - shift[:, None] // _WORD  # [B, words]
@@ -268,7 +268,7 @@ def _aligned(bits: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 def _has_tail_bits(union: jax.Array, tail_page: jax.Array, num_pages: int, page_size: int) -> jax.Array:
-    """bool [B, P]: whether any of the block's tail bits lies in the page."""
+    """Return bool [B, P]: whether any of the block's tail bits is in the page."""
     bits = (union[:, :, None] >> jnp.arange(_WORD, dtype=jnp.uint32)) & 1
     bits = bits.reshape(union.shape[0], -1)
     bits = jnp.pad(bits, ((0, 0), (0, -bits.shape[1] % page_size))).reshape(union.shape[0], -1, page_size)

@@ -1,7 +1,7 @@
-"""Inside the kernel: which scores of a tile stand, by the visibility rule, and which values are cleared.
+"""Inside the kernel: scores of a tile are masked by the visibility rule, and unseen values are cleared.
 
-A tile holds the slots of several pages. Within 32 slots of one page, the rule comes down to integers per query: a bound
-below which it sees the context, and one word of tail bits.
+A tile holds the slots of several pages. Within 32 slots of one page, the rule reduces to two integers per query: a
+bound below which it sees the context, and one word of tail bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SQUARE = 64
 
 @dataclass(frozen=True)
 class Queries:
-    """What the queries of one warpgroup may see, int32 [QUERY_ROWS] each; its number and its block."""
+    """Visibility of one warpgroup's queries, int32 [QUERY_ROWS] each; the warpgroup's number and block."""
 
     own_bound: jax.Array
     trunk_bound: jax.Array
@@ -39,19 +39,19 @@ class Queries:
 
 @dataclass(frozen=True)
 class Run:
-    """Up to 32 consecutive slots of one page within a tile, as scalars."""
+    """Up to 32 consecutive slots of one page within a tile; arrays are scalars."""
 
-    first: int  # slot within the tile
+    first: int  # number of the first slot within the tile
     size: int
-    lane_index: jax.Array  # of the first slot
+    lane_index: jax.Array  # lane index of the first slot
     owner: jax.Array
     context_end: jax.Array
     word: jax.Array  # index of the tail word that holds the slots' bits
-    shift: jax.Array  # of the first slot's bit in the word
+    shift: jax.Array  # number of the first slot's bit in the word
 
 
 def load_queries(memory: Any, block: jax.Array, consumer: jax.Array) -> Queries:
-    """The queries' integers from shared memory."""
+    """Load the queries' integers from shared memory."""
     own_bound, trunk_bound, branch = (
         plgpu.layout_cast(memory.integers.at[consumer, QUERY.index(name)][...], ROWS)
         for name in ("own_bound", "trunk_bound", "branch")
@@ -60,7 +60,7 @@ def load_queries(memory: Any, block: jax.Array, consumer: jax.Array) -> Queries:
 
 
 def runs_of_tile(launch: KernelLaunch, memory: Any, block: jax.Array, tile: jax.Array) -> list[Run]:
-    """The pages of a tile, cut into runs."""
+    """Cut the pages of a tile into runs."""
     size = min(launch.page_size, _WORD)
     tail_page = memory.header[block, HEADER.index("tail_page")]
     runs = []
@@ -71,7 +71,7 @@ def runs_of_tile(launch: KernelLaunch, memory: Any, block: jax.Array, tile: jax.
         )
         for offset in range(0, launch.page_size, size):
             bit = (lane_page - tail_page) * launch.page_size + offset
-            # Before the tail's first page no bit is looked at; behind the last word with a bit all are 0.
+            # Clipping is safe: before the tail's first page no bit is used, and the last word is always 0.
             word = jnp.clip(bit >> _WORD_SHIFT, 0, max(launch.tail_words - 1, 0))
             lane_index = lane_page * launch.page_size + offset
             first = part * launch.page_size + offset
@@ -82,7 +82,7 @@ def runs_of_tile(launch: KernelLaunch, memory: Any, block: jax.Array, tile: jax.
 def hide_context(
     launch: KernelLaunch, memory: Any, queries: Queries, tile: jax.Array, scores: jax.Array, hidden: float
 ) -> jax.Array:
-    """scores [QUERY_ROWS, tile] with `hidden` where a query does not see a slot; the tile has no tail."""
+    """Set scores [QUERY_ROWS, tile] to `hidden` where a query does not see a slot; the tile has no tail."""
     parts = []
     for run in runs_of_tile(launch, memory, queries.block, tile):
         seen = _slots(run) < _across(_bound(queries, run), run)
@@ -93,7 +93,7 @@ def hide_context(
 def hide_context_and_tail(
     launch: KernelLaunch, memory: Any, queries: Queries, tile: jax.Array, scores: jax.Array, hidden: float
 ) -> jax.Array:
-    """As `hide_context`, with the tail's bits."""
+    """Mask like `hide_context`, with the tail's bits."""
     tail_start = memory.header[queries.block, HEADER.index("tail_start")]
     parts = []
     for run in runs_of_tile(launch, memory, queries.block, tile):
@@ -133,7 +133,7 @@ def clean_values(launch: KernelLaunch, memory: Any, queries: Queries, tile: jax.
 
 
 def _seen_by_block(launch: KernelLaunch, memory: Any, block: jax.Array, first: int, runs: list[Run]) -> jax.Array:
-    """bool [64, 64], the same in every column: whether the block sees the slot `first` + row of the tile."""
+    """Return bool [64, 64]: whether the block sees slot `first` + row of the tile; all columns are equal."""
     row = plgpu.broadcasted_iota(jnp.int32, (_SQUARE, _SQUARE), 0, layout=WGMMA)
     tail_start = memory.header[block, HEADER.index("tail_start")]
     # The ends of context and the starts of the tail, in rows of the square, and the words of tail bits.
@@ -159,7 +159,7 @@ def _seen_by_block(launch: KernelLaunch, memory: Any, block: jax.Array, first: i
 
 
 def _bound(queries: Queries, run: Run) -> jax.Array:
-    """int32 [QUERY_ROWS]: the first slot of the run's context that the query does not see."""
+    """Return int32 [QUERY_ROWS]: the first slot of the run, as context, that the query does not see."""
     bound = jnp.where(queries.branch == run.owner, queries.own_bound, queries.trunk_bound)
     return bound - run.lane_index
 

@@ -1,4 +1,4 @@
-"""The results of the splits of a launch as one, weighted by their sums of exponentials."""
+"""Merge of the results of a launch's splits, weighted by their sums of exponentials."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kernels_pallas.branch_attention.tuning import Tuning
 
 
 def merge(parts: jax.Array, log_weight: jax.Array) -> jax.Array:
-    """parts [S, T, H, D] with base-2 logarithms of weights [S, T, H] -> their mean [T, H, D].
+    """Return the mean [T, H, D] of parts [S, T, H, D], given base-2 logarithms of their weights [S, T, H].
 
-    Written out split by split with a running maximum the merge is elementwise, and XLA makes one kernel of it; with the
-    maximum of all splits first, it makes two where splits are many.
+    The loop over splits is unrolled with a running maximum, so that the merge is elementwise and XLA makes one kernel
+    of it; with the maximum of all splits first, it makes two if there are many splits.
     """
     total, top, weights = parts[0], log_weight[0], jnp.ones_like(log_weight[0])
     for part, log in zip(parts[1:], log_weight[1:], strict=True):
@@ -24,7 +24,7 @@ def merge(parts: jax.Array, log_weight: jax.Array) -> jax.Array:
 
 
 def of_tokens(log_weight: jax.Array, block: jax.Array, place: jax.Array, group: int, tuning: Tuning) -> jax.Array:
-    """[S, B, Hkv, C, QUERY_ROWS] by block -> [S, T, H] by token.
+    """Rearrange weights by block [S, B, Hkv, C, QUERY_ROWS] to weights by token [S, T, H].
 
     Args:
         block, place: int32 [T], the block of each token and its place in it.
@@ -38,7 +38,7 @@ def of_tokens(log_weight: jax.Array, block: jax.Array, place: jax.Array, group: 
 
 
 def of_decode_tokens(log_weight: jax.Array, rows: int, width: int, group: int, tuning: Tuning) -> jax.Array:
-    """As `of_tokens` for `rows` rows of `width` tokens: their places are known, and no gather is needed."""
+    """Rearrange like `of_tokens` for `rows` rows of `width` tokens: their places are static, so there is no gather."""
     splits, _, kv_heads, consumers = log_weight.shape[:4]
     tokens = tuning.tokens_per_consumer(group)
     by_row = log_weight[..., : tokens * group].reshape(splits, rows, -1, kv_heads, consumers, tokens, group)

@@ -1,12 +1,12 @@
 """The kernel for Hopper: online softmax over the listed pages of every query block, in Pallas for Mosaic GPU.
 
-An item of work is a query block, a KV head and a share of the block's tiles. The block's tokens times the query heads
-of the KV head are the rows of the matrix products, so all branches of a lane read its trunk once. As many programs as
-the GPU has cores go through the items. In each, a producer warpgroup keeps the tiles of K and V coming by TMA, page by
-page and from one item to the next without a pause; one or two consumer warpgroups multiply. The running softmax follows
-FlashAttention (Dao et al.), the division of labour FlashAttention-3 (Shah et al.).
+A work item is a query block, a KV head and a share of the block's tiles. The block's tokens times the query heads of
+the KV head are the rows of the matrix products, so all branches of a lane read its trunk once. The kernel is
+persistent: it has as many programs as the GPU has cores, and each processes several items. In a program, a producer
+warpgroup loads tiles of K and V by TMA, page by page, without a pause between items; one or two consumer warpgroups
+multiply. The running softmax follows FlashAttention (Dao et al.), warp specialisation FlashAttention-3 (Shah et al.).
 
-Proved by interpretation on a CPU, and on an H200.
+Tested in interpretation on a CPU, and on an H200.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kernels_pallas.branch_attention.work import Item, item_of
 
 _TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyright: ignore[reportAbstractUsage]
 _accumulator = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
-# Scores are kept in units of log2. A masked one lies so far below the least maximum that its weight is exactly 0.
+# Scores are in units of log2. A masked one is so far below the least maximum that its weight is exactly 0.
 _LOWEST = -1e30
 
 
@@ -47,12 +47,12 @@ def attend_blocks(
     tuning: Tuning,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Attention of the tokens of the plan's blocks.
+    """Compute attention of the tokens of the plan's blocks.
 
     Args:
-        q: [T, num_heads, head_dim], of the whole step.
+        q: [T, num_heads, head_dim], queries of the whole step.
         k_pages, v_pages: [num_pages, page_size, num_kv_heads, head_dim].
-        first_token, num_tokens: which of the step's tokens the blocks hold.
+        first_token, num_tokens: range of the step's tokens that the blocks hold.
         interpret: `InterpretGPUParams` to run on a CPU.
 
     Returns:
@@ -114,7 +114,7 @@ def _scratch(launch: KernelLaunch) -> dict[str, Any]:
     loads = launch.pages_per_tile
     query_loads = tuning.tokens_per_consumer(launch.group) + 1 + bool(launch.tail_words)
     scratch = {
-        # TMA delivers the heads of each token as they are; their number need not fit the tiling.
+        # TMA delivers each token's heads untiled, because their number need not fit the tiling.
         "q_plain": plgpu.SMEM((consumers, QUERY_ROWS, head_dim), launch.dtype),
         "q_tiled": plgpu.SMEM((consumers, QUERY_ROWS, head_dim), launch.dtype, transforms=_TILED),
         "integers": plgpu.SMEM((consumers, len(QUERY), QUERY_ROWS), jnp.int32),
@@ -146,7 +146,7 @@ def _program(launch: KernelLaunch, memory: Any) -> None:
     num_items = lax.div(launch.items - 1 - program, jnp.int32(launch.programs)) + 1
 
     def over_items(work) -> jax.Array:
-        """Do `work(number, item)` for the program's items; the number of their tiles."""
+        """Call `work(number, item)` for the program's items; return the number of their tiles."""
 
         def one(number: jax.Array, step: jax.Array) -> jax.Array:
             item = item_of(launch, memory, program + number * launch.programs, step)
@@ -198,7 +198,7 @@ def _consume(launch: KernelLaunch, memory: Any, consumer: jax.Array, number: jax
 
 
 def _one_tile(launch, memory, item, consumer, hide, tile, carry):
-    """One step of the online softmax; `hide` masks the scores, None where every query sees the whole tile."""
+    """Do one step of the online softmax; `hide` masks the scores, None if every query sees the whole tile."""
     total, top, weight = carry
     tuning = launch.tuning
     stage = item.stage(tile, tuning.stages)
@@ -212,7 +212,7 @@ def _one_tile(launch, memory, item, consumer, hide, tile, carry):
     plgpu.barrier_arrive(memory.k_used.at[stage])
     scores *= launch.scale
     if hide is not None:
-        # Read in every tile that is masked: kept from one to the next, they would take registers from the result.
+        # Loaded for every masked tile: kept across tiles, they would take registers from the result.
         queries = masking.load_queries(memory, item.block, consumer)
         scores = hide(launch, memory, queries, tile, scores, 2 * _LOWEST)
     new_top = jnp.maximum(top, scores.max(axis=1))

@@ -14,12 +14,12 @@ from kernels_pallas.branch_attention.blocks import HEADER, PAGE
 from kernels_pallas.branch_attention.tuning import KernelLaunch
 from kernels_pallas.branch_attention.work import Item
 
-# Numbers of a tile's pages in registers at a time, of which the producer has few. The others lie beside them, in L1.
+# Page numbers of a tile read into registers at a time: the producer has few registers. L1 has the next ones.
 PAGES_AT_ONCE = 4
 
 
 def produce(launch: KernelLaunch, memory: Any, number: jax.Array, item: Item) -> None:
-    """Load an item's tiles as soon as their places are free, and its queries when the last item's are done with."""
+    """Load an item's tiles as soon as their stages are free, and its queries once the previous item's are used."""
     first_tiles = jnp.minimum(item.begin + launch.tuning.stages, item.end)
     _load_tiles(launch, memory, item, item.begin, first_tiles)
 
@@ -45,7 +45,7 @@ def _load_queries(launch: KernelLaunch, memory: Any, item: Item) -> None:
 
         @pl.loop(0, per_consumer)
         def _(index, consumer=consumer, loaded=loaded):
-            # Rows beyond the block's tokens are computed and not stored: any token will do.
+            # Rows beyond the block's tokens are computed but not stored, so any token will do.
             token = jnp.minimum(first + consumer * per_consumer + index, last_token)
             place = memory.q_plain.at[consumer, pl.ds(index * launch.group, launch.group)]
             plgpu.copy_gmem_to_smem(memory.q.at[token, heads], place, loaded)

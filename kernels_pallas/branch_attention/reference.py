@@ -1,10 +1,10 @@
-"""The same attention in plain XLA: the truth for the kernel, and what runs where no kernel does.
+"""Branch attention in plain XLA: the kernel's reference, and the fallback where the kernel cannot run.
 
-Tokens of one row that walk over KV together are a tile: a decode row's, or a block of a prefill row's. Tiles see their
-rows' lanes in chunks, and what they have of each chunk is merged by its log-sum-exp. The chunks of all tiles are one
-list of work, so that tiles with very different numbers of them cost no more than their sum. All trip counts are
-computed on the device: the work is that of the tokens that are there, whatever the padded shapes are. Tiles and their
-chunks are the plan, which all layers of a step share.
+A tile is a decode row's tokens, or a block of a prefill row's tokens; they read KV together. A tile reads its row's
+lane in chunks, and the chunks' partial results are merged by log-sum-exp. The chunks of all tiles are one list of work
+items, so that the cost is their sum even if tiles have very different numbers of chunks. All trip counts are computed
+on the device: the work depends on the actual tokens, not on the padded shapes. Tiles and their chunks are the plan,
+which all layers of a step share.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from kernels_pallas.visibility import visible
 
 PREFILL_BLOCK = 64
 CHUNK_TOKENS = 128
-# So many chunks at once, of decode rows and of blocks; K and V of more would not stay in a CPU's caches.
+# Chunks computed at once, of decode rows and of prefill blocks; K and V of more would not fit a CPU's caches.
 DECODE_ITEMS = 8
 PREFILL_ITEMS = 4
-# Up to so many queries of a row and KV head, one product for all heads is faster than one for each.
+# Up to this many queries of a row and KV head, one product for all heads is faster than one for each.
 FEW_QUERIES = 8
 _LOWEST = -1e30
 
@@ -38,22 +38,22 @@ _LOWEST = -1e30
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Tiles:
-    """N tiles of up to `width` tokens, of decode rows or of prefill rows, and how many chunks each has to see."""
+    """N tiles of up to `width` tokens, of decode rows or of prefill rows, and the number of chunks that each reads."""
 
     row: jax.Array  # int32 [N]
     tokens: jax.Array  # int32 [N, width], -1 where there is none
     chunks: jax.Array  # int32 [N]
-    done: jax.Array  # int32 [N], chunks of the tiles up to this one and of itself
+    done: jax.Array  # int32 [N], cumulative sum of `chunks`
     last: jax.Array  # int32 [], the last tile that sees something
-    # int32 [T] each: the tile of each prefill token and its place in it. None: of decode rows, which fill their tiles.
+    # int32 [T] each: the tile of each prefill token and its place in it. None for decode rows, which fill their tiles.
     places: tuple[jax.Array, jax.Array] | None
-    items: int = field(metadata={"static": True})  # chunks that are looked at together
+    items: int = field(metadata={"static": True})  # chunks that are computed together
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Integers:
-    """Those of a step that say what its tokens see; shapes as in `StepIntegers`."""
+    """Integers of a step that determine what its tokens see; shapes as in `StepIntegers`."""
 
     limit: jax.Array
     branch: jax.Array
@@ -67,7 +67,7 @@ class _Integers:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedPlan:
-    """What all layers of a step share. Tiles of decode rows come first; either kind is there if its rows are."""
+    """Plan that all layers of a step share. Tiles of decode rows come first; a kind without rows is absent."""
 
     tiles: tuple[_Tiles, ...]
     step: _Integers
@@ -76,10 +76,10 @@ class PagedPlan:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Partial:
-    """Attention over some of the lane, to be merged with the rest: softmax relative to `top`. Q = width * G queries."""
+    """Attention over part of a lane, to be merged with the rest: softmax relative to `top`. Q = width * G queries."""
 
     acc: jax.Array  # float32 [N, Hkv, Q, D], weighted sum of V
-    top: jax.Array  # float32 [N, Hkv, Q], greatest score
+    top: jax.Array  # float32 [N, Hkv, Q], maximum score
     total: jax.Array  # float32 [N, Hkv, Q], sum of the weights
 
     @classmethod
@@ -92,14 +92,14 @@ class _Partial:
         return _Partial(self.acc * factor[..., None], top, self.total * factor)
 
     def result(self, width: int) -> jax.Array:
-        """float32 [N, width, Hkv, G, D]; zeros for queries that saw nothing."""
+        """Return the normalised result float32 [N, width, Hkv, G, D]; zeros for queries that saw nothing."""
         out = self.acc / jnp.maximum(self.total, jnp.finfo(jnp.float32).tiny)[..., None]
         tiles, kv_heads, queries, head_dim = out.shape
         return out.reshape(tiles, kv_heads, width, queries // width, head_dim).transpose(0, 2, 1, 3, 4)
 
 
 def plan_paged_attention(step: StepIntegers, sizes: AttentionSizes) -> PagedPlan:
-    """The tiles of a step and their chunks; see `api.plan_branch_attention`."""
+    """Plan the tiles of a step and their chunks; see `api.plan_branch_attention`."""
     decode_tokens, tokens = step.decode_rows * step.decode_width, step.limit.shape[0]
     tiles = []
     if decode_tokens:
@@ -122,12 +122,12 @@ def _plan_tiles(
     width: int,
     items: int,
 ) -> _Tiles:
-    """The blocks as tiles of up to `width` tokens."""
+    """Return the blocks as tiles of up to `width` tokens."""
     num_tiles = blocks.row.shape[0]
     index = jnp.arange(width)
     tokens = jnp.where(index < blocks.num_tokens[:, None], blocks.first_token[:, None] + index, -1)
-    # A tile that sees nothing has one chunk, so that the tiles of successive items are successive; tiles after the
-    # last one that sees something have none.
+    # A tile that sees nothing has one chunk, so that consecutive items are of the same or consecutive tiles; tiles
+    # after the last one that sees something have none.
     size = _pages_per_chunk(sizes.page_size) * sizes.page_size
     chunks = (_ends(blocks.row, tokens, step) + size - 1) // size
     last = jnp.max(jnp.where(chunks > 0, jnp.arange(num_tiles), -1))
@@ -138,7 +138,7 @@ def _plan_tiles(
 def paged_attention(
     q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, plan: PagedPlan, *, scale: float
 ) -> jax.Array:
-    """Attention of a step's tokens over the pool, by the visibility rule, in any dtype: see `api.branch_attention`."""
+    """Compute attention of a step's tokens over the pool by the visibility rule, in any dtype: see `api`."""
     tokens, num_heads, head_dim = q.shape
     kv_heads = k_pages.shape[2]
     grouped = (q * jnp.asarray(scale, q.dtype)).reshape(tokens, kv_heads, num_heads // kv_heads, head_dim)
@@ -151,7 +151,7 @@ def paged_attention(
 
 
 def _attend_tiles(tiles: _Tiles, q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, step: _Integers) -> jax.Array:
-    """q [T, Hkv, G, D], scaled -> float32 [N, width, Hkv, G, D]; zeros for tokens that saw nothing."""
+    """Map scaled q [T, Hkv, G, D] to float32 [N, width, Hkv, G, D]; zeros for tokens that saw nothing."""
     num_tiles, width = tiles.tokens.shape
     _, kv_heads, group, head_dim = q.shape
     count, done = tiles.items, tiles.done
@@ -161,7 +161,7 @@ def _attend_tiles(tiles: _Tiles, q: jax.Array, k_pages: jax.Array, v_pages: jax.
         tile = jnp.minimum(jnp.sum(item[:, None] >= done, axis=1), tiles.last)
         chunk = jnp.where(item < done[-1], item - (done - tiles.chunks)[tile], jnp.int32(-1))
         found = _attend_chunk(tiles.row[tile], tiles.tokens[tile], chunk, q, k_pages, v_pages, step)
-        # The tiles of the items, and maybe some after them.
+        # own[r, i]: whether item i is of tile tile[0] + r; later ones of these tiles may have no item.
         own = tile - tile[0] == jnp.arange(count)[:, None]
         before = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, tile[0], count), state)
         top = jnp.maximum(before.top, jnp.max(jnp.where(own[..., None, None], found.top, _LOWEST), axis=1))
@@ -179,13 +179,13 @@ def _attend_tiles(tiles: _Tiles, q: jax.Array, k_pages: jax.Array, v_pages: jax.
     def all_rounds() -> _Partial:
         return lax.fori_loop(0, (done[-1] + count - 1) // count, one_round, nothing())
 
-    # In a branch of its own, because XLA would make the empty states of all layers, and keep them, before the first.
+    # In a conditional, because XLA would otherwise create the empty states of all layers before the first.
     state = lax.cond(done[-1] > 0, all_rounds, nothing)
     return jax.tree.map(lambda x: x[:num_tiles], state).result(width)
 
 
 def _ends(row: jax.Array, token: jax.Array, step: StepIntegers) -> jax.Array:
-    """int32 [N]: lane indices from here on are seen by none of a row's tokens [N, width]."""
+    """Return int32 [N]: none of a row's tokens [N, width] sees a lane index from this one on."""
     ends = jnp.max(jnp.where(token < 0, 0, step.limit[token] + 1), axis=1)
     if step.tail_bits.shape[-1]:
         in_tail = jnp.any((token >= 0) & jnp.any(step.tail_bits[token] != 0, axis=2), axis=1)
@@ -206,7 +206,7 @@ def _attend_chunk(
     v_pages: jax.Array,
     step: _Integers,
 ) -> _Partial:
-    """Attention of each tile's tokens [N, width] over one chunk [N] of its row's [N] lane.
+    """Compute attention of each tile's tokens [N, width] over one chunk [N] of its row's [N] lane.
 
     A chunk of -1 is empty, and a token of -1 sees nothing.
     """
@@ -215,7 +215,7 @@ def _attend_chunk(
     page_size = k_pages.shape[1]
     num_pages = _pages_per_chunk(page_size)
     size = num_pages * page_size
-    # Beyond the table's end nothing is seen, whatever page stands there.
+    # Beyond the table's end nothing is seen, so clipping to any page is safe.
     at = (row[:, None], chunk[:, None] * num_pages + jnp.arange(num_pages))
     table, owner = (x.at[at].get(mode="clip") for x in (step.page_table, step.page_branch))
     index = chunk[:, None] * size + jnp.arange(size, dtype=jnp.int32)
@@ -234,8 +234,8 @@ def _attend_chunk(
     )  # [N, width, size]
     k = k_pages[table].reshape(count, size, kv_heads, -1)
     v = v_pages[table].reshape(count, size, kv_heads, -1)
-    # Slots that no query sees may hold anything, and 0 * NaN is NaN, in other rows too: so nothing here is. What is not
-    # finite shows in the scores (`rotate_and_write` sees to it), and stays in the total alone.
+    # Slots that no query sees may hold anything, and 0 * NaN is NaN, in other rows too: so V is set to 0 there, and
+    # where it is not finite. `rotate_and_write` makes the keys of such values NaN, so that they show in the total.
     readable = jnp.any(seen, axis=1)[:, :, None, None] & jnp.isfinite(v)
     v = jnp.where(readable, v, jnp.zeros((), v.dtype))
     few = width * group <= FEW_QUERIES
@@ -249,22 +249,22 @@ def _attend_chunk(
 
 
 def _scores_by_head(queries: jax.Array, k: jax.Array) -> jax.Array:
-    """A matrix product for every tile and head: [N, width, Hkv, G, D], [N, C, Hkv, D] -> float32 [N, Hkv, Q, C]."""
+    """Multiply for every tile and head: [N, width, Hkv, G, D], [N, C, Hkv, D] -> float32 [N, Hkv, Q, C]."""
     count, width, kv_heads, group, dim = queries.shape
     stacked = queries.transpose(0, 2, 1, 3, 4).reshape(count, kv_heads, width * group, dim)
     return jnp.einsum("nhqd,nchd->nhqc", stacked, k, preferred_element_type=jnp.float32)
 
 
 def _sums_by_head(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """[N, Hkv, Q, C], [N, C, Hkv, D] -> float32 [N, Hkv, Q, D]."""
+    """Multiply for every tile and head: [N, Hkv, Q, C], [N, C, Hkv, D] -> float32 [N, Hkv, Q, D]."""
     return jnp.einsum("nhqc,nchd->nhqd", weights, v, preferred_element_type=jnp.float32)
 
 
 def _scores_of_all_heads(queries: jax.Array, k: jax.Array) -> jax.Array:
-    """The same with one matrix product for every tile, in which each head's queries are zero for the other heads.
+    """Compute `_scores_by_head` with one matrix product per tile, in which a head's queries are 0 for other heads.
 
-    That is Hkv times the multiplications, and less work where queries are few: K and V are read as they lie, without
-    transposing them, and on a CPU a small product costs less than its call.
+    That is Hkv times the multiplications, but less work if queries are few: K and V are read in their layout, without
+    a transpose, and on a CPU a small product costs less than its call.
     """
     count, width, heads, group, dim = queries.shape
     own = jnp.eye(heads, dtype=queries.dtype)[:, None, :, None]
@@ -276,7 +276,7 @@ def _scores_of_all_heads(queries: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def _sums_of_all_heads(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """The same, with one product for every tile; of its result the part is taken in which heads meet their own V."""
+    """Compute `_sums_by_head` with one product per tile; only the part of each head with its own V is kept."""
     count, heads, queries, size = weights.shape
     flat, v = weights.reshape(count, heads * queries, size), v.reshape(count, size, -1)
     sums = jnp.matmul(flat, v, preferred_element_type=jnp.float32).reshape(count, heads, queries, heads, -1)

@@ -1,4 +1,4 @@
-"""How the kernel cuts its work: static sizes, and the choice of them for a shape."""
+"""Tuning of the kernel: static sizes, and their choice for a shape."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import jax.numpy as jnp
 
 # Rows of one warpgroup's matrix product, which Hopper fixes.
 QUERY_ROWS = 64
-# What a Hopper block may ask for, less what the compiler keeps for barriers and reductions.
+# Limit of a thread block on Hopper, less what the compiler reserves for barriers and reductions.
 SHARED_MEMORY_BYTES = 227 * 1024 - 2048
 MAX_STAGES = 4
 MAX_SPLITS = 32
-# Columns of a result that are stored at a time, where it has no room as a whole.
+# Columns of a result that are stored at a time if there is no room for all of them.
 STORED_COLUMNS = 64
-# Fewer tiles than this in a split, and its fixed cost is no longer small.
+# With fewer tiles than this in a split, its fixed cost is no longer small.
 MIN_TILES_PER_SPLIT = 4
 
 
@@ -24,13 +24,13 @@ class Tuning:
 
     Attributes:
         consumers: warpgroups that share every KV tile, with 64 stacked query rows each.
-        tokens: the most query tokens of one warpgroup; 64 rows may have room for fewer.
+        tokens: most query tokens of one warpgroup; 64 rows may have room for fewer.
         tile: KV tokens that are loaded and multiplied at a time, 64 or 128.
         stages: tiles in flight, the one in use included.
-        splits: parts of the pages of one query block that are computed apart; their results are merged.
-        programs: the most programs; they go through blocks, splits and heads.
-        weights_in_registers: whether the softmax weights go to the second product from registers and its result
-            accumulates in place. That is the fast form; GPU interpretation knows only the other one.
+        splits: parts of one query block's pages that are computed separately (split-KV); their results are merged.
+        programs: most programs; they share the items, which are blocks, splits and heads.
+        weights_in_registers: whether the second product reads the softmax weights from registers and accumulates its
+            result in place. That is the faster form; GPU interpretation supports only the other one.
     """
 
     consumers: int = 1
@@ -73,9 +73,9 @@ class KernelLaunch:
     page_size: int
     head_dim: int
     group: int  # query heads of one KV head
-    first_token: int  # of the launch's tokens among the step's
+    first_token: int  # number, within the step, of the launch's first token
     tail_words: int  # aligned, 0 without tails
-    scale: float  # of the scores, in units of log2
+    scale: float  # factor of the scores, in units of log2
     dtype: jnp.dtype
     kv_heads: int
     items: int  # blocks times splits times KV heads
@@ -94,14 +94,14 @@ class KernelLaunch:
 
     @property
     def stored_dtype(self) -> jnp.dtype:
-        """Of what leaves the kernel; the results of splits are still to be merged."""
+        """Dtype of the kernel's output; float32 for splits, whose results are merged later."""
         return jnp.dtype(jnp.float32) if self.split else self.dtype
 
 
 def stores_in_columns(tuning: Tuning, head_dim: int) -> bool:
-    """Whether results leave through a buffer of a few columns: of splits, because one for all of them in float32 would
-    cost a stage of tiles, and of long heads, because the addresses of all would take registers from the result. (Stored
-    a few columns at a time into the place of the queries, every second 64 were wrong on an H200.)"""
+    """Whether results are stored through a buffer of a few columns: with splits, because a float32 buffer for all
+    columns would cost a stage of tiles; with long heads, because all addresses would take registers from the result.
+    (With a few columns at a time in the queries' buffer, every second 64 columns were wrong on an H200.)"""
     return tuning.splits > 1 or head_dim > 128
 
 
@@ -118,7 +118,7 @@ def shared_memory_bytes(tuning: Tuning, head_dim: int, tail_words: int) -> int:
 
 
 def aligned_tail_words(tail_words: int) -> int:
-    """Words that hold a token's tail bits counted from the start of a page, and zeros behind them; 0 without a tail."""
+    """Words that hold a token's tail bits counted from the start of a page, then zeros; 0 without a tail."""
     return tail_words + 3 if tail_words else 0
 
 
@@ -134,15 +134,15 @@ def choose_tuning(
     num_cores: int,
     weights_in_registers: bool = True,
 ) -> Tuning:
-    """Sizes for rows of up to `tokens_per_row` query tokens over lanes of up to `tokens_of_lane` tokens.
+    """Choose sizes for rows of up to `tokens_per_row` query tokens over lanes of up to `tokens_of_lane` tokens.
 
-    Long rows are bound by arithmetic: two warpgroups share each tile. Short rows are bound by memory: small tiles, many
-    in flight, and so many splits that every core has a program.
+    Long rows are compute-bound: two warpgroups share each tile. Short rows are memory-bound: tiles are small, many are
+    in flight, and there are enough splits that every core has a program.
 
     Raises:
         ValueError: no choice of sizes fits the shared memory.
     """
-    # Short rows of few bytes would be bound by the softmax of small tiles.
+    # With small heads, the softmax of small tiles would be the bottleneck of short rows.
     tile = 128 if head_dim == 64 else 64
     form = Tuning(tile=tile, programs=num_cores, weights_in_registers=weights_in_registers)
     many = tokens_per_row * group > QUERY_ROWS

@@ -1,4 +1,4 @@
-"""Inside the kernel: the items of work that a program goes through."""
+"""Inside the kernel: the work items of a program."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Item:
     block: jax.Array
     split: jax.Array
     head: jax.Array
-    begin: jax.Array  # tiles of the block's list
+    begin: jax.Array  # range in the block's list of tiles
     end: jax.Array
-    step: jax.Array  # tiles that the program has had before
+    step: jax.Array  # tiles that the program processed before this item
 
     def stage(self, tile: jax.Array, stages: int) -> jax.Array:
-        """The place of a tile in the ring."""
+        """The stage of a tile in the ring buffer."""
         return lax.rem(self.step + tile - self.begin, jnp.int32(stages))
 
 
 def item_of(launch: KernelLaunch, memory: Any, index: jax.Array, step: jax.Array) -> Item:
-    """Item `index` of the launch, for a program that has had `step` tiles."""
+    """Return item `index` of the launch, for a program that has processed `step` tiles."""
     # The heads of a block follow each other: they read the same pages' rows, and their programs run together.
     rest, head = lax.div(index, jnp.int32(launch.kv_heads)), lax.rem(index, jnp.int32(launch.kv_heads))
     splits = jnp.int32(launch.tuning.splits)

@@ -1,4 +1,4 @@
-"""Products of rows with matrices of their own groups, as experts are: work grows with the rows, not with the groups.
+"""Products of rows with their groups' matrices, such as experts: work grows with the rows, not with the groups.
 
-`reference.py` in plain XLA runs everywhere. A kernel for Hopper GPUs waits for a GPU to be measured on.
+`reference.py` in plain XLA runs everywhere. There is no kernel for Hopper GPUs yet.
 """

@@ -1,7 +1,7 @@
-"""The product in plain XLA: rows sorted by group and padded to blocks, one small matrix product for each block.
+"""Grouped product in plain XLA: rows are sorted by group and padded to blocks, with a small product for each block.
 
-`jax.lax.ragged_dot` computes every row with every group where it is not lowered to a kernel of its own: for 64 groups
-and 512 rows that is eighty times the time on a CPU, and gigabytes of temporaries on a GPU.
+Where `jax.lax.ragged_dot` is not lowered to a kernel, it computes every row with every group: for 64 groups and 512
+rows, that takes eighty times as long on a CPU, and gigabytes of temporaries on a GPU.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from jax import lax
 
 _MOST_BLOCK_ROWS = 128
 _FEWEST_BLOCK_ROWS = 8
-# Of kernels that a GPU copies at once: as many as a few products take to fill it.
+# Size of the expert kernels that a GPU copies at once: enough for a few products that fill it.
 _CHUNK_BYTES = 256 * 2**20
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Groups:
-    """Where N rows stand, sorted by group: in B blocks of `block_rows` places, each of one group."""
+    """Places of N rows sorted by group, in B blocks of `block_rows` places; each block has one group."""
 
-    place: jax.Array  # int32 [N], of each row
-    row: jax.Array  # int32 [B * block_rows], which row stands at a place; N: none
-    group: jax.Array  # int32 [B], of each block
-    num_blocks: jax.Array  # int32 [], blocks that have rows: they come first
+    place: jax.Array  # int32 [N], place of each row
+    row: jax.Array  # int32 [B * block_rows], row at each place; N: none
+    group: jax.Array  # int32 [B], group of each block
+    num_blocks: jax.Array  # int32 [], number of blocks that have rows: they come first
     block_rows: int = field(metadata={"static": True})
 
 
@@ -34,7 +34,7 @@ def group_rows(group: jax.Array, num_groups: int, *, block_rows: int | None = No
     """Sort rows by their groups int32 [N], each in [0, num_groups).
 
     Args:
-        block_rows: None: about as many as groups have rows on average.
+        block_rows: places of a block; None: about the average number of rows in a group.
     """
     count = group.shape[0]
     if block_rows is None:
@@ -61,11 +61,11 @@ def group_rows(group: jax.Array, num_groups: int, *, block_rows: int | None = No
 
 
 def grouped_matmul(x: jax.Array, kernels: jax.Array, groups: Groups) -> jax.Array:
-    """[P, M] of x [P, K], rows at their places, by the kernels [num_groups, M, K] of their groups; 0 at places without
-    rows.
+    """Multiply x [P, K], rows at their places, by the kernels [num_groups, M, K] of their groups to [P, M]; 0 at places
+    without rows.
 
     Args:
-        groups: of `group_rows`, with P places.
+        groups: result of `group_rows`, with P places.
     """
     blocks = x.reshape(-1, groups.block_rows, x.shape[1])
     products = lax.platform_dependent(blocks, kernels, groups, cpu=_one_by_one, default=_in_chunks)
@@ -73,7 +73,7 @@ def grouped_matmul(x: jax.Array, kernels: jax.Array, groups: Groups) -> jax.Arra
 
 
 def _one_by_one(blocks: jax.Array, kernels: jax.Array, groups: Groups) -> jax.Array:
-    """A loop that reads each block's kernel where it lies, and leaves blocks without rows out."""
+    """Loop over blocks; each kernel is read in place, and blocks without rows are skipped."""
 
     def of_block(number: jax.Array) -> jax.Array:
         def product() -> jax.Array:
@@ -87,22 +87,22 @@ def _one_by_one(blocks: jax.Array, kernels: jax.Array, groups: Groups) -> jax.Ar
 
 
 def _in_chunks(blocks: jax.Array, kernels: jax.Array, groups: Groups) -> jax.Array:
-    """Some blocks at once, with copies of their kernels.
+    """Multiply some blocks at once, with copies of their kernels, in an unrolled loop.
 
-    A GPU would wait for the host in a loop that a conditional holds, as in programs of several steps.
+    A GPU would wait for the host in a real loop inside a conditional, as in programs of several steps.
     """
     of_chunk = max(1, _CHUNK_BYTES // (kernels.itemsize * kernels[0].size))
     group, products = groups.group, []
     for first in range(0, len(blocks), of_chunk):
         part = slice(first, first + of_chunk)
         products.append(jnp.einsum("bri,boi->bro", blocks[part], kernels[group[part]]))
-        # One after the other, so that all copies take the same memory.
+        # In sequence, so that all copies use the same memory.
         group, products[-1] = lax.optimization_barrier((group, products[-1]))
     return jnp.concatenate(products)
 
 
 def at_places(x: jax.Array, groups: Groups, *, copies: int = 1) -> jax.Array:
-    """[P, K] of x [N / copies, K]: rows at their places, 0 where there is none.
+    """Move rows of x [N / copies, K] to their places [P, K]; 0 at places without rows.
 
     Args:
         copies: rows [i * copies, (i + 1) * copies) of the groups are all x's row i.

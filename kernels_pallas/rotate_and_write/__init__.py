@@ -1,1 +1,1 @@
-"""What lies between a layer's projection and its attention: norms and rotation of heads, K and V into their pages."""
+"""The step between projection and attention: norms and rotation of heads, writes of K and V into their pages."""

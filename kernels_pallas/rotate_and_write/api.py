@@ -1,4 +1,4 @@
-"""Heads of a step into queries and written K and V: the kernel where it can run, the reference elsewhere."""
+"""Rotation of a step's heads and writes of K and V: the kernel if it can run, else the reference."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kernels_pallas.rotate_and_write.reference import Heads
 
 HEAD_DIMS = (64, 128, 256)
 DTYPES = ("bfloat16", "float16")
-# The most heads that one copy by TMA takes.
+# Most heads that one TMA copy takes.
 MAX_HEADS = 256
-# What a Hopper block may ask for, less what the compiler keeps for itself.
+# Limit of a thread block on Hopper, less what the compiler reserves.
 SHARED_MEMORY_BYTES = 227 * 1024 - 2048
 
 
@@ -40,9 +40,9 @@ def rotate_and_write(
 
     Args:
         k_pages, v_pages: [num_pages, page_size, num_kv_heads, head_dim].
-        slot_mapping: int32 [T], no slot twice; what belongs to a slot out of range is dropped.
-        reference: computes the same from (heads, k_pages, v_pages, slot_mapping) where the kernel cannot run; the
-            reason is logged once.
+        slot_mapping: int32 [T], no slot twice; keys and values of out-of-range slots are dropped.
+        reference: computes the result from (heads, k_pages, v_pages, slot_mapping) if the kernel cannot run; the reason
+            is logged once.
         interpret: `InterpretGPUParams`, to run the kernel on a CPU.
 
     Returns:
@@ -57,8 +57,8 @@ def rotate_and_write(
     if _launch(heads, qkv, k_pages).shared_memory_bytes > SHARED_MEMORY_BYTES:
         qkv = whole(qkv)
     launch = _launch(heads, qkv, k_pages)
-    # XLA would take a slice of the step's integers and the kernel into one instruction, which does not say that
-    # pages are changed in place. What is computed stays outside.
+    # XLA would fuse a slice of the step's integers with the kernel into one instruction, which does not tell that pages
+    # are changed in place. A computed value is not fused.
     slot_mapping = jnp.minimum(slot_mapping, launch.num_slots)
     values, bias = (qkv.values, qkv.bias) if isinstance(qkv, Parts) else (qkv, None)
     return rotate_and_write_heads(
@@ -67,9 +67,9 @@ def rotate_and_write(
 
 
 def why_not(heads: Heads, k_pages: jax.Array) -> str | None:
-    """Why the kernel does not take these shapes, in words; None if it does."""
+    """Return the reason why the kernel does not take these shapes; None if it does."""
     qkv = heads.qkv
-    # Parts that do not fit are added first.
+    # Parts that do not fit the shared memory are summed before the kernel, so they are no reason.
     launch = replace(_launch(heads, qkv, k_pages), parts=0, bias=False)
     if qkv.dtype.name not in DTYPES or k_pages.dtype != qkv.dtype:
         return f"heads are {qkv.dtype} and the cache {k_pages.dtype}, both must be one of {', '.join(DTYPES)}"

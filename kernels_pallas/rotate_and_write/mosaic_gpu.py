@@ -1,10 +1,10 @@
 """The kernel for Hopper, in Pallas for Mosaic GPU: one program for each token.
 
 A program loads the heads of its token by TMA, as rows: queries, then keys, then values. In registers and in float32 it
-adds the parts that they may come in, normalises and rotates queries and keys, and stores them where they belong. The
-pages are changed in place: they come in as references, which makes them inputs and outputs at the same address.
+sums their parts, if any, and normalises and rotates queries and keys. Then it stores queries, keys and values. The
+pages are changed in place: they are passed as references, which makes them inputs and outputs at the same address.
 
-Proved by interpretation on a CPU, by compilation for an H200 and on an H200.
+Tested in interpretation on a CPU, by compilation for an H200, and on an H200.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class HeadsLaunch:
     head_dim: int
     page_size: int
     num_slots: int
-    eps: float | None  # of the norm of every head; None: there is none
-    parts: int  # of the projection, in float32; 0: it is whole
-    bias: bool  # whether the sum of parts lacks one
+    eps: float | None  # epsilon of the heads' norms; None: no norms
+    parts: int  # float32 parts of the projection; 0: it is whole
+    bias: bool  # whether a bias is to be added to the sum of parts
     dtype: jnp.dtype
 
     @property
@@ -53,12 +53,12 @@ class HeadsLaunch:
 
     @property
     def tile_rows(self) -> int:
-        """Rows for all heads, in whole tiles."""
+        """Number of rows for all heads, padded to whole tiles."""
         return -(-self.heads // TILE_ROWS) * TILE_ROWS
 
     @property
     def shared_memory_bytes(self) -> int:
-        """Of one program, in 16-bit precision."""
+        """Shared memory of one program in 16-bit precision."""
         heads = self.tile_rows * self.head_dim * (2 + 4 * self.parts + 2 * self.bias)
         return heads + self.head_dim * 4 + 2 * self.head_dim * 2
 
@@ -76,12 +76,12 @@ def rotate_and_write_heads(
     launch: HeadsLaunch,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Rotated queries [T, num_heads, head_dim], and the pages with the new keys and values; see the API for the rest.
+    """Return rotated queries [T, num_heads, head_dim], and the pages with the new keys and values; see `api`.
 
     Args:
         qkv: [T, num_kv_heads, group + 2, head_dim], or float32 [parts, T, ...].
-        bias: of the sum of parts, [num_kv_heads, group + 2, head_dim].
-        scales: of the norms of queries and of keys, [head_dim] each.
+        bias: bias of the sum of parts, [num_kv_heads, group + 2, head_dim].
+        scales: scales of the norms of queries and of keys, [head_dim] each.
         interpret: `InterpretGPUParams` to run on a CPU.
     """
     inputs = {"qkv": qkv, "cos": cos, "sin": sin, "slots": slot_mapping}
@@ -159,7 +159,7 @@ def _program(launch: HeadsLaunch, memory: Any, place: Any) -> None:
 
 
 def _load_heads(launch: HeadsLaunch, source: Any, rows: Any, loaded: Any) -> None:
-    """Start the copies of one token's heads [num_kv_heads, group + 2, head_dim] into rows by kind."""
+    """Start the copies of one token's heads [num_kv_heads, group + 2, head_dim] into rows ordered by kind."""
     group = launch.group
 
     @pl.loop(0, launch.kv_heads)
@@ -171,7 +171,7 @@ def _load_heads(launch: HeadsLaunch, source: Any, rows: Any, loaded: Any) -> Non
 
 
 def _finish_tile(launch: HeadsLaunch, place: Any, first: int) -> None:
-    """Add, normalise and rotate the heads of rows [first, first + TILE_ROWS), in shared memory."""
+    """Sum, normalise and rotate the heads of rows [first, first + TILE_ROWS) in shared memory."""
     rows = pl.ds(first, TILE_ROWS)
     if launch.parts:
         projected = _load(place.parts.at[0, rows])
@@ -197,7 +197,7 @@ def _finish_tile(launch: HeadsLaunch, place: Any, first: int) -> None:
     rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=1)
     if first + TILE_ROWS > launch.rotated_heads:
         if not launch.parts:
-            # Read again behind a fence, the heads need no registers meanwhile: with heads of 256 there are not enough.
+            # Loaded again after a fence, the heads need no registers meanwhile: with heads of 256 there are not enough.
             plgpu.commit_smem()
             projected = _load(place.heads.at[rows])
         rotated = jnp.where(_row(launch) < launch.rotated_heads - first, rotated, projected)
@@ -205,7 +205,7 @@ def _finish_tile(launch: HeadsLaunch, place: Any, first: int) -> None:
 
 
 def _scale(launch: HeadsLaunch, place: Any, first: int) -> jax.Array:
-    """float32 [TILE_ROWS, head_dim]: the norm's scale in every row of a tile, of queries or of keys."""
+    """Return float32 [TILE_ROWS, head_dim]: the scale of the queries' or keys' norm for every row of a tile."""
     shape = (TILE_ROWS, launch.head_dim)
     if first + TILE_ROWS <= launch.query_heads:
         return _across(place.q_scale, shape)
@@ -217,7 +217,7 @@ def _scale(launch: HeadsLaunch, place: Any, first: int) -> jax.Array:
 
 
 def _row(launch: HeadsLaunch) -> jax.Array:
-    """int32 [TILE_ROWS, head_dim]: the row of each element of a tile."""
+    """Return int32 [TILE_ROWS, head_dim]: the row of each element of a tile."""
     return plgpu.broadcasted_iota(jnp.int32, (TILE_ROWS, launch.head_dim), 0, layout=WGMMA)
 
 
@@ -226,7 +226,7 @@ def _load(tile: Any) -> jax.Array:
 
 
 def _store(tile: Any, values: jax.Array) -> None:
-    # TMA wants plain rows, which lie in conflicting banks: JAX 0.12 has to be told that this is meant.
+    # TMA needs plain rows, whose stores have bank conflicts: JAX 0.12 has to be told that this is intended.
     if hasattr(plgpu, "store"):
         plgpu.store(tile, values, optimized=False)  # pyright: ignore[reportAttributeAccessIssue]
     else:
@@ -234,7 +234,7 @@ def _store(tile: Any, values: jax.Array) -> None:
 
 
 def _across(columns: Any, shape: tuple[int, int]) -> jax.Array:
-    """A reference of [columns] as float32 rows, the same in every row."""
+    """Broadcast a reference of [columns] to float32 rows, the same in every row."""
     values = plgpu.load(columns, layout=COLUMNS, optimized=False).astype(jnp.float32)
     return lax.broadcast_in_dim(values, shape, [1])
 

@@ -1,4 +1,4 @@
-"""The same in plain XLA: the truth for the kernel, and what runs where no kernel does."""
+"""Rotation and KV write in plain XLA: the kernel's reference, and the fallback where the kernel cannot run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Heads(Protocol):
     def sin(self) -> jax.Array: ...  # float32 [T, head_dim / 2]
 
     @property
-    def q_scale(self) -> jax.Array | None: ...  # [head_dim], of the RMS norm of queries; None: no norms
+    def q_scale(self) -> jax.Array | None: ...  # [head_dim], scale of the queries' RMS norm; None: no norms
 
     @property
     def k_scale(self) -> jax.Array | None: ...  # [head_dim]
@@ -37,15 +37,15 @@ class Heads(Protocol):
 def rotate_and_write(
     heads: Heads, k_pages: jax.Array, v_pages: jax.Array, slot_mapping: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries ready for attention, and the pages with the heads' keys and values at the slots."""
+    """Return queries ready for attention, and the pages with the heads' keys and values written to the slots."""
     q, k, v = rotate(heads)
-    # Attention leaves out values that are not finite, and must not do so without a word: their keys say it.
+    # Attention ignores values that are not finite. NaN keys keep that from being silent.
     k = jnp.where(jnp.all(jnp.isfinite(v), axis=-1, keepdims=True), k, jnp.nan)
     return q, write_kv(k_pages, k, slot_mapping), write_kv(v_pages, v, slot_mapping)
 
 
 def rotate(heads: Heads) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """q [..., T, num_heads, head_dim], normalised and rotated; k likewise and v, with num_kv_heads heads."""
+    """Return q [..., T, num_heads, head_dim] and k, both normalised and rotated, and v; k and v have num_kv_heads."""
     qkv = whole(heads.qkv)
     *lead, kv_heads, width, dim = qkv.shape
     group = width - 2
@@ -65,13 +65,13 @@ def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 
 
 def write_kv(pages: jax.Array, new: jax.Array, slot_mapping: jax.Array) -> jax.Array:
-    """pages [num_pages, page_size, Hkv, D] with new [T, Hkv, D] at the slots; slots out of range are dropped."""
+    """Write new [T, Hkv, D] to slots of pages [num_pages, page_size, Hkv, D]; slots out of range are dropped."""
     flat = pages.reshape(-1, *pages.shape[2:])
     new = new.astype(pages.dtype)
     if new.shape[0] > 1:
         flat = flat.at[slot_mapping].set(new, mode="drop", unique_indices=True)
     else:
-        # A scatter of one token is no loop on a CPU, and there XLA copies the whole pool before it: so write a loop.
+        # On a CPU, a scatter of one token is not a loop, and XLA copies the whole pool before it: so write a loop.
         count = (slot_mapping[0] < flat.shape[0]).astype(jnp.int32)
         flat = lax.fori_loop(0, count, lambda _, x: lax.dynamic_update_slice_in_dim(x, new, slot_mapping[0], 0), flat)
     return flat.reshape(pages.shape)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
-from jaxinfer.branching.branch_state import BranchStateManager
+from jaxinfer.branching.branch_state import BranchLanes
 from jaxinfer.limits import BRANCH_MODES
 from jaxinfer.programs.batch_layout import BatchShape, idle_batch, unpack
 from kernels_pallas.branch_attention.blocks import decode_blocks, plan_blocks, prefill_blocks
@@ -32,7 +32,7 @@ def page_visits(branches: int, *, trunk_tokens: int, own_tokens: int) -> dict[st
     trunk = _Sequence([0] * trunk_tokens, list(range(trunk_pages)))
     found: dict[str, int] = {}
     for mode in BRANCH_MODES:
-        manager = BranchStateManager(PAGE_SIZE, mode)
+        manager = BranchLanes(PAGE_SIZE, mode)
         manager.init_prefix(trunk)
         for branch in range(branches):
             first = trunk_pages + branch * own_pages
@@ -42,7 +42,7 @@ def page_visits(branches: int, *, trunk_tokens: int, own_tokens: int) -> dict[st
     return found
 
 
-def _pages_of(manager: BranchStateManager) -> int:
+def _pages_of(manager: BranchLanes) -> int:
     inputs = manager.prepare_decode_inputs()
     lanes, count = inputs.lanes, len(inputs.token_ids)
     longest = max(len(lane.pages) for lane in lanes)

@@ -14,8 +14,8 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.registry import build_model
 
-# Embeddings stand behind the layers' outputs in the residual stream: with tied weights, a model whose embeddings are
-# large repeats its last token for ever.
+# Embeddings are small beside the layers' outputs in the residual stream: with tied weights, a model whose embeddings
+# are large repeats its last token for ever.
 _EMBEDDING_STD = 0.1
 
 

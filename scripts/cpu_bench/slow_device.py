@@ -1,4 +1,4 @@
-"""A device whose launches take as long as they are told to: for measuring what a host makes of a slower one."""
+"""A simulated device whose launches take a given time, to measure the engine's host side with a slower device."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ class Worker:
     def continuous_batching(
         self, prompts: list[list[int]], max_new_tokens: list[int], **limits_of_engine: Any
     ) -> dict[str, Any]:
-        """The manager behind `generate_batch`, which itself knows one limit for all prompts only. Its start is not
-        timed.
+        """Run the manager that `generate_batch` uses, because `generate_batch` has one limit for all prompts. Its start
+        is not timed.
 
         Args:
             limits_of_engine: page_size, num_blocks and max_batch_tokens.

@@ -168,7 +168,7 @@ def random_pools(count: int, shape: tuple[int, ...]) -> Pools:
 def contiguous(
     step: LaneStep, pools: Pools, q: jax.Array, *, causal: bool
 ) -> tuple[jax.Array, Pools, jax.Array | None]:
-    """The same task for an implementation without pages; all rows have as many queries and tokens.
+    """Return a step's task for an implementation without pages; all rows have as many queries and tokens.
 
     Returns:
         The queries [B, Q, heads, head_dim]; K and V of every layer [B, S, kv_heads, head_dim]; the mask [B, 1, Q, S],
@@ -211,7 +211,7 @@ def _chain(
     plan: Callable[..., Any] | None, layer: Callable[..., jax.Array], layers: int, q: jax.Array,
     k: Sequence[jax.Array], v: Sequence[jax.Array], rest: Any,
 ) -> jax.Array:  # fmt: skip
-    """`rest` is what `layer` takes behind K and V, or, with a `plan`, the step that it is made of."""
+    """`rest` is what `layer` takes after K and V, or, with a `plan`, the step that it is made of."""
     if plan is not None:
         rest = plan(rest, AttentionSizes.of(q, k[0]))
     once = jax.jit(layer)  # traced and lowered once

@@ -1,4 +1,4 @@
-"""Runs the parts of `bench_gpu.py` in processes of their own, each within a time limit. Imports no JAX.
+"""Run the parts of `bench_gpu.py` in processes of their own, each within a time limit. Imports no JAX.
 
 A part's process prints one JSON object a line for every case that it has finished. Whatever becomes of the process, the
 rows that it printed count, and every case that it did not finish is a row that says why.
@@ -150,7 +150,7 @@ def _read_rows(
         try:
             line = lines.get(timeout=min(_GLANCE_S, max(0.0, deadline - time.monotonic())))
         except queue.Empty:
-            # Once the process is gone, whoever else has its stdout is not waited for.
+            # Once the process is gone, another process that holds its stdout is not waited for.
             if ended:
                 return True
             if time.monotonic() >= deadline:

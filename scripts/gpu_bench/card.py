@@ -1,4 +1,4 @@
-"""What this card can do: how fast it reads and copies memory and multiplies matrices. Everything else is held to it."""
+"""Rates of this card: how fast it reads and copies memory and multiplies matrices. Other results are shares of them."""
 
 from __future__ import annotations
 

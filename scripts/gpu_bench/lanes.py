@@ -1,6 +1,6 @@
 """The integers of attention steps: decodes, prefills, branches of one lane, the same as lanes, draft trees.
 
-A step is made of rows; a row says where its tokens lie and what its queries see.
+A step is made of rows; a row says where its tokens are stored and what its queries see.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Pages:
 
 
 def plain_row(pages: np.ndarray, context: int, new: int = 1) -> LaneRow:
-    """`new` tokens behind `context` cached ones, causal."""
+    """`new` tokens after `context` cached ones, causal."""
     at = np.arange(context, context + new)
     none = np.full(new, -1)
     return LaneRow(pages, context + new, at, at, np.full(len(pages), -1), none, context + new, context + new)
 
 
 def branch_row(pages: np.ndarray, page_size: int, branches: int, trunk: int, own: int) -> LaneRow:
-    """The last tokens of branches that grew side by side behind a trunk of whole pages; `own` tokens each.
+    """The last tokens of branches that grew side by side after a trunk of whole pages; `own` tokens each.
 
     Raises:
         ValueError: `trunk` or `own` is not a number of whole pages.
@@ -86,7 +86,7 @@ def branch_row(pages: np.ndarray, page_size: int, branches: int, trunk: int, own
 
 
 def tree_row(pages: np.ndarray, context: int, nodes: int, seed: int) -> LaneRow:
-    """A random draft tree of `nodes` nodes behind `context` cached tokens; each node is a query."""
+    """A random draft tree of `nodes` nodes after `context` cached tokens; each node is a query."""
     rng = np.random.default_rng(seed)
     bits = np.zeros((nodes, nodes), bool)
     for node in range(nodes):

@@ -58,7 +58,7 @@ class NotRun(Exception):
 
 
 def logits_file(work: Path, model: str) -> Path:
-    """Where the logits behind the common prompt are left for the other implementation."""
+    """Where the logits after the common prompt are left for the other implementation."""
     return work / f"logits_{model}.npy"
 
 
@@ -154,7 +154,7 @@ def _prefill_cases(smoke: bool) -> list[Case]:
 
 
 def transformers_prompt(smoke: bool) -> int:
-    """Tokens of the prompt behind which Hugging Face's implementation decodes."""
+    """Tokens of the prompt after which Hugging Face's implementation decodes."""
     return 32 if smoke else 1024
 
 

@@ -24,7 +24,7 @@ from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.programs.seats import Seats
 from jaxinfer.programs.step import Step
 
-# A decode step may write as many slots behind the context; a multiple of the page size.
+# A decode step may write as many slots after the context; a multiple of the page size.
 _ROOM = 2 * LOOP_STEPS
 
 NUM_SEATS = 256

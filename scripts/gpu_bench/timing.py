@@ -1,4 +1,4 @@
-"""How long a launch takes: warmed up, repeated without a word between host and device, the median of several rounds."""
+"""How long a launch takes: warmed up, repeated without waiting for the device, the median of several rounds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Hugging Face's side of `bench_gpu.py`, without JAX: `generate` with a static cache, compiled or eager.
 
-The weights are those of `weights.py`, computed on the card. Timed are the decode steps behind a prompt, from one
+The weights are those of `weights.py`, computed on the card. The decode steps after a prompt are timed, from one
 step well after the first to the last, so that compiling, CUDA graphs' recording and the prefill stay out.
 """
 
@@ -116,7 +116,7 @@ class Peer:
         return torch.from_numpy(prompt_ids(case["context"], vocab).astype(np.int64))[None].to(self.device)
 
     def _compare_logits(self, case: Case) -> dict[str, Any]:
-        """The relative difference of the logits behind the prompt from those that this engine has left, if it has."""
+        """The relative difference of the logits after the prompt from those that this engine has left, if it has."""
         import torch  # pyright: ignore[reportMissingImports]
 
         file = logits_file(self.work, case["model"])
@@ -128,7 +128,7 @@ class Peer:
         return {"logits_difference": float(np.linalg.norm(logits - theirs) / np.linalg.norm(logits))}
 
     def _generate(self, ids: Any, steps: int, *, compiled: bool) -> float:
-        """Seconds of `steps` decode steps behind the skipped ones."""
+        """Seconds of `steps` decode steps after the skipped ones."""
         import torch  # pyright: ignore[reportMissingImports]
         from transformers import GenerationConfig, LogitsProcessorList
 

@@ -1,4 +1,4 @@
-"""What the proposals of a draft model are worth: measured token by token along what the target wrote itself."""
+"""Acceptance of a draft model's proposals, measured token by token along text that the target wrote itself."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SAME_DRAWS = 0.98
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Proposals:
-    """Of each of N tokens that the target wrote: what a draft model that saw all tokens before it would have had
-    accepted there."""
+    """What would have been accepted at each of N tokens that the target wrote, of a draft model that saw all tokens
+    before it."""
 
     redrawn: jax.Array  # bool [N], the target itself, with the same noise again: all True, but for rounding
     same_noise: jax.Array  # bool [N], the draft model's token under the noise that the target had; greedy at 0
@@ -66,7 +66,7 @@ def chains(accepted: Iterable[np.ndarray], length: int) -> tuple[int, int]:
     """Tokens accepted and tokens drafted, when drafts of `length` follow each other along each text.
 
     `accepted` is, per text, bool [N]. A round takes the draft up to its first wrong token, then a token of the target
-    in any case; the next begins behind that. What would be drafted beyond the end of a text is not counted.
+    in any case; the next begins after that. What would be drafted beyond the end of a text is not counted.
     """
     kept = drafted = 0
     for text in accepted:
@@ -105,7 +105,7 @@ def measure(target: Path, draft: Path, cases: int) -> dict[float, dict[str, Acce
     """Acceptance by temperature (0 and `TEMPERATURE`) and kind of held-out prompt; "all" is all of them.
 
     The target answers `cases` prompts of the held-out mixture. The first token of an answer comes with the prompt, so
-    nobody drafts it.
+    it is not drafted.
 
     Raises:
         RuntimeError: the target's own tokens are not found again, so the noise is not the engine's.

@@ -1,4 +1,4 @@
-"""What rules of unmasking are worth: tokens a forward, tokens per second, and how many held-out answers are right."""
+"""Measures of unmasking rules: tokens per forward, tokens per second, and how many held-out answers are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training of block diffusion (Arriola et al. 2025): a model learns the words behind masks in each block of an answer,
+"""Training of block diffusion (Arriola et al. 2025): a model learns the masked words in each block of an answer,
 given the clean blocks before it.
 
 A lesson holds its text once clean, but for the last block, and then the blocks of the answer several times over, each
@@ -33,8 +33,8 @@ OWN_SHARE, OWN_SURENESS = 0.67, (0.6, 0.95)
 
 @dataclass(frozen=True)
 class MaskWeights:
-    """Of masks behind masks each has `following` times the weight of the one before it, and none less than `least`.
-    What comes first is what is said first, and far behind it much cannot be known."""
+    """Weights of a run of masks: each has `following` times the weight of the one before, and none less than `least`.
+    The first are committed first, and far after them much cannot be known."""
 
     following: float = 0.85
     least: float = 0.1
@@ -82,7 +82,7 @@ class LessonRows(Rows):
 
 
 def lesson_of(document: Document, block_size: int, filler: int, copies: int) -> Lesson:
-    """The lesson of a text's last answer, filled to whole blocks with what stands behind an answer's end."""
+    """The lesson of a text's last answer, filled to whole blocks with the `filler` that follows an answer's end."""
     last = max(place for place, written in enumerate(document.written) if written)
     first = last
     while first and document.written[first - 1]:
@@ -99,7 +99,7 @@ def lesson_of(document: Document, block_size: int, filler: int, copies: int) -> 
 
 
 def pack_lessons(chosen: Sequence[Sequence[Document]], length: int) -> LessonRows:
-    """Lay lessons into rows of `length` tokens; nothing is masked yet, and all that may be has weight."""
+    """Pack lessons into rows of `length` tokens; nothing is masked yet, and all that may be has weight."""
     shape = (len(chosen), length)
     ids, positions, documents, copies = (np.zeros(shape, np.int32) for _ in range(4))
     weights = np.zeros(shape, np.float32)

@@ -1,4 +1,4 @@
-"""What the drafts of an EAGLE-3 head are worth: greedy chains along what its target wrote."""
+"""Acceptance of an EAGLE-3 head's drafts: greedy chains along text that its target wrote."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DRAFTED = 7
 
 @dataclass(frozen=True)
 class Chains:
-    """Rounds of drafting, one behind the other along texts.
+    """Rounds of drafting, one after the other along texts.
 
     Attributes:
-        tokens: of the texts, but for the first of each, which nobody drafts.
+        tokens: of the texts, but for the first of each, which is not drafted.
         rounds: verifications by the target.
-        reached: of each depth, the rounds whose drafts before it were all right, and whose text went on so far.
+        reached: for each depth, the rounds whose drafts before it were all right, and whose text is that long.
         right: of these, the rounds whose draft there was right too.
     """
 
@@ -38,13 +38,13 @@ class Chains:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of each depth, how many of the drafts that were reached are right."""
+        """Share of right drafts among those that were reached, for each depth."""
         return tuple(good / max(tried, 1) for tried, good in zip(self.reached, self.right, strict=True))
 
     @classmethod
     def along(cls, texts: Iterable[np.ndarray], depth: int) -> Chains:
-        """Of texts, each given as bool [drafts, depth]: whether a chain that begins at each token is right there; at
-        the end of the text, the depths beyond it are False."""
+        """Count the chains of texts. Each text is bool [drafts, depth]: whether a chain that begins at each token is
+        right there; at the end of the text, the depths beyond it are False."""
         tokens = rounds = 0
         reached, right = np.zeros((2, depth), int)
         for text in texts:

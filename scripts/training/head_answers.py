@@ -20,7 +20,7 @@ TEMPERATURES = (0.0, 0.8)
 @dataclass(frozen=True)
 class HeldOut:
     """Texts that training never sees, with the target's greedy answers, of which all but the first token count as
-    written: that one comes with the prompt, so nobody drafts it. `kinds` says of each what it is."""
+    written: that one comes with the prompt and is not drafted. `kinds` has the kind of each."""
 
     kinds: tuple[str, ...]
     documents: tuple[Document, ...]

@@ -4,10 +4,10 @@ Two things are fitted by least squares. The target's last hidden state is guesse
 and the token's embedding: the first part becomes the head's projection, the second the output of attention heads that
 look at their own pair alone. And the token of a feature is recognised in the projection: keys are made from that.
 
-A draft of a text that repeats itself needs a head that finds the place where the last token stood before, and says what
-came then. A pair has all of it: the feature knows which token it is of, and the embedding is the one after. So some
-queries begin as the last embedding, to be met by keys that are recognised tokens, by the same random projection, and
-values are embeddings (in the way of mimetic initialization, Trockman and Kolter 2023). Training may change all of it.
+To draft a text that repeats itself, a head finds the earlier occurrence of the last token and says what followed it (an
+induction head). A pair has both: its feature tells which token it is of, and its embedding is the token after. So some
+queries begin as the last embedding and match keys that are recognised tokens, by the same random projection; values are
+embeddings (in the way of mimetic initialization, Trockman and Kolter 2023). Training may change all of it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class LinearGuess:
 
 
 def fit_guess(target: DecoderLM, lessons: Iterable[HeadRows]) -> LinearGuess:
-    """Of the pairs of some lessons: what they draft, of those whose first draft counts."""
+    """Fit the guess over the pairs of some lessons: all pairs for the first token, those whose first draft counts for
+    what they draft."""
     table, scale = _normed(np.asarray(target.embed.embedding[...])), np.asarray(target.final_norm.scale[...])
     features, first, second, wanted, counts = [], [], [], [], []
     for rows in lessons:

@@ -94,7 +94,7 @@ def feature_size(rows: HeadRows) -> float:
 
 
 def with_projection_scaled(head: Eagle3Head, factor: float) -> Eagle3Head:
-    """The same head for features that are divided by `factor`."""
+    """Return a copy of the head for features that are divided by `factor`."""
     graph, state = nnx.split(head)
     scaled = nnx.merge(graph, state)
     assert scaled.fc is not None

@@ -2,7 +2,7 @@
 
 A small model spends most of a short training before it finds out how to copy. The two kinds of heads that do it are
 known: some write the identity of an earlier token beside each token, others look for the place where the present token
-was the earlier one, and repeat what stands there (Olsson et al. 2022, induction heads). Here they are built in from the
+was the earlier one, and repeat the token there (Olsson et al. 2022, induction heads). Here they are built in from the
 start, in the way of mimetic initialization (Trockman and Kolter 2023); training is free to change them.
 """
 
@@ -24,7 +24,7 @@ CONTEXT = 1024
 EMBEDDING_SCALE = 0.3
 """Norm of a token's embedding. Read and written by the same table, a large one would be its own successor."""
 CONSTANT = 0.15
-"""The entry 0 of every embedding: what a head needs that looks at a position whatever stands there."""
+"""The entry 0 of every embedding: what a head needs to look at a position whatever its token is."""
 SHARPNESS = 1.6
 """Scale of q and k after their norms in the layers with built heads."""
 WRITTEN = 0.025

@@ -1,4 +1,4 @@
-"""Words for the tiny corpus: invented names that nobody can memorise, small closed lists, articles."""
+"""Words for the tiny corpus: invented names that cannot be memorised, small closed lists, articles."""
 
 from __future__ import annotations
 

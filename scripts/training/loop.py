@@ -65,7 +65,7 @@ class History:
     seconds: float = 0.0
 
     def latest(self) -> str:
-        """One line that says where the training stands."""
+        """One line on the progress of the training."""
         loss, held_out = self.training_loss[-1][1], self.held_out_loss[-1][1]
         return f"step {self.steps:5d}  loss {loss:.3f}  held-out {held_out:.3f}  {self.seconds / 60:.1f} min"
 

@@ -25,7 +25,7 @@ class Document:
 @dataclass(frozen=True)
 class Rows:
     """Packed rows, all int32 or float32 [rows, length]. `documents` is 0 where there is padding, and `weights` is the
-    weight of predicting the token that stands there (0 at the first token of a document and at padding)."""
+    weight of predicting the token there (0 at the first token of a document and at padding)."""
 
     ids: np.ndarray
     positions: np.ndarray
@@ -47,7 +47,7 @@ def documents_of(tokenizer: PreTrainedTokenizerFast, samples: Iterator[Sample]) 
 
 
 def pack_rows(chosen: list[list[Document]], length: int, prompt_weight: float) -> Rows:
-    """Lay documents into rows of `length` tokens. Tokens that the user writes count `prompt_weight` instead of 1."""
+    """Pack documents into rows of `length` tokens. Tokens that the user writes count `prompt_weight` instead of 1."""
     shape = (len(chosen), length)
     ids, positions, documents = np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     weights = np.zeros(shape, np.float32)

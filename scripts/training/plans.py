@@ -35,7 +35,7 @@ _LINE = re.compile(r"(\d+)\.<(\d+)><None>\[-\](\S.*)")
 
 @dataclass(frozen=True)
 class Task:
-    """One combination: what is done, with which object, and who is told about it ("" = nobody is named)."""
+    """One combination: what is done, with which object, and the reader that it addresses ("" = none)."""
 
     action: Action
     thing: Thing

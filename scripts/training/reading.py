@@ -132,7 +132,7 @@ def reading(rng: random.Random, held_out: bool) -> Exercise:
 
 
 def reading_series(rng: random.Random, held_out: bool) -> list[Exercise]:
-    """A text with two to five questions in turn, in one conversation: the text stands before the first question only,
+    """A text with two to five questions in turn, in one conversation: the text precedes the first question only,
     so that one text teaches several times."""
     text, facts = _text(rng, held_out)
     asked = rng.sample(facts, min(len(facts), rng.randint(2, 5)))

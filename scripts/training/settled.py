@@ -1,4 +1,4 @@
-"""Answers of the corpus in which nothing is left to chance: what is certain can be said at once."""
+"""Deterministic answers of the corpus: the first choice instead of a random one, so that much is certain at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from training.inventory import exchanges
 from training.plans import Skeleton, names_a_number
 
 USUAL_POINTS = 4
-"""Of a plan for which nobody asked for a number of points."""
+"""Points of a plan whose prompt asks for no number."""
 FEW = 2
-"""Sentences of a point where nobody asked for a number."""
+"""Sentences of a point whose prompt asks for no number."""
 SETTLED_MIXTURE: dict[str, float] = {
     "plan": 16,
     "expansion": 13,

@@ -1,9 +1,9 @@
-"""A first layer that puts every token in the place behind its own, so that a model of next tokens becomes one that says
-what stands where it looks.
+"""A first layer that shifts every token by one position, so that a model that predicts the next token becomes one that
+predicts the token at its own position.
 
-An autoregressive model knows at a token's place what comes next; a diffusion model of LLaDA's kind is asked at the very
-place. With this layer before the others, what an autoregressive one has learned answers that question for the first of
-a block's masks from the start, and training has the rest to teach.
+An autoregressive model predicts at a token's position what comes next; a diffusion model of LLaDA's kind predicts the
+position itself. With this layer before the others, an autoregressive model answers that question for the first of a
+block's masks from the start, and training has the rest to teach.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def with_shift(params: Params, config: ModelConfig, mask_token_id: int) -> Param
     """Parameters whose layer 0 takes a token's embedding out of the residual stream and puts in the one before it.
 
     Heads find places by what all embeddings have in common. A group of heads has two: one looks back by a token, the
-    other at its own place; the groups' values are slices of what stands there. Embeddings are about equally long, also
-    that of masks then, so that what is written is as long as what stood there.
+    other at its own place; the groups' values are slices of the embedding there. The mask's embedding is scaled to the
+    others' length, so that what is written is as long as what it replaces.
 
     Raises:
         ValueError: the heads do not hold all features, or no direction is common to all embeddings.

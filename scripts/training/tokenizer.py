@@ -16,7 +16,7 @@ VOCAB_SIZE = 2048
 PAD, END_OF_TURN, MASK = "<|endoftext|>", "<|end|>", "[MASK]"
 ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 SPECIAL_TOKENS = (PAD, END_OF_TURN, *ROLES.values(), MASK)
-# Shown in decoded text, because whoever reads a plan needs them: added tokens, but not special ones.
+# Shown in decoded text, because a reader of a plan needs them: added tokens, but not special ones.
 TAGS = ("[PLAN]", "[DIRECT]", "[ANSWER]", "[END]")
 
 # Where merges may not cross. A space belongs to the word after it, but not when that begins with a capital: so a name

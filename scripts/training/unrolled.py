@@ -1,7 +1,7 @@
 """Training-time test of EAGLE-3 heads (Li et al. 2025): while a head learns, it drafts on from its own outputs.
 
 Pair i of a row is what the head computes at position i: the target's feature of token i, and the embedding of token
-i + 1, from which it says token i + 2. Drafting begins at some pairs, the starts. Step s goes on from each of them by
+i + 1, from which it says token i + 2. Drafting begins at some pairs, the starts. Step s continues each of them by
 one token, as decoding would, with the text's own tokens for those drafted: its feature is the head's output of the step
 before, its position is i + s, and it sees the pairs up to i of step 0 and what came of i in the steps since.
 """
@@ -96,8 +96,8 @@ def unrolled_logits(head: Eagle3Head, table: jax.Array, rows: dict[str, jax.Arra
 def draft_losses(
     head: Eagle3Head, table: jax.Array, output: jax.Array, rows: dict[str, jax.Array], steps: int
 ) -> list[tuple[jax.Array, jax.Array]]:
-    """Of each step, the weighted sum of the divergences KL(target || head) over the draft words in nats, and the sum
-    of the weights.
+    """Return, for each step, the weighted sum of the divergences KL(target || head) over the draft words in nats, and
+    the sum of the weights.
 
     Args:
         table: [vocab, hidden], the embeddings that the head reads.
@@ -134,7 +134,7 @@ def unrolled_losses(
 
 def drafts_right(head: Eagle3Head, table: jax.Array, rows: dict[str, jax.Array], steps: int) -> jax.Array:
     """bool [rows, starts, steps]: whether the head's likeliest word is the text's token, in each step after right ones
-    of a greedy chain; False behind the end of the text."""
+    of a greedy chain; False after the end of the text."""
     found = []
     for step, said in enumerate(unrolled_logits(head, table, rows, steps)):
         row, before, weights = _drafted(rows, step)
@@ -170,8 +170,8 @@ def choose_starts(rows: Rows, count: int, rng: np.random.Generator) -> np.ndarra
 
 
 def _drafted(rows: dict[str, jax.Array], step: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of what each start drafts in a step: its row [rows, 1], the token before it, int32 [rows, starts], and its weight
-    float32 [rows, starts]."""
+    """Return, for the draft of each start in a step, its row [rows, 1], the token before it, int32 [rows, starts], and
+    its weight float32 [rows, starts]."""
     starts, documents, length = rows["starts"], rows["documents"], rows["ids"].shape[1]
     row = jnp.arange(starts.shape[0])[:, None]
     before = jnp.minimum(starts + 1 + step, length - 1)

@@ -1,4 +1,4 @@
-"""From trained parameters to a checkpoint directory of the engine."""
+"""Writing trained parameters as a checkpoint directory of the engine."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class KernelReport:
     target: str
     registers: int
     spilled: int  # bytes stored because there was no register for them, and bytes loaded again
-    serialised: tuple[str, ...]  # a reason for each group of wgmma that do not run one behind the other
+    serialised: tuple[str, ...]  # a reason for each group of wgmma that do not run one after the other
 
 
 def read_reports(output: str) -> list[KernelReport]:
@@ -37,7 +37,7 @@ def read_reports(output: str) -> list[KernelReport]:
         ValueError: ptxas names a kernel and does not say what it uses and spills.
     """
     reports = []
-    # The remarks on a kernel stand before the line that names it, its numbers behind that line.
+    # The remarks on a kernel precede the line that names it; its numbers follow that line.
     remarks, *rest = re.split(_ENTRY, output, flags=re.MULTILINE)
     for kernel, target, behind in zip(*[iter(rest)] * 3, strict=True):
         reasons = tuple(reason for reason, function in _SERIALISED.findall(remarks) if function == kernel)

@@ -1,4 +1,4 @@
-"""The attention programs of the GPU benchmark compile for an H200: it is run seldom, and must not fail there first."""
+"""The attention programs of the GPU benchmark compile for an H200, so that its rare runs do not fail first."""
 
 from __future__ import annotations
 

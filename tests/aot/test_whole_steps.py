@@ -182,7 +182,7 @@ def test_rounds_of_trees_leave_both_caches_in_place_and_never_wait(name, rows):
         target, engine, compile_target(H200), dtype=BF16,
         speculation=PlannedSpeculation(SpeculativeConfig("eagle3"), head),
     ).compile(name)  # fmt: skip
-    # Trees stand behind the pages of requests: 70 nodes of a pool in pages of 16.
+    # Trees follow the pages of requests: 70 nodes of a pool in pages of 16.
     tokens = rows * LENGTH + rows * 80
     kv_bytes = tokens * (kv_bytes_per_token(target, BF16) + kv_bytes_per_token(layer, BF16))
     assert (program.kv_alias_bytes, program.kv_copies, program.host_waits) == (kv_bytes, 0, 0)

@@ -1,4 +1,4 @@
-"""Callers that leave take their requests along, and so does an engine that ends."""
+"""A caller that leaves aborts its requests; an engine that shuts down ends all of them."""
 
 from __future__ import annotations
 

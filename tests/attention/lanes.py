@@ -67,7 +67,7 @@ def branched_lane(
     owners = rng.integers(-1, len(lengths), -(-trunk_len // page_size)).tolist()
     free: list[list[int]] = [[] for _ in lengths]  # unwritten lane indices of each branch, the next one last
     boundary = list(range(trunk_len, len(owners) * page_size))
-    if boundary:  # the rest of the trunk's last page belongs to nobody or to the first branch
+    if boundary:  # the rest of the trunk's last page belongs to no branch or to the first
         owners[-1] = -1
         if lengths and rng.random() < 0.5:
             owners[-1] = 0
@@ -93,7 +93,7 @@ def branched_lane(
 
 
 def with_tail(rng: np.random.Generator, lane: Lane, nodes: int, *, chain: bool = False) -> Lane:
-    """The lane's tokens as context, and a random forest of draft nodes behind it.
+    """The lane's tokens as context, and a random forest of draft nodes after it.
 
     Every query of `lane` is where a tree may start: the node continues that query's branch.
     """

@@ -101,7 +101,7 @@ def make_scene(
     seed: int = 0,
     redrawn_rows: Sequence[int] = (),
 ) -> Scene:
-    """Lay lanes out as rows of a step; counts of rows and tokens are padded up to the given numbers.
+    """Arrange lanes as rows of a step; counts of rows and tokens are padded up to the given numbers.
 
     Args:
         redrawn_rows: rows whose queries, keys and values are drawn anew, everything else staying bitwise the same.

@@ -27,7 +27,7 @@ def work(*sizes):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that goes on by a millisecond at each look, and by what is slept."""
+    """A clock that advances by a millisecond at each look, and by what is slept."""
 
     class Clock:
         now = 0.0

@@ -10,6 +10,7 @@ from jaxinfer.branching.bim import TRUNK
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch
 from jaxinfer.programs.buckets import Buckets, lane_pages_for
+from jaxinfer.programs.stand_ins import StandIn
 from jaxinfer.scheduling.request_group import RequestGroup
 from jaxinfer.scheduling.rounds import Rounds, RowKind
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
@@ -29,7 +30,7 @@ class ExactShapes:
         # Of rounds that land any number of tokens, one more launch may be in flight.
         self.lane_pages = lane_pages_for(tokens if rounds.kind is RowKind.DECODE else 2 * tokens, page_size)
 
-    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool, stand_in: StandIn) -> BatchShape:
         assert pages_per_row <= self.longest, f"no lane is {pages_per_row} pages long"
         if lanes:
             return BatchShape.of_lanes(rows, pages_per_row, self.lane_pages)
@@ -37,7 +38,7 @@ class ExactShapes:
 
 
 class LaneDevice(FakeDevice):
-    """Knows of a launch what stands in its packed batch, and of sequences what is in their seats.
+    """A fake device that knows a launch by its packed batch alone, and sequences by what is in their seats.
 
     A sequence gets a wrong token unless the slots that it sees hold all of its tokens, at their positions, in order.
 
@@ -97,7 +98,7 @@ class LaneDevice(FakeDevice):
         if packed.shape.lane_pages:
             row, branch = int(packed["row"][place]), int(packed["branch"][place])
             starts = packed["query_start_loc"]
-            assert starts[row] <= place < starts[row + 1], "a sequence stands outside of its lane"
+            assert starts[row] <= place < starts[row + 1], "a sequence is outside of its lane"
             where = np.clip(column - packed["first_page"][place], 0, packed.shape.lane_pages - 1)
             column = int(packed["lane_page"][place, where])
         slot = int(packed["page_table"][row, column]) * self.page_size + offset

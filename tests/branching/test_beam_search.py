@@ -1,4 +1,4 @@
-"""Beam search finds what a search over whole sequences finds, and leaves no page behind."""
+"""Beam search finds what a search over whole sequences finds, and leaks no page."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ branch_lengths = st.lists(st.integers(1, 20), min_size=1, max_size=4)
 
 
 def bim_of(lane: Lane) -> np.ndarray:
-    """The map of what stands in front of the lane's tail."""
+    """The map of what precedes the lane's tail."""
     written = [index for index in lane.written if index < lane.tail_start]
     return branch_index_map(lane.page_size, lane.owners, lane.trunk_len, written)
 
 
 def engines_rule(lane: Lane) -> np.ndarray:
-    """bool [queries, lane]: what the engine shows in front of the tail; tail bits are nobody's here."""
+    """bool [queries, lane]: what the engine shows in front of the tail; tail bits are not part of it."""
 
     def column(name: str) -> np.ndarray:
         return np.array([getattr(query, name) for query in lane.queries], np.int32)[:, None]
@@ -100,7 +100,7 @@ def test_content_outside_of_the_lane_is_refused(index):
 
 
 def test_content_behind_the_trunk_in_a_page_of_nobody_is_refused():
-    with pytest.raises(ValueError, match="lane index 6 is behind the trunk"):
+    with pytest.raises(ValueError, match="lane index 6 is after the trunk"):
         branch_index_map(4, [-1, -1], 6, range(7))
 
 

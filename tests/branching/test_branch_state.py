@@ -1,4 +1,4 @@
-"""Where branches stand: tables of pages, positions, tips and lanes, against what each sequence alone has."""
+"""The state of branches (page tables, positions, tips and lanes) against what each sequence has alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxinfer.branching.bim import EMPTY, TRUNK, bim_mask, draw_bim
-from jaxinfer.branching.branch_state import BranchStateManager, Lane
+from jaxinfer.branching.branch_state import BranchLanes, Lane
 from jaxinfer.limits import BRANCH_MODES
 from kernels_pallas.visibility import visible
 
@@ -28,11 +28,11 @@ class Sequence:
 
 def branches_of(
     mode: str, lengths: list[int], *, trunk_pages: int = 2, page_size: int = PAGE_SIZE, seed: int = 0
-) -> BranchStateManager:
+) -> BranchLanes:
     """A trunk and branches with so many tokens of their own, in pages of any order. Tokens of branch i are 100 * i
     upwards."""
     ids = iter(np.random.default_rng(seed).permutation(1000).tolist())
-    manager = BranchStateManager(page_size, mode)
+    manager = BranchLanes(page_size, mode)
     shared: list[int] = []
     trunk = Sequence(list(range(-1, -1 - trunk_pages * page_size, -1)), [next(ids) for _ in range(trunk_pages)])
     if trunk_pages:
@@ -45,17 +45,17 @@ def branches_of(
     return manager
 
 
-def own_pages(manager: BranchStateManager, branch: int) -> list[int]:
+def own_pages(manager: BranchLanes, branch: int) -> list[int]:
     return list(manager.sequences[branch].pages[manager.trunk_len // manager.page_size :])
 
 
-def slots_alone(manager: BranchStateManager, branch: int) -> list[int]:
+def slots_alone(manager: BranchLanes, branch: int) -> list[int]:
     """The slots of a sequence's tokens, by its own table of pages."""
     sequence, size = manager.sequences[branch], manager.page_size
     return [sequence.pages[p // size] * size + p % size for p in range(len(sequence.token_ids))]
 
 
-def slots_seen(manager: BranchStateManager, lane: Lane, branch: int, limit: int) -> list[int]:
+def slots_seen(manager: BranchLanes, lane: Lane, branch: int, limit: int) -> list[int]:
     """The slots that a token sees by the engine's rule, in the order of the lane."""
     size = manager.page_size
     index = np.arange(len(lane.pages) * size, dtype=np.int32)
@@ -194,12 +194,12 @@ def test_the_map_of_a_lane_says_whose_every_slot_is():
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="branch_mode must be one of in_one_sequence, batching, got 'both'"):
-        BranchStateManager(PAGE_SIZE, "both")
+        BranchLanes(PAGE_SIZE, "both")
     manager = branches_of("batching", [3], trunk_pages=1)
     with pytest.raises(ValueError, match="the trunk is said before the first branch"):
         manager.init_prefix(Sequence([1] * 4))
     with pytest.raises(ValueError, match="whole pages of 4 tokens, got 6 tokens"):
-        BranchStateManager(PAGE_SIZE, "batching").init_prefix(Sequence([1] * 6))
+        BranchLanes(PAGE_SIZE, "batching").init_prefix(Sequence([1] * 6))
     for branch, tokens, message in (
         (0, [-1, -2, -3, -4, 5], "branch 0 is there already"),
         (-1, [-1, -2, -3, -4, 5], "branch -1 is negative"),

@@ -1,4 +1,4 @@
-"""Bugs planted on the host, each of which random lives of groups find; those of what a device reads, an engine too."""
+"""Bugs planted on the host are found by random lives of groups; those in what a device reads, by an engine as well."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from jaxinfer.branching.branch_state import BranchStateManager
+from jaxinfer.branching.branch_state import BranchLanes
 from jaxinfer.engine import input_batch
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.launch_plan import LaunchPlan
@@ -161,15 +161,15 @@ PLANTED = {
     "a trunk is given up while its members run": (Trunks, "give_up_idle", given_up_while_members_run),
     "a member gives back the trunk's pages": (KVCacheManager, "_held", borrowed_pages_are_given_back),
     "a trunk's pages are handed out twice": (Trunks, "keep", free_once_computed),
-    "nobody takes the place of a member that ended": (Scheduler, "_member_ended", nobody_takes_the_place),
+    "the place of a member that ended stays empty": (Scheduler, "_member_ended", nobody_takes_the_place),
     "a pending member that is aborted makes room": (Scheduler, "_member_ended", pending_members_had_a_place),
     "a trunk outlives its members": (Scheduler, "_member_ended", trunk_outlives_its_members),
     "preempted members count as running": (Scheduler, "_count_running", preempted_members_count),
     "a trunk that was given up counts as computed": (Trunks, "release", given_up_but_computed),
     "a trunk counts as computed with its first chunk": (LaunchPlan, "add", computed_with_its_first_chunk),
     "a computed trunk keeps its seat": (Scheduler, "_leave_seat", keeps_its_seat),
-    "a page has the wrong owner": (BranchStateManager, "_in_one_sequence", a_page_of_the_next_branch),
-    "a lane is longer than a launch can read": (BranchStateManager, "_in_one_sequence", lanes_of_any_length),
+    "a page has the wrong owner": (BranchLanes, "_in_one_sequence", a_page_of_the_next_branch),
+    "a lane is longer than a launch can read": (BranchLanes, "_in_one_sequence", lanes_of_any_length),
     "pages that may be written begin one too late": (input_batch, "fill_lanes", one_page_too_late),
     "sequences of a lane are in another order": (input_batch, "lanes_of", in_another_order),
     "members in batching mode beside lanes begin too early": (

@@ -44,7 +44,7 @@ def random_group(rng: np.random.Generator, name: str, prefixes: list[list[int]])
 
 
 def alone(request: Request) -> Request:
-    """The same, as a request that nobody shares anything with."""
+    """Return a copy of the request that shares nothing with others."""
     return Request(
         f"{request.request_id} alone", request.prompt_token_ids, request.sampling_params, request.max_total_tokens,
         eos_token_ids=request.eos_token_ids, request_key=request.request_key,

@@ -1,4 +1,4 @@
-"""Eviction takes the ends of sequences that nobody has locked, in the order of the policy, and no more than asked."""
+"""Eviction takes the ends of unlocked sequences, in the order of the policy, and no more than asked."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The pool is as large as was asked for, and steps update it where it lies."""
+"""The pool is as large as was asked for, and steps update it in place."""
 
 import jax
 import jax.numpy as jnp

@@ -136,8 +136,8 @@ def test_an_allocator_that_miscounts_is_found_out(planted):
     [
         (5, 2, "a page that is not held has holders"),
         (1, 2, "a page that is not held has holders"),
-        (0, 1, "a page of one holder stands among those of several"),
-        (0, 0, "a page of one holder stands among those of several"),
+        (0, 1, "a page of one holder is among those of several"),
+        (0, 0, "a page of one holder is among those of several"),
     ],
 )
 def test_a_count_of_holders_that_cannot_be_fails_the_integrity_check(page, count, message):

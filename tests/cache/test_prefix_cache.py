@@ -3,11 +3,11 @@
 import pytest
 
 from jaxinfer.cache.page_allocator import OutOfPagesError, PageAllocator
-from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig, PrefixCacheStats
+from jaxinfer.cache.prefix_cache import CacheConfig, PrefixCache, PrefixCacheStats
 
 
 def make_cache(num_pages: int = 32, page_size: int = 4, **config) -> PrefixCache:
-    return PrefixCache(PrefixCacheConfig(page_size=page_size, **config), PageAllocator(num_pages))
+    return PrefixCache(CacheConfig(page_size=page_size, **config), PageAllocator(num_pages))
 
 
 def fill(cache: PrefixCache, tokens: list[int], extra_key=None, **options) -> list[int]:
@@ -271,7 +271,7 @@ def test_the_priority_policy_keeps_what_was_published_with_a_higher_one():
 )
 def test_a_configuration_that_cannot_work_is_refused(field, value, message):
     with pytest.raises(ValueError, match=message):
-        PrefixCacheConfig(**{"page_size": 4, field: value})
+        CacheConfig(**{"page_size": 4, field: value})
 
 
 def test_a_drawn_cache_may_show_text():

@@ -7,16 +7,16 @@ yet; that a match inside an edge finds nothing; that a request matched whole has
 import pytest
 
 from jaxinfer.cache.page_allocator import PageAllocator
-from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig, PrefixMatchResult
+from jaxinfer.cache.prefix_cache import CacheConfig, CacheMatch, PrefixCache
 from jaxinfer.cache.radix_tree import RadixTree
 from jaxinfer.cache.radix_view import walk_tree
 
 
 def make_cache(num_pages: int = 256, **config) -> PrefixCache:
-    return PrefixCache(PrefixCacheConfig(page_size=1, **config), PageAllocator(num_pages))
+    return PrefixCache(CacheConfig(page_size=1, **config), PageAllocator(num_pages))
 
 
-def serve(cache: PrefixCache, prompt: list[int], output: list[int]) -> PrefixMatchResult:
+def serve(cache: PrefixCache, prompt: list[int], output: list[int]) -> CacheMatch:
     """A request from its match to its end; the last token of its output is sampled and never computed."""
     match = cache.match_and_lock(prompt, max_tokens=len(prompt) - 1)
     computed = (prompt + output)[: len(prompt) + len(output) - 1]
@@ -142,7 +142,7 @@ def test_three_rounds_of_the_long_example():
 
 
 def test_the_third_round_reuses_all_whole_pages_of_the_shared_stem():
-    cache = PrefixCache(PrefixCacheConfig(page_size=8), PageAllocator(16))
+    cache = PrefixCache(CacheConfig(page_size=8), PageAllocator(16))
     cache.insert(range(69), cache.allocator.allocate(8))
     assert cache.match_and_lock([*range(25), *range(500, 510)]).num_cached_tokens == 24
 

@@ -2,7 +2,7 @@
 
 The dictionary knows tokens by whole prefixes, page by page, and evicts page by page; the tree may split, join and trim
 its nodes as it likes, but must give the same answers. Every page has contents: the tokens that were computed into it,
-or poison once it is free, so that whoever reads a page that was given away is caught.
+or poison once it is free, so that a read of a page that was given away is caught.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxinfer.cache.page_allocator import PageAllocator
-from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig, PrefixMatchResult
+from jaxinfer.cache.prefix_cache import CacheConfig, CacheMatch, PrefixCache
 
 NUM_PAGES = 32
 POISON = None
@@ -41,7 +41,7 @@ class Request:
 
     salt: str | None
     tokens: tuple[int, ...]
-    match: PrefixMatchResult
+    match: CacheMatch
     lane: list[int]
     own: set[int] = field(default_factory=set)
     num_published: int = 0
@@ -66,7 +66,7 @@ class PrefixCacheLife(RuleBasedStateMachine):
         self.page_size, self.policy, self.max_pages = page_size, policy, max_pages
         self.allocator = PageAllocator(NUM_PAGES)
         limit = None if max_pages is None else max_pages * page_size
-        self.cache = PrefixCache(PrefixCacheConfig(page_size, policy, limit), self.allocator)
+        self.cache = PrefixCache(CacheConfig(page_size, policy, limit), self.allocator)
 
     # What the model knows.
 
@@ -130,7 +130,7 @@ class PrefixCacheLife(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), max_tokens=st.integers(0, 8), at_once=st.booleans())
     def admit_another_one_like_it(self, data, max_tokens, at_once):
-        """Then one follows the other, page by page, or what the other has left behind."""
+        """Then one follows the other page by page, or resumes from what the other has cached."""
         like = data.draw(st.sampled_from(self.requests))
         if at_once:
             self.live(like.salt, list(like.tokens))

@@ -97,7 +97,7 @@ def test_a_fused_projection_has_all_queries_then_keys_then_values(checkpoint):
 
 
 def test_a_head_that_is_rotated_in_part_has_its_pairs_half_a_head_apart():
-    """Of 10 dimensions 4 are rotated: the pairs 0 and 2, 1 and 3."""
+    """The first 4 of 10 dimensions are rotated: the pairs 0 and 2, 1 and 3."""
     assert CONFIG.rotary_dim == 4 and PARTIAL_ROPE.rotary_dim(10) == 4
     for name, is_ordered in (
         ("query_key_value.weight", True),

@@ -1,7 +1,7 @@
 """Configurations as their publishers write them, with fields of their tools, are read as they are.
 
 The files are transcribed by hand, not copied byte for byte; the published number of parameters confirms the sizes.
-`llama-2-7b-sft` is no published model: it is Llama 2 with fields that tools for training leave behind.
+`llama-2-7b-sft` is no published model: it is Llama 2 with fields that training tools leave in the file.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path):
     save_file({"a": TENSORS["a"]}, tmp_path / "one.safetensors")
     save_file({"a": TENSORS["a"], "b": TENSORS["b"]}, tmp_path / "two.safetensors")
     write_index(tmp_path, {"a": "one.safetensors", "b": "two.safetensors"})
-    with pytest.raises(CheckpointError, match=r"a stands in both .*one.safetensors and .*two.safetensors"):
+    with pytest.raises(CheckpointError, match=r"a is in both .*one.safetensors and .*two.safetensors"):
         open_checkpoint(tmp_path)
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class EchoLLM:
-    """Stands in for the engine: answers with the last words it was given and remembers what it was asked."""
+    """A fake engine that answers with the last words it was given and remembers what it was asked."""
 
     latest: "EchoLLM"
     chat_template = "a template"

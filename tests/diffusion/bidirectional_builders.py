@@ -48,7 +48,7 @@ def strategy_of(core: EngineCore) -> BidirectionalDiffusion:
 
 
 def requests(**more: Any) -> list[Request]:
-    """Of different lengths, greedy and sampled, the last block whole or not."""
+    """Requests of different lengths, greedy and sampled, whose last block is whole or not."""
     return [
         make_request(str(i), prompt, max_tokens=20 - 2 * i, seed=i, temperature=i % 3 / 2, **more)
         for i, prompt in enumerate(random_prompts((30, 7, 41, 1, 22, 15), vocab_size=MASK))
@@ -84,7 +84,7 @@ def decoded(model: DecoderLM, request: Request, config: DiffusionConfig, bug: st
 
 
 def rounds_of(core: EngineCore, request: Request) -> list[tuple[int, tuple[int, ...]]]:
-    """Where the block begins and what it is behind each round of a request that is alone."""
+    """The start of the block and its tokens after each round of a request that is alone."""
     found: list[tuple[int, tuple[int, ...]]] = []
 
     def listen(landed: LandedRounds[DenoiseOutput]) -> None:

@@ -75,7 +75,7 @@ def generated(model: DecoderLM, request: Request, rule: oracle.Rule | None = Non
 
 
 def replace_ending(request: Request, token: int) -> Request:
-    """The same request, which ends with this token."""
+    """Return a copy of the request that ends with this token."""
     params = request.sampling_params
     return make_request(
         request.request_id, request.prompt_token_ids, max_tokens=params.max_tokens or 0, seed=params.seed,

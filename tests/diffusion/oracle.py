@@ -101,7 +101,7 @@ def by_factor(factor: float) -> Rule:
 @dataclass
 class Generated:
     tokens: list[int]
-    rounds: list[tuple[int, tuple[int, ...]]]  # (start of the block, its tokens behind the round)
+    rounds: list[tuple[int, tuple[int, ...]]]  # (start of the block, its tokens after the round)
     logprobs: list[float]
 
 

@@ -1,4 +1,4 @@
-"""Bidirectional diffusion in the engine does, round by round, what the loop in NumPy does, whoever else runs."""
+"""Bidirectional diffusion in the engine matches the NumPy loop round by round, whatever else runs."""
 
 from __future__ import annotations
 

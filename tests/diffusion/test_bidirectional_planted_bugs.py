@@ -1,4 +1,4 @@
-"""What bidirectional diffusion must not do: a wrong loop, and an engine with a bug planted, do other rounds."""
+"""Planted bugs of bidirectional diffusion: a wrong loop, and an engine with a bug, do other rounds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sure() -> DecoderLM:
 
 @pytest.fixture(scope="module")
 def rounds_of_engine(model, sure) -> list[list[tuple[int, tuple[int, ...]]]]:
-    """Of two requests to the model, and of one to the model that is sure of masks."""
+    """Rounds of two requests to the model, and of one to the model that is sure of masks."""
     config = diffusion_config(**CACHES["vicinity"], **SMOOTH)
     core = engine_of(model, config)
     found = [rounds_of(core, request) for request in requests()[:2]]

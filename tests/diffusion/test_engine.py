@@ -1,4 +1,4 @@
-"""Block diffusion in the engine gives the tokens of a plain loop over whole sequences, whatever else goes on."""
+"""Block diffusion in the engine gives the tokens of a plain loop over whole sequences, whatever else runs."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_sequence_ends_with_its_first_ending_token(core, model, wanted):
 
 
 def test_a_block_in_which_the_sequence_ends_lands_without_a_commit_round(core, model):
-    """And without what would stand behind the end."""
+    """It lands without what would follow the end."""
     (prompt,) = random_prompts((9,), vocab_size=MASK)  # its first block has three places
     for max_tokens in (1, 2, 3, 5):
         request = make_request("a", prompt, max_tokens=max_tokens)

@@ -1,4 +1,4 @@
-"""What block diffusion must not do: planted in the engine, it changes tokens; and the mask is never one of them."""
+"""Bugs planted in block diffusion change tokens or caches, and are found; the mask token is never an output."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def committed(
 
 
 def wanted_of(rule: oracle.Rule, confidence: np.ndarray, masked: np.ndarray) -> list[set[int]]:
-    """The same of the rule in plain Python; of a row without masks nothing."""
+    """The places that the rule in plain Python commits; none in a row without masks."""
     return [rule(*row) if row[1].any() else set() for row in zip(confidence, masked, strict=True)]
 
 

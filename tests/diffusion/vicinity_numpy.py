@@ -69,7 +69,7 @@ class Round:
     window: tuple[int, int]  # [l, r) that was forwarded
     weight: float  # w; 0 without smoothing
     threshold: float  # tau
-    tokens: tuple[int, ...]  # of the whole sequence behind the round, masks included
+    tokens: tuple[int, ...]  # of the whole sequence after the round, masks included
     committed: tuple[int, ...]  # the places that got their tokens in this round, ascending
 
 
@@ -126,7 +126,7 @@ def generate(
     Args:
         block_size: B.
         rule: makes the rule of a round from tau; a rule without a threshold ignores it.
-        early_stop: no block is begun behind one that has got an ending token.
+        early_stop: no block is begun after one that has got an ending token.
         bug: what to do wrong; see `BUGS`.
     """
     assert not bug or bug in BUGS, f"{bug} is none of {BUGS}"

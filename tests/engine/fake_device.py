@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import numpy as np
 
 from jaxinfer.cache.page_allocator import PageAllocator
-from jaxinfer.cache.prefix_cache import PrefixCache, PrefixCacheConfig
+from jaxinfer.cache.prefix_cache import CacheConfig, PrefixCache
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.pace import Pace
 from jaxinfer.scheduling.request import Request
@@ -122,7 +122,7 @@ def make_scheduler(
         scheduling_policy=policy,
     )
     allocator = PoisonedPages(num_pages, device or FakeDevice(page_size))
-    cache = PrefixCache(PrefixCacheConfig(page_size), allocator) if caching else None
+    cache = PrefixCache(CacheConfig(page_size), allocator) if caching else None
     return Scheduler(limits, KVCacheManager(allocator, page_size, cache))
 
 
@@ -145,10 +145,10 @@ class PoisonedPages(PageAllocator):
 
 
 class Beside(Pace):
-    """Says how many rounds run behind chunks of prompts, whatever anything costs.
+    """A pace with a given number of rounds after chunks of prompts, whatever anything costs.
 
     Args:
-        rounds: from the most that there may be to how many.
+        rounds: maps the most rounds that there may be to how many run.
     """
 
     def __init__(self, rounds: Callable[[int], int] = lambda most: most) -> None:
@@ -169,7 +169,7 @@ class Simulation:
     """A scheduler with a fake device, stepped by hand.
 
     Args:
-        beside: how many rounds, up to the most that there may be, run behind chunks of prompts; None: as is measured.
+        beside: how many rounds, up to the most that there may be, run after chunks of prompts; None: as is measured.
         rounds: what launches of seated rows are; None: up to `max_decode_steps` steps.
     """
 

@@ -1,4 +1,4 @@
-"""Rounds in a launch behind a step of chunks: the same tokens, and pages are read once they are written."""
+"""Decode rounds in a launch after a step of chunks: the same tokens, and pages are read once they are written."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ SHARED = random_prompts([9], seed=8)[0]
 
 
 def requests(max_tokens: int = 14) -> list[Request]:
-    """One of each kind, with prompts of several chunks: some begin alike, one stands whole in another."""
+    """One of each kind, with prompts of several chunks: some share a prefix, one is a prefix of another."""
     prompts = [
         [*SHARED, *tokens] for tokens in random_prompts([30, 3, 50, 7, 41, 1, 20, 33, 2, 12], vocab_size=101, seed=9)
     ]
@@ -176,7 +176,7 @@ def engines(model):
 
 @pytest.fixture
 def pairs(monkeypatch) -> list[set[RowKind]]:
-    """What runs behind steps of chunks."""
+    """The kinds of rows that run after steps of chunks."""
     found = []
     launch = Launcher._launch
 

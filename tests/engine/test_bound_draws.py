@@ -1,4 +1,4 @@
-"""Draws that are bound by what lies with seats give the same tokens in every way of decoding; planted bugs do not."""
+"""Draws under the bounds of seats (penalties, biases ...) are equal in every way of decoding; planted bugs show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constrained requests whose automaton lies on the device get the tokens that the host would have held them to."""
+"""Constrained requests get the same tokens with the automaton on the device as when the host applies the constraint."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_drafts_are_accepted_along_the_automaton(model, plain):
 
 @pytest.mark.parametrize("way", ["loops", "trees"])
 def test_streams_and_other_automata_are_held_as_well(way, engines, plain):
-    """The device has one automaton at a time: the host holds whoever brings another one meanwhile."""
+    """The device has one automaton at a time: the host constrains requests that bring another one meanwhile."""
     held, other = automaton(), RegularAutomaton(repeat(literal("ab"), 2, 9), VOCABULARY, [EOS])
     for automata, stream in (((held, other), False), ((other,), True), ((held,), False)):
         got = run_requests(engines(way), requests(*automata, stream=stream))

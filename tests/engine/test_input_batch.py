@@ -12,6 +12,7 @@ from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.decode_loop import DecodeLoop
 from jaxinfer.programs.seats import ENDED, Seats, read_seats
+from jaxinfer.programs.stand_ins import StandIn
 from jaxinfer.scheduling.request import Request, RequestStatus
 from jaxinfer.scheduling.rounds import Rounds, RowKind
 from jaxinfer.scheduling.scheduler import SchedulerOutput
@@ -49,7 +50,7 @@ class AnyRounds:
     def __init__(self, buckets: Buckets, rounds: Rounds) -> None:
         self.buckets, self.rounds = buckets, rounds
 
-    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool) -> BatchShape:
+    def shape_for(self, rounds: Rounds, *, rows: int, pages_per_row: int, lanes: bool, stand_in: StandIn) -> BatchShape:
         assert not lanes
         return self.buckets.loop_for(decode_rows=rows, pages_per_row=pages_per_row)
 

@@ -1,4 +1,4 @@
-"""Metrics of an engine: copies that stand still, and Prometheus' text."""
+"""Metrics of an engine: copies that do not change, and Prometheus' text."""
 
 from dataclasses import fields
 

@@ -1,4 +1,4 @@
-"""After warm-up nothing compiles, whatever requests ask for; and a thousand of them leave nothing behind."""
+"""After warm-up nothing compiles, whatever requests ask for; and a thousand of them leak nothing."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Prefixes that were computed are not computed again, and nobody can tell by the tokens."""
+"""Prefixes that were computed are not computed again, and the tokens are the same."""
 
 import pytest
 

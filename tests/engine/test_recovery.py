@@ -135,7 +135,7 @@ def test_state_that_was_given_to_a_launch_whose_results_are_lost_is_made_anew(er
 
 
 def request_tokens(core, expected, name, told, landed):
-    """What was told before and after, behind what earlier steps have told."""
+    """Tokens that were reported before and after, following those that earlier steps reported."""
     tokens = landed[name] + told[name]
     return expected[name][: len(expected[name]) - len(tokens)] + tokens
 

@@ -1,4 +1,4 @@
-"""A strategy of which nobody knows how many tokens a launch will land: the engine gives its requests plain tokens."""
+"""A strategy whose launches land an unpredictable number of tokens: the engine gives its requests plain tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -129,7 +129,7 @@ def test_a_sequence_that_ends_within_a_round_lands_no_more(jumping, idle_engine)
 
 
 def test_nothing_is_written_through_columns_that_a_row_does_not_have(jumping, monkeypatch):
-    """Behind each row's own pages its page table names a page of the test's, which must stay as it is."""
+    """After each row's own pages its page table names a page of the test's, which must not change."""
     assert jumping.reset_prefix_cache()
     allocator, batch = jumping.scheduler.kv.allocator, jumping.input_batch
     (canary,) = allocator.allocate(1)

@@ -26,7 +26,7 @@ ALWAYS = (
 )
 
 
-# Of ways that decode with the same engine, one behind the other in the table: its programs are compiled once.
+# Ways that decode with the same engine follow each other in the table: its programs are compiled once.
 _last: dict[Callable[[], EngineCore], EngineCore] = {}
 
 

@@ -1,4 +1,4 @@
-"""Runs what is asked of an engine while something goes wrong, and holds what comes of it against an undisturbed run."""
+"""Run an engine's requests with a fault in one of its lines, and compare the answers with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -110,17 +110,25 @@ class Trial:
         return recording
 
     def run(
-        self, fault: Fault | Recording | None = None, *, interrupt: Callable[[int], bool] = lambda step: False
+        self,
+        fault: Fault | Recording | None = None,
+        *,
+        interrupt: Callable[[int], bool] = lambda step: False,
+        items: Mapping[int, list[Item]] | None = None,
+        keeps_cache: bool = False,
     ) -> Answers:
         """What readers get, with the calls that may be interrupted inside of `fault`, or recorded.
 
         Args:
             interrupt: before which steps the engine is to find that the step before was interrupted.
+            items: what arrives before each step; None: what the way says.
+            keeps_cache: keep the prefixes that earlier runs have cached.
         """
         core, inbox = self.core, self.processor.inbox()
-        core.reset_prefix_cache()
+        if not keeps_cache:
+            core.reset_prefix_cache()
         core._progress_log._time = -math.inf  # its line is due in every run, whatever the clock says
-        items: Mapping[int, list[Item]] = self.way.items(self.beside)
+        items = self.way.items(self.beside) if items is None else items
         answers: dict[str, Answer] = {}
         searches: dict[str, BeamRun] = {}
         step = 0
@@ -145,7 +153,7 @@ class Trial:
             step += 1
         self.num_steps = min(self.num_steps, step)
         core.check_integrity()
-        assert core.scheduler.kv.allocator.num_held == 0, "pages are held by nobody"
+        assert core.scheduler.kv.allocator.num_held == 0, "pages are held by no request"
         assert len(core.input_batch.free_seats) + len(core.scheduler.finished_req_ids) == core.config.max_num_seqs
         assert not self.processor._followers and not core._requests and not core.searches
         found: Answers = {name: vars(answer) for name, answer in answers.items()}

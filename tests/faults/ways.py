@@ -1,4 +1,4 @@
-"""Engines of every way of decoding, each with what is asked of it alone and beside others."""
+"""Engines of every way of decoding, each with requests that it serves alone and beside others."""
 
 from __future__ import annotations
 

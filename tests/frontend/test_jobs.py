@@ -1,4 +1,4 @@
-"""What takes several requests drives nothing: it is turned beside other requests, and leaves nothing behind."""
+"""A job of several requests does not step the engine itself: it advances beside other requests, and leaks nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the pace of a reader, the outputs that it joins are those of one that takes each at once."""
+"""A slow reader gets merged outputs that add up to those of a reader that takes each at once."""
 
 from __future__ import annotations
 

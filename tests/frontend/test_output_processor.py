@@ -22,7 +22,7 @@ def tokenizer(tmp_path_factory):
 
 
 class Engine:
-    """Stands in for the engine: lands tokens on requests by the rules of `Request`, and is told of stops."""
+    """A fake engine that lands tokens on requests by the rules of `Request`, and is told of stops."""
 
     def __init__(self, tokenizer):
         self.processor = OutputProcessor(self, tokenizer)
@@ -176,7 +176,7 @@ STOPS = {
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", STOPS)
 def test_the_earliest_ending_wins_at_every_place_in_a_landing_of_many_tokens(tokenizer, name, stream):
-    """Tokens, text and reason are those of the ending; what landed behind it is dropped."""
+    """Tokens, text and reason are those of the ending; what landed after it is dropped."""
     ending, params, (text, finish_reason, stop_reason) = STOPS[name]
     # The ending of every case is complete with its first token, but for these.
     length = {"stop string over tokens": 3, "stop string to be included": 2, "stop string inside a character": 2}

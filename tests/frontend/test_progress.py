@@ -1,4 +1,4 @@
-"""Whoever waits for a compile is told so, by name, and is told nothing when it is over."""
+"""Progress of a wait for a compile: it names the program, and disappears when the compile is over."""
 
 import sys
 

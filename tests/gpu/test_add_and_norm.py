@@ -1,4 +1,4 @@
-"""The kernel that adds and normalises on a real GPU, over the table that interpretation goes through."""
+"""The kernel that adds and normalises on a real GPU, over the case table of the interpreted tests."""
 
 import pytest
 

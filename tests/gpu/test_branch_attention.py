@@ -1,4 +1,4 @@
-"""The branch attention kernel on a real GPU, in both forms, over the table that interpretation goes through."""
+"""The branch attention kernel on a real GPU, in both forms, over the case table of the interpreted tests."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The kernel that rotates heads and writes K and V on a real GPU, over the table that interpretation goes through."""
+"""The kernel that rotates heads and writes K and V on a real GPU, over the case table of the interpreted tests."""
 
 import jax
 import numpy as np

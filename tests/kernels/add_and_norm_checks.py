@@ -1,4 +1,4 @@
-"""What the kernel that adds and normalises is held to, interpreted on a CPU and run on a GPU alike."""
+"""Checks of the kernel that adds and normalises, shared by interpreted runs on a CPU and runs on a GPU."""
 
 from __future__ import annotations
 

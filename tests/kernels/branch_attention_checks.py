@@ -1,4 +1,4 @@
-"""What the branch attention kernel is held to, interpreted on a CPU and run on a GPU alike."""
+"""Checks of the branch attention kernel, shared by interpreted runs on a CPU and runs on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel that rotates heads and writes K and V is held to, interpreted on a CPU and run on a GPU alike."""
+"""Checks of the kernel that rotates heads and writes K and V, shared by interpreted runs on a CPU and runs on a GPU."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The branch attention kernel on the CPU: GPU memory, barriers and copies simulated, races found.
 
-Found are races of copies with each other and with loads and stores, and barriers that nobody waits for. What the
-simulation does not follow is when a matrix product reads shared memory: a missing `commit_smem` before one, or a
-consumer that multiplies values before the other has cleaned them, shows only on a GPU.
+The simulation finds races of copies with each other and with loads and stores, and barriers without a waiter. It does
+not follow when a matrix product reads shared memory: a missing `commit_smem` before one, or a consumer that multiplies
+values before the other has cleaned them, shows only on a GPU.
 """
 
 from dataclasses import replace

@@ -149,7 +149,7 @@ PARAMETER_COUNTS = {
 
 
 def in_new_format(hf: dict[str, Any]) -> dict[str, Any]:
-    """The same file as transformers 5 writes it."""
+    """Return the configuration as transformers 5 writes it."""
     values = {key: value for key, value in hf.items() if key not in ("rope_theta", "rope_scaling", "torch_dtype")}
     values["rope_parameters"] = {"rope_type": "default"} | (hf.get("rope_scaling") or {})
     values["rope_parameters"]["rope_theta"] = hf["rope_theta"]

@@ -98,7 +98,7 @@ def sparse_mlp(experts: ExpertsConfig, seed: int = 0) -> SparseMLP:
 
 
 def silu_mlp(x: np.ndarray, gate_up: np.ndarray, down: np.ndarray) -> np.ndarray:
-    """Of x [T, hidden], gate_up [f, 2, hidden] and down [hidden, f]."""
+    """Apply a gated MLP: x [T, hidden], gate_up [f, 2, hidden] and down [hidden, f]."""
     gate, up = (x @ gate_up[:, part].T for part in range(2))
     return (gate / (1 + np.exp(-gate)) * up) @ down.T
 

@@ -1,4 +1,4 @@
-"""Features for a drafter are the inputs of layers, as they stand in the residual stream."""
+"""Features for a drafter are the inputs of layers, as they are in the residual stream."""
 
 import jax.numpy as jnp
 import numpy as np

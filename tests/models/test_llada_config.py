@@ -80,7 +80,7 @@ def test_the_two_share_a_model_type_that_is_not_enough():
 
 @pytest.mark.parametrize("fields", [LLADA_8B, LLADA_MOE])
 def test_a_configuration_that_is_written_says_what_its_absence_would_change(fields):
-    """For whoever reads it with the published code."""
+    """The published code reads it and has other defaults."""
     written = hf_config(ModelConfig.from_hf(fields))
     assert FAMILIES[fields["architectures"][0]].fixed.items() <= written.items()
     assert {name: written[name] for name in ("rope_theta", "rms_norm_eps", "mask_token_id") if name in fields} == {

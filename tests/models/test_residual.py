@@ -1,4 +1,4 @@
-"""A model computes the same whichever way its activations lie."""
+"""A model computes the same in either layout of its activations: tokens first or features first."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""The same comparisons as with the recorded results, against transformers itself, on checkpoints with fresh weights.
+"""Comparisons with transformers itself instead of its recorded results, on checkpoints with fresh weights.
 
 Run by `make test-parity`; `PARITY_PYTHON` names another interpreter that has torch.
 """

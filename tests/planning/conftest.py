@@ -1,4 +1,4 @@
-"""Where the configurations of real models lie, and targets that need no compiler for GPUs."""
+"""The folder of configurations of real models, and targets that need no compiler for GPUs."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -76,13 +76,13 @@ class GrowingLane:
         return Query(index, index, branch, frozenset((*range(self.trunk_len), *past)))
 
     def fork(self, branches: int, *, first_takes_boundary: bool) -> None:
-        """Start branches; the rest of the trunk's last page is the first one's or nobody's."""
+        """Start branches; the rest of the trunk's last page is the first one's, or free."""
         self.branches = {branch: [] for branch in range(branches)}
         if first_takes_boundary and self.trunk_len % self.page_size:
             self.owners[-1] = 0
 
     def finish(self, branch: int) -> None:
-        """Give back the branch's pages; those behind them close up, in order."""
+        """Give back the branch's pages; later ones close up, in order."""
         for index in self.branches.pop(branch):
             del self.tokens[index]
         moved_to: dict[int, int] = {}
@@ -111,7 +111,7 @@ class GrowingLane:
         return [Query(last[b], last[b], b, frozenset((*trunk, *past))) for b, past in self.branches.items()]
 
     def draft(self, rng: np.random.Generator, nodes: int, *, vocab_size: int, chain: bool = False) -> list[Query]:
-        """A tail of random draft trees behind the ends of the lane."""
+        """A tail of random draft trees after the ends of the lane."""
         forest = with_tail(rng, self.view(self.ends()), nodes, chain=chain)
         self.tail_start = forest.tail_start
         self.pages += [self.free.pop() for _ in range(len(forest.owners) - len(self.pages))]
@@ -120,7 +120,7 @@ class GrowingLane:
         return list(forest.queries)
 
     def commit(self, paths: Sequence[Sequence[Query]]) -> list[tuple[int, int]]:
-        """Drop the tail but for paths from a root, which go on with their branches; source and destination slots.
+        """Drop the tail but for paths from a root, which continue their branches; source and destination slots.
 
         The tail's pages are the next ones to be handed out: what moves often lands where something else moves from.
         """
@@ -166,7 +166,7 @@ class LaneSteps:
         """Forget all lanes; pages are handed out in an order of their own."""
         self.rng = np.random.default_rng(seed)
         self.free = self.rng.permutation(self.num_pages).tolist()
-        self.garbage = self.free.pop()  # page tables are padded with a page that nobody ever writes
+        self.garbage = self.free.pop()  # page tables are padded with a page that is never written
         self.lanes: list[GrowingLane] = []
         self.poison()
 
@@ -234,7 +234,7 @@ class LaneSteps:
         view, pages = lane.view(queries), len(lane.pages)
         packed["page_table"][row, :pages] = lane.pages
         packed["page_branch"][row, :pages] = lane.owners
-        # Nobody looks at the owners of pages that lie wholly in the trunk.
+        # The owners of pages that are wholly in the trunk are never read.
         in_trunk = view.trunk_len // self.page_size
         packed["page_branch"][row, :in_trunk] = self.rng.integers(-1, 4, in_trunk)
         for name in ("kv_len", "trunk_len", "tail_start"):

@@ -1,4 +1,4 @@
-"""What compiled steps read where it lies, and what they compute once."""
+"""Compiled steps read weights without a copy or a transpose, and compute rotary angles once for all layers."""
 
 import itertools
 import math

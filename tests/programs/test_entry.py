@@ -1,4 +1,4 @@
-"""Sequences enter their seats, and nobody else's."""
+"""An entry writes a sequence into its own seat, and changes no other seat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warm-up says that Linux has no maps left, before XLA ends the process for want of them."""
+"""Warm-up raises an error when the process nears Linux's limit of memory maps, before XLA crashes for want of them."""
 
 import gc
 import mmap

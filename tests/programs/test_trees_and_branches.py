@@ -64,7 +64,7 @@ def accept(steps: LaneSteps, trees: dict[GrowingLane, list[list[Query]]]) -> Non
 
 
 def accept_one_path_each(steps: LaneSteps, paths: dict[GrowingLane, list[Query]]) -> None:
-    """The same for lanes without branches: slots are found on the device, from page tables and offsets in the tail."""
+    """Commit a path for each lane without branches: the device finds slots from page tables and offsets in the tail."""
     table = np.full((DECODE_ROWS, steps.shape.pages_per_row), steps.garbage)
     tail_start = np.zeros(DECODE_ROWS, np.int32)
     offsets = np.full((DECODE_ROWS, steps.shape.decode_width), -1)
@@ -121,7 +121,7 @@ def some_branches(steps: LaneSteps, lane: GrowingLane) -> list[Query]:
 
 
 def branched_lanes(steps: LaneSteps) -> list[GrowingLane]:
-    """Trunks that end before, at and behind the border of a page, with 1, 3 and 8 branches."""
+    """Trunks that end before, at and after the border of a page, with 1, 3 and 8 branches."""
     border = 2 * max(steps.page_size, 4)
     lanes = []
     for trunk_len, branches in ((border - 1, 1), (border, 3), (border + 1, 8)):

@@ -1,4 +1,4 @@
-"""What draws are bound to, as cases of the reference, and how they lie with seats."""
+"""The bounds of draws (biases, bans, penalties) as cases of the reference, and as entries of seats."""
 
 from __future__ import annotations
 

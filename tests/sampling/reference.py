@@ -52,7 +52,7 @@ def top_p(probabilities: np.ndarray, filters: Filters) -> np.ndarray:
         return probabilities
     order = most_likely_first(probabilities)
     before = np.cumsum(probabilities[order]) - probabilities[order]
-    # A case whose cumulative mass stands on top_p itself would test rounding, not the filter.
+    # A case whose cumulative mass equals top_p would test rounding, not the filter.
     assert np.abs(before - filters.top_p).min() > 1e-5, "choose another top_p for this case"
     return keep(probabilities, order[before < filters.top_p])
 

@@ -88,7 +88,7 @@ def test_tokens_are_counted_in_their_seats_and_those_of_the_prompt_are_not():
         enter(bounds, seat, {"presence": 1.0}, outputs=[7])
     found = count(bounds, [2, 0, 3, -1], [3, 8, 8, 8], [[5, 6, 7, 7], [7, 9, -1, -1], [1, 1, 1, 1], [2, 2, 2, 2]])
     expected = np.zeros((3, VOCAB), int)
-    expected[2, 7], expected[0, 7], expected[0, 9] = 3, 2, 1  # 5 and 6 stood in the prompt
+    expected[2, 7], expected[0, 7], expected[0, 9] = 3, 2, 1  # 5 and 6 were in the prompt
     assert np.array_equal(found, expected)
 
 

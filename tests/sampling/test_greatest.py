@@ -1,4 +1,4 @@
-"""The first of the greatest, along either axis."""
+"""The argmax of scores, the first of equals, along either axis."""
 
 import jax
 import jax.numpy as jnp

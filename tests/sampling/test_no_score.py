@@ -1,4 +1,4 @@
-"""A row without a finite greatest score says so, instead of a token, and its neighbours do not notice."""
+"""A row without a finite greatest score gets `NO_SCORE` instead of a token, and its neighbours are not affected."""
 
 import jax
 import numpy as np

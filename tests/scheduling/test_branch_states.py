@@ -190,7 +190,7 @@ class BranchLife(RuleBasedStateMachine):
         self.a_trunk_has_pages_only_for_members_that_are_left()
         allocator = self.sim.scheduler.kv.allocator
         assert allocator.num_free + allocator.num_cached == allocator.num_pages
-        assert self.sim.scheduler.kv.num_available == allocator.num_pages, "a lock was left behind"
+        assert self.sim.scheduler.kv.num_available == allocator.num_pages, "a lock was not released"
 
 
 class TestBranchLife(BranchLife.TestCase):

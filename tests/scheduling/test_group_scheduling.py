@@ -16,7 +16,7 @@ ABORTED = RequestStatus.FINISHED_ABORTED
 
 
 def group_of(count: int = 4, *, name: str = "a", length: int = 9, first: int = 0, **options) -> RequestGroup:
-    """Members with a token of their own each behind so many shared ones."""
+    """Members with a token of their own each, after `length` shared ones."""
     suffixes = [[1000 + i] for i in range(count)]
     return make_group(name, list(range(first, first + length)), suffixes, **{"max_tokens": 8, **options})
 

@@ -22,13 +22,13 @@ def group_of(mode: str, **options) -> RequestGroup:
 
 
 def own_tokens_in_pages(group: RequestGroup) -> int:
-    """Tokens behind the trunk that running members may have computed."""
+    """Tokens after the trunk that running members may have computed."""
     assert group.trunk is not None
     return sum(m.num_known_tokens - group.trunk.num_tokens for m in group.members if m.pages)
 
 
 def run(group: RequestGroup, sim: GroupSimulation) -> list[tuple[int, int, int]]:
-    """After each launch: pages held, tokens behind the trunk of running members, and how many these are."""
+    """After each launch: pages held, tokens after the trunk of running members, and how many these are."""
     found = []
     sim.add_group(group)
     while sim.scheduler.has_unfinished_requests():

@@ -1,4 +1,4 @@
-"""What launches of so many rounds take, learned from a few, and how many rounds that makes of the next."""
+"""The pace learns from past launches how long rounds take, and chooses the number of rounds of the next one."""
 
 import time
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.measured
 
 
 def pace_of(launch: float, each: float, rounds=(1, 4, 2, 8), times: int = 3) -> Pace:
-    """Of an engine whose launches take so many seconds, and each round so many more."""
+    """The pace of an engine whose launches take `launch` seconds, and each round `each` more."""
     pace = Pace()
     for number in rounds * times:
         pace.note("kind", number, launch + each * number)
@@ -99,7 +99,7 @@ def test_beside_chunks_what_is_not_known_is_tried_once():
         return pace.beside_chunks("kind", 16, 1.0, mixed="mixed", alone="alone", waits=False, goes_on=True)
 
     pace = Pace()
-    assert chosen() == 0, "steps with everybody come first"
+    assert chosen() == 0, "a step with all rows comes first"
     pace.note("mixed", 1, 0.02)
     assert chosen() == 2
     pace.note("alone", 1, 0.02)
@@ -145,9 +145,9 @@ def test_a_launch_that_was_left_in_flight_is_not_timed(idle_engine, monkeypatch)
     assert core.launcher.num_in_flight == 1
     landed = core.strategy.landed
 
-    def listen(output, built, result, steps, seconds, metrics) -> None:
+    def listen(output, built, result, steps, seconds, metrics):
         timed.append(seconds)
-        landed(output, built, result, steps, seconds, metrics)
+        return landed(output, built, result, steps, seconds, metrics)
 
     monkeypatch.setattr(core.strategy, "landed", listen)
     monkeypatch.setattr(Pace, "note", lambda self, kind, rounds, seconds: noted.append(seconds))

@@ -15,7 +15,7 @@ from tests.engine.fake_device import Simulation, expected_output
 
 PAGE_SIZE = 4
 ENDING = (3, 7)
-# One token after the other; and strategies of which nobody knows beforehand how many tokens a launch will land.
+# One token after the other; and strategies whose launches land an unpredictable number of tokens.
 STRATEGIES = (
     *(Rounds(RowKind.DECODE, most=most) for most in (1, 4, 16)),
     *(Rounds(RowKind.VERIFICATION, most=most, most_tokens=5, least_tokens=1, plain=Rounds()) for most in (1, 3)),
@@ -111,7 +111,7 @@ class SchedulerLife(RuleBasedStateMachine):
         if len(launches) == 2:
             kinds = [set(output.kinds) for output in launches]
             assert kinds == [{RowKind.PROMPT_CHUNK}, {rounds.kind}] and not launches[0].num_rounds
-        known: set[str] = set()  # who runs in both is new in the first
+        known: set[str] = set()  # a request that runs in both is new in the first
         for output in launches:
             told = {new.req_id for new in output.scheduled_new_reqs} | output.resumed | output.enters
             assert not known & told
@@ -197,7 +197,7 @@ class SchedulerLife(RuleBasedStateMachine):
         self.tokens_are_those_of_the_request_alone()
         allocator = self.sim.scheduler.kv.allocator
         assert allocator.num_free + allocator.num_cached == allocator.num_pages
-        assert self.sim.scheduler.kv.num_available == allocator.num_pages, "a lock was left behind"
+        assert self.sim.scheduler.kv.num_available == allocator.num_pages, "a lock was not released"
 
 
 class TestSchedulerLife(SchedulerLife.TestCase):

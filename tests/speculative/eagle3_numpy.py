@@ -36,9 +36,9 @@ BUGS = (
     "wrong capture layer",  # the input of the layer after each right one
     "final norm applied to features",  # the target's, on each captured part
     "target's rope",  # the target's rope_theta in the head
-    "growth position not shifted",  # drafted tokens stand in the head where they stand in the target, one too far
+    "growth position not shifted",  # drafted tokens have the target's positions in the head, one too far
     "residual from the normalised hidden",
-    "growth fed after norm",  # the head's final norm, on the output that the next step goes on from
+    "growth fed after norm",  # the head's final norm, on the output that the next step continues from
     "stale head KV",  # rows of the last accepted tokens as the head drafted them, not from the target's features
 )
 # Mistakes that no tree can show: rotary attention sees differences of positions only.
@@ -230,7 +230,7 @@ class _Head:
         return seen
 
     def drafted(self, seen: _Seen, token: int, position: int) -> _Seen:
-        """One row more, that goes on from the output of the one before."""
+        """Add one row, which continues from the output of the one before."""
         hidden = seen.output
         if self.bug == "growth fed after norm":
             hidden = self._norm("norm", hidden)

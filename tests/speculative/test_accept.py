@@ -1,4 +1,4 @@
-"""What lands of a round, against the rules said in plain Python."""
+"""The tokens that a round lands, against the rules in plain Python."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -124,7 +124,7 @@ def test_drafts_that_are_accepted_again_are_drafted_again():
 
 
 def test_nothing_is_compiled_to_try_again():
-    """Of programs that were never launched, those are tried that may be better than what is known, and no others."""
+    """A program that was never launched is tried only if it may be better than what is known."""
     costs = LaunchCosts(bucket, Estimate(1.0, 1.0, 16.0))
     costs.set((1, 1, 1, 0), verification=1.0, draft=0.0)
     costs.set((1, 1, 3, 0), verification=1.2, draft=0.1)
@@ -138,7 +138,7 @@ def test_nothing_is_compiled_to_try_again():
 
 
 def silent(rounds: RoundsReport) -> RoundsReport:
-    """The same, but that nothing was drafted."""
+    """Return a copy of the report in which nothing was drafted."""
     return replace(rounds, drafted=0 * rounds.drafted, accepted=0 * rounds.accepted)
 
 
@@ -271,7 +271,7 @@ def test_launches_tell_what_drafts_cost_and_what_their_verification_does():
 
 
 def test_what_estimates_think_little_of_is_tried_once():
-    """Of many rows a verification may cost much less than is thought."""
+    """A verification of many rows may cost much less than its estimate."""
     costs = LaunchCosts(bucket, Estimate(target=10.0, drafter=1.0, knee=0.5))
     control = CostController(SEATS, {0: MOST}, costs, accepted={0: 0.6})
     for _ in range(40):

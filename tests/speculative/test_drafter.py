@@ -192,7 +192,7 @@ PLANTED = {
     "verification samples with the noise of the next position": (
         rounds, "sampled_everywhere", noise_of_the_next_position, "tokens",
     ),
-    "verification reads and writes the place behind": (rounds, "wide_rows", shifted_by_one, "tokens"),
+    "verification reads and writes one place too far": (rounds, "wide_rows", shifted_by_one, "tokens"),
     "drafts land one place too late": (rounds, "land", landing_shifted_by_one, "tokens"),
     "a draft too many is accepted": (rounds, "num_accepted", one_more_than_was_drafted_well, "tokens of bad drafts"),
     "stale KV after full acceptance": (draft_model, "wide_rows", only_the_latest_token, "rejections"),

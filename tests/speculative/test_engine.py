@@ -1,4 +1,4 @@
-"""Speculation in the engine changes no token, whatever drafts, however much, and whatever else goes on."""
+"""Speculation in the engine changes no token, whatever drafts, however much, and whatever else runs."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ CAPACITY = 40
 
 
 def expected_place(tokens: list[int], shortest: int, longest: int) -> int | None:
-    """The place behind the latest of the longest earlier occurrences of the sequence's end."""
+    """The place after the latest of the longest earlier occurrences of the sequence's end."""
     for size in range(longest, shortest - 1, -1):
         ending = tokens[-size:]
         places = [end for end in range(size, len(tokens)) if tokens[end - size : end] == ending]

@@ -1,4 +1,4 @@
-"""After warm-up nothing compiles, whatever is speculated; random requests get plain tokens and leave nothing behind."""
+"""After warm-up nothing compiles, whatever is speculated; random requests get plain tokens and leak nothing."""
 
 import numpy as np
 import pytest

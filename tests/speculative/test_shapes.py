@@ -1,4 +1,4 @@
-"""Speculation adds few programs, and has one for whatever is launched."""
+"""Speculation adds few compiled programs, and has one for every launch that can occur."""
 
 import pytest
 
@@ -19,13 +19,13 @@ def test_an_engine_has_at_most_so_many_programs_more(max_model_len, most):
     assert len(shapes.rounds) + len(shapes.lanes) + len(shapes.catch_up) == most
 
 
-@pytest.mark.parametrize("of_each", [1, 2])
-def test_many_rows_have_programs_of_fewer_drafts(of_each):
+@pytest.mark.parametrize("num_widths", [1, 2])
+def test_many_rows_have_programs_of_fewer_drafts(num_widths):
     buckets = Buckets.from_config(EngineConfig(1024, kv_cache_tokens=1024))
-    shapes = SpeculationShapes.of(buckets, widths=(3, 5, 9), of_each=of_each, max_rounds=8, page_size=16)
+    shapes = SpeculationShapes.of(buckets, widths=(3, 5, 9), num_widths=num_widths, max_rounds=8, page_size=16)
     widths = {rows: {s.width for s in shapes.rounds if s.batch.num_rows == rows} for rows in (1, 4, 32, 128, 256)}
     two = {1: {9}, 4: {5, 9}, 32: {5, 9}, 128: {3, 5}, 256: {3}}
-    assert widths == {rows: {max(found)} if of_each == 1 else found for rows, found in two.items()}
+    assert widths == {rows: {max(found)} if num_widths == 1 else found for rows, found in two.items()}
 
 
 @pytest.mark.parametrize(("max_model_len", "most"), [(1024, 17), (8192, 26), (65536, 26)])

@@ -21,7 +21,7 @@ POOL = pool_size(LEVELS, TOP_K)
 
 
 class Pool:
-    """A pool as a drafter makes it: scores fall along paths, levels go on from the best nodes of the level before."""
+    """A pool as a drafter makes it: scores fall along paths, levels continue the best nodes of the level before."""
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -56,7 +56,7 @@ def tree_of(pool: Pool, wanted: int = DEPTH, number: int = NODES) -> Tree:
 
 
 def paths_of(tree: Tree) -> list[tuple[int, ...]]:
-    """Of the nodes that are there, the places of their ancestors and their own."""
+    """The path of each node of the tree: the places of its ancestors and its own."""
     paths: list[tuple[int, ...]] = []
     for place, parent in enumerate(np.asarray(tree.parent)[0].tolist()):
         paths.append((*(() if parent == ROOT else paths[parent]), place))

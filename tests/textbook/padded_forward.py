@@ -32,7 +32,7 @@ def no_bug(state: AlignmentState) -> tuple[np.ndarray, np.ndarray]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SlotAttend:
-    """An `Attend` over dense rows of slots: this round's keys and values go to `slots`, a mask says who sees what."""
+    """An `Attend` over dense rows of slots: this round's keys and values go to `slots`, a mask says what is seen."""
 
     slots: jax.Array  # int32 [L]; out of range: written nowhere
     query_mask: jax.Array  # bool [B, L, S]
@@ -58,7 +58,7 @@ def _compiled(model: DecoderLM):
 
 
 class PaddedBranches:
-    """The cache of up to `ROWS` branches that share a prefix. What nobody has written yet is noise, not zeros."""
+    """The cache of up to `ROWS` branches that share a prefix. What is not written yet is noise, not zeros."""
 
     def __init__(self, model: DecoderLM, prefix: Sequence[int]) -> None:
         config, rng = model.config, np.random.default_rng(0)

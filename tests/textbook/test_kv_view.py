@@ -37,7 +37,7 @@ def contents(cache: KVCache) -> np.ndarray:
 
 
 def lane_of(pool: KVPool, pages: Sequence[int] = PAGES) -> np.ndarray:
-    """The same of all slots of a lane."""
+    """[k or v, layer, slot, head, dim] of all slots of a lane"""
     stacked = np.array([pool.k, pool.v])
     return stacked[:, :, list(pages)].reshape(2, LAYERS, -1, HEADS, DIM)
 

@@ -1,4 +1,4 @@
-"""What a batch of sequences has come to between the calls of a diffusion iteration."""
+"""State of a batch of sequences between the calls of a diffusion iteration."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ class DiffusionBlockMeta:
 
 @dataclass
 class DiffusionBlockContext:
-    """A block as its next iteration finds it."""
+    """State of a block before its next iteration."""
 
     block_id: int
-    mask: np.ndarray  # bool [end - start], places that have no token yet
-    threshold: float  # that the next iteration asks for, where the rule has one
-    iteration: int  # its number in the sequence
-    weight: float  # of what masks' embeddings carry behind it
-    has_cache: bool = False  # keys and values are those that the sequence had in this block, or later
+    mask: np.ndarray  # bool [end - start], positions that have no token yet
+    threshold: float  # of the next iteration, where the rule has one
+    iteration: int  # number of the next iteration in the sequence
+    weight: float  # of the vectors that are added to masks' embeddings after that iteration
+    has_cache: bool = False  # whether the KV was computed while the sequence was at this block
 
 
 @dataclass
 class DiffusionBatchState:
     """R requests, whose blocks have up to B tokens, in S >= R seats."""
 
-    prompt_embeddings: jax.Array  # [R, longest prompt, hidden], 0 behind the end of a prompt
-    block_windows: list[DiffusionBlockMeta]  # of all requests, each one's in order
-    kv_handles: list[list[int]]  # of each request, its pages in the pool
-    iteration_counters: list[int]  # of each request, iterations that its sequence has had
-    cached_logits: jax.Array | None = None  # float32 [S, B, vocab], of each block's latest iteration; no mask in them
-    canvas: list[list[int]] = field(default_factory=list)  # of each request, all tokens, masks included
-    output_ids: list[list[int]] = field(default_factory=list)  # of each request, tokens of its finished blocks
+    prompt_embeddings: jax.Array  # [R, longest prompt, hidden], 0 after the end of a prompt
+    block_windows: list[DiffusionBlockMeta]  # blocks of all requests, in order for each request
+    kv_handles: list[list[int]]  # pages of each request in the pool
+    iteration_counters: list[int]  # iterations that each request has had
+    cached_logits: jax.Array | None = None  # float32 [S, B, vocab], of each block's latest iteration, without the mask
+    canvas: list[list[int]] = field(default_factory=list)  # all tokens of each request, masks included
+    output_ids: list[list[int]] = field(default_factory=list)  # tokens of each request's finished blocks
     contexts: dict[int, DiffusionBlockContext] = field(default_factory=dict)  # of requests that are in a block
-    arrays: dict[str, Any] = field(default_factory=dict)  # on the device: the KV pool and what embeddings carry
+    arrays: dict[str, Any] = field(default_factory=dict)  # on the device: the KV pool and the canvas
 
     @property
     def is_finished(self) -> bool:
@@ -66,7 +66,7 @@ class DiffusionBatchState:
         return [block for block in self.block_windows if block.req_index == req_index]
 
     def current_blocks(self) -> list[DiffusionBlockMeta]:
-        """The first unfinished block of each request that has one."""
+        """Return the first unfinished block of each request that has one."""
         found: dict[int, DiffusionBlockMeta] = {}
         for block in self.block_windows:
             if not block.is_finished:
@@ -74,26 +74,26 @@ class DiffusionBatchState:
         return list(found.values())
 
     def tokens_of(self, block: DiffusionBlockMeta) -> list[int]:
-        """Masks included."""
+        """Return the tokens of a block, masks included."""
         return self.canvas[block.req_index][block.start : block.end]
 
     def put(self, block: DiffusionBlockMeta, tokens: Sequence[int]) -> None:
-        """Take over the tokens [B] of a block; places that its sequence does not have are left out."""
+        """Set the tokens [B] of a block; positions beyond the end of its sequence are left out."""
         self.canvas[block.req_index][block.start : block.end] = tokens[: block.end - block.start]
 
 
 def begin_batch(batch: ForwardBatch, model: DecoderLM, vicinity: Vicinity, page_size: int) -> DiffusionBatchState:
-    """The state of a batch of which nothing is computed.
+    """Return the state of a batch before its first iteration.
 
     Raises:
-        ValueError: a prompt is empty, has masks or what is no token, or its sequence is longer than the model's
+        ValueError: a prompt is empty, has masks or ids outside the vocabulary, or its sequence exceeds the model's
             positions.
     """
     prompts, size, config = batch.input_ids, vicinity.block_size, model.config
     totals = [len(prompt) + more for prompt, more in zip(prompts, batch.max_new_tokens, strict=True)]
     for index, (prompt, total) in enumerate(zip(prompts, totals, strict=True)):
         _check(index, prompt, total, config)
-    # Sizes of arrays are sizes of programs: few of them.
+    # Each size of arrays compiles programs of its own, so they are rounded up to few sizes.
     pool = Pool(rounded_up(len(prompts), 1), rounded_up(-(-max(totals) // page_size), 1), page_size)
     length = 0 if vicinity.smoothing is None else pool.pages_per_seat * page_size
     kv = KVPool.allocate(config, num_pages=pool.num_pages, page_size=page_size, dtype=model.dtype)

@@ -1,4 +1,4 @@
-"""What scripts hand to a diffusion worker: prompts, and how each is to be continued."""
+"""Batches that scripts give to a diffusion worker: prompts with their sampling parameters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _WORD = 2**32
 
 @dataclass
 class ModelWorkerBatch:
-    """A batch as its user writes it. Any object with some of these attributes will do in its place.
+    """A batch as a script writes it. Any object with some of these attributes can take its place.
 
     Attributes:
-        input_ids: the prompts.
-        max_new_tokens, temperature: of all requests, or a list with one for each. A temperature of 0 is greedy.
-        seeds: of sampling, one for each request; one number s: request i has s + i.
+        input_ids: token ids of the prompts.
+        max_new_tokens, temperature: for all requests, or a list with one for each. A temperature of 0 is greedy.
+        seeds: of sampling, one for each request; with a single number s, request i has s + i.
         eos_token_ids: tokens that end a sequence; None: the model's.
     """
 
@@ -37,12 +37,12 @@ class HasModel(Protocol):
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """The same with one entry for each of R requests, checked."""
+    """A checked batch with one entry for each of R requests."""
 
     input_ids: list[list[int]]
     max_new_tokens: list[int]
     temperature: list[float]
-    request_keys: list[tuple[int, int]]  # two 32-bit words of randomness
+    request_keys: list[tuple[int, int]]  # key of the noise, as two 32-bit words
     eos_token_ids: frozenset[int]
 
     @property
@@ -51,13 +51,14 @@ class ForwardBatch:
 
     @classmethod
     def init_new(cls, batch: Any, owner: HasModel) -> ForwardBatch:
-        """The forward batch of a `ModelWorkerBatch`, or of whatever has its attributes; missing ones have its defaults.
+        """Make the forward batch of a `ModelWorkerBatch`, or of an object with its attributes (the rest are defaults).
 
         Args:
-            owner: a worker or an iteration, whose model says what ends a sequence if the batch does not.
+            owner: a worker or an iteration, whose model gives the ending tokens if the batch does not.
 
         Raises:
-            ValueError: there is no request; lists are not as many as requests; or a value is out of range, by name.
+            ValueError: there is no request; a list does not have an entry for each request; or a value is out of range,
+                which the message names.
         """
         prompts = [[int(token) for token in prompt] for prompt in batch.input_ids]
         if not prompts:

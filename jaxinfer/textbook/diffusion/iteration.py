@@ -1,5 +1,5 @@
-"""Iterations of denoising, driven by hand: the source's `DiffusionIteration` for bidirectional models (dInfer's
-`IterSmoothWithVicinityCache`), over the rounds that the engine's programs are made of."""
+"""Denoising iterations for scripts: the source's `DiffusionIteration` for bidirectional models (dInfer's
+`IterSmoothWithVicinityCache`), built from the rounds of the engine's programs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from jaxinfer.textbook.diffusion.watched_rounds import watched_rounds
 
 @dataclass
 class DiffusionIterationResult:
-    """What an iteration has made of a block.
+    """Result of an iteration of a block.
 
     Attributes:
-        logits: float32 [end - start, vocab], that its tokens were drawn from; no mask is in them.
-        block_finished: no mask is left; `finalize_block` comes next.
-        iterations_used: forwards that the call took; 0 where no mask was left before it.
+        logits: float32 [end - start, vocab], from which its tokens were drawn; the mask token is excluded.
+        block_finished: whether no mask is left; `finalize_block` comes next then.
+        iterations_used: forwards that the call took; 0 if no mask was left before it.
     """
 
     logits: jax.Array
@@ -46,27 +46,27 @@ class DiffusionIterationResult:
 
 
 class DiffusionIteration:
-    """Denoises blocks of sequences of a bidirectional model.
+    """Denoiser of blocks of sequences of a bidirectional model.
 
-    An iteration is one forward and what it commits. It computes the whole sequence where keys and values are not those
-    of this block yet (or in the warm-up), else a window around the block. `batch_state` has all that there is of a
-    batch: any number of them may be under way.
+    An iteration is one forward pass and the tokens that it commits. It computes the whole sequence if its KV was not
+    computed for this block yet (or during the warm-up), else a window around the block. `batch_state` holds the whole
+    state of a batch, so any number of batches can be denoised in turn.
 
     Args:
         model: a bidirectional diffusion model.
         hidden_size: the model's.
         block_size: tokens that are denoised together.
-        maximum_unroll, expected_tpf: `run_iterations` runs as many iterations in a launch as the masks left take with
-            `expected_tpf` tokens each, and `maximum_unroll` at most. They change no token.
+        maximum_unroll, expected_tpf: `run_iterations` runs as many iterations in a launch as the remaining masks take
+            at `expected_tpf` tokens each, and at most `maximum_unroll`. They change no token.
         warmup_steps, cont_weight, cont_weight_init, cont_weight_growth, threshold_decay, threshold, prefix_look,
             after_look, cache, unmask, low_threshold, factor, credit_alpha, boost_gamma, decay_beta: see
-            `DiffusionConfig`; a `cont_weight` of 0 is no smoothing.
-        graph_runner, device: None, see below.
+            `DiffusionConfig`; a `cont_weight` of 0 turns smoothing off.
+        graph_runner, device: must be None, see below.
         page_size: of the KV pool.
 
     Raises:
-        ValueError: the model is of another kind; a setting is out of range or, as `hidden_size`, not the model's; or
-            there is a graph runner or a device, which are XLA's business.
+        ValueError: the model is of another kind; a setting is out of range, or `hidden_size` is not the model's; or a
+            graph runner or a device is given, which XLA handles itself.
     """
 
     def __init__(
@@ -117,17 +117,17 @@ class DiffusionIteration:
         self._launch = watched_rounds(model, self.vicinity, select_backend(), maximum_unroll)
 
     def allocate_prefill_state(self, forward_batch: ForwardBatch) -> DiffusionBatchState:
-        """A batch of which nothing is computed: canvases of prompts and masks, their blocks, and room for keys and
-        values.
+        """Return the state of a batch before its first iteration: canvases of prompts and masks, their blocks, and room
+        for KV.
 
         Raises:
-            ValueError: a prompt is empty, has masks or what is no token, or its sequence is longer than the model's
+            ValueError: a prompt is empty, has masks or ids outside the vocabulary, or its sequence exceeds the model's
                 positions.
         """
         return begin_batch(forward_batch, self.model, self.vicinity, self.page_size)
 
     def run_prefill_forward(self, forward_batch: ForwardBatch, batch_state: DiffusionBatchState) -> jax.Array:
-        """The first iteration of all sequences, which computes them whole; as any other one it commits tokens.
+        """Run the first iteration of all sequences, which computes them whole; like any other it commits tokens.
 
         Returns:
             float32 [R, B, vocab], the logits of their first blocks.
@@ -144,7 +144,7 @@ class DiffusionIteration:
     def prepare_block(
         self, forward_batch: ForwardBatch, batch_state: DiffusionBatchState, block_meta: DiffusionBlockMeta
     ) -> DiffusionBlockContext:
-        """Look at a block as its next iteration will find it; also noted in `batch_state.contexts`. Twice is as once.
+        """Return the state of a block before its next iteration, and note it in `batch_state.contexts`. Idempotent.
 
         Raises:
             ValueError: the block is finished, or one before it is not.
@@ -178,11 +178,12 @@ class DiffusionIteration:
         block_meta: DiffusionBlockMeta,
         iter_no: int,
     ) -> DiffusionIterationResult:
-        """One iteration of one block, if it has a mask.
+        """Run one iteration of one block, if it has a mask.
 
         Args:
-            iter_no: its number in the sequence, which the threshold, the weight of smoothing, the warm-up and the noise
-                of sampling depend on; the sequence's counter goes on from here. What the counter says is the source's.
+            iter_no: the iteration's number in the sequence. The threshold, the weight of smoothing, the warm-up and the
+                noise of sampling depend on it. The sequence's counter continues from it; passing the counter itself
+                gives the source's numbering.
 
         Raises:
             ValueError: as for `prepare_block`, or `iter_no` is negative.
@@ -205,11 +206,11 @@ class DiffusionIteration:
         *,
         most: int | None = None,
     ) -> list[int]:
-        """Iterations of blocks of different requests, side by side: one of those that have to be computed with their
-        whole sequences, and a launch of windows. How many each has had.
+        """Run iterations of blocks of different requests in batches: one iteration of those whose whole sequences must
+        be computed, and one launch of windows. Returns the number of iterations of each block.
 
         Args:
-            most: iterations of a window; None: as `maximum_unroll` and `expected_tpf` say.
+            most: most iterations of a window; None: as `maximum_unroll` and `expected_tpf` say.
 
         Raises:
             ValueError: as for `prepare_block`; or the batch has another number of requests than the state.
@@ -234,7 +235,7 @@ class DiffusionIteration:
     def finalize_block(
         self, forward_batch: ForwardBatch, batch_state: DiffusionBatchState, block_meta: DiffusionBlockMeta
     ) -> None:
-        """Write a block without masks to its sequence's output. With an ending token in it, nothing follows that.
+        """Append a block without masks to its sequence's output. An ending token in it ends the output.
 
         Raises:
             ValueError: as for `prepare_block`, or the block has masks.
@@ -254,7 +255,7 @@ class DiffusionIteration:
     def _run(
         self, batch: ForwardBatch, state: DiffusionBatchState, blocks: list[DiffusionBlockMeta], most: int
     ) -> None:
-        """One launch: `most` rounds of windows, or, if that is 0, a round of whole sequences."""
+        """Run one launch: `most` rounds of windows or, if that is 0, a round of whole sequences."""
         kv: KVPool = state.arrays[KV]
         seats = len(state.arrays[CANVAS].credits)
         packer = SequenceRows(Pool(seats, kv.num_pages // seats, kv.page_size), self.vicinity)
@@ -286,7 +287,7 @@ class DiffusionIteration:
             self.prepare_block(batch, state, block)
 
     def _num_stored(self, state: DiffusionBatchState, block: DiffusionBlockMeta) -> int:
-        """How many of a sequence's first tokens a round leaves as they are, that otherwise computes all of them."""
+        """Return the number of a sequence's first tokens that a round of whole sequences does not compute."""
         if self.vicinity.cache == "prefix" and state.contexts[block.req_index].has_cache:
             return max(0, block.start - self.vicinity.prefix_look)
         return 0

@@ -1,4 +1,4 @@
-"""The arrays of a launch that denoises sequences, all of whose tokens the host has."""
+"""Packed batches for launches that denoise sequences whose tokens are all on the host."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class SequenceRow:
     tokens: Sequence[int]  # all of them, masks included
     prompt_len: int
     block_start: int
-    round: int  # its number in the sequence
+    round: int  # number of the round in the sequence
     temperature: float
     request_key: tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A KV pool in which each seat has as many pages, one after the other."""
+    """A KV pool with an equal number of consecutive pages for each seat."""
 
     num_seats: int
     pages_per_seat: int
@@ -40,23 +40,23 @@ class Pool:
         return self.num_seats * self.pages_per_seat
 
     def pages_of(self, seat: int, num_tokens: int) -> list[int]:
-        """As many as so many tokens need."""
+        """Return the pages of a seat that hold `num_tokens` tokens."""
         first = seat * self.pages_per_seat
         return list(range(first, first - (-num_tokens // self.page_size)))
 
 
 @dataclass(frozen=True)
 class SequenceRows:
-    """Packs rows for a pool.
+    """Packer of rows for a pool.
 
-    Both methods return the packed batch, and int32 [Q]: where in the launch's tokens each row's block begins.
+    Both methods return the packed batch, and int32 [Q]: where in the launch's tokens each row's block starts.
     """
 
     pool: Pool
     vicinity: Vicinity
 
     def windows(self, rows: Sequence[SequenceRow], num_rounds: int) -> tuple[PackedBatch, np.ndarray]:
-        """Up to `num_rounds` rounds of the windows around blocks."""
+        """Pack up to `num_rounds` rounds of the windows around blocks."""
         how = self.vicinity
         packed = self._idle(BatchShape(self._rows_for(len(rows)), 0, 0, self.pool.pages_per_seat, block_size=how.width))
         begins = np.zeros(packed.shape.num_logits, np.int32)
@@ -71,9 +71,9 @@ class SequenceRows:
         return packed, begins
 
     def rests(self, rows: Sequence[SequenceRow], computed: Sequence[int]) -> tuple[PackedBatch, np.ndarray]:
-        """One round of whole sequences, but for the first `computed` tokens of each."""
+        """Pack one round of whole sequences without the first `computed` tokens of each."""
         counts = [len(row.tokens) - first for row, first in zip(rows, computed, strict=True)]
-        # A refresh is the dearest round there is: fewer tokens of padding are worth a few more programs.
+        # A refresh is the most expensive round: less padding is worth a few more programs.
         tokens = rounded_up(max(sum(counts), _FEWEST_TOKENS), 4)
         packed = self._idle(BatchShape(0, self._rows_for(len(rows)), tokens, self.pool.pages_per_seat, block_size=1))
         page_size, end = self.pool.page_size, 0
@@ -94,7 +94,7 @@ class SequenceRows:
         return packed, packed["logits_index"].copy()
 
     def _rows_for(self, count: int) -> int:
-        """Few numbers: each is one more program for every number of tokens."""
+        """Round up to few numbers of rows: each is one more program for every number of tokens."""
         rows = 1
         while rows < count:
             rows *= 4
@@ -113,6 +113,6 @@ class SequenceRows:
 
 
 def rounded_up(size: int, parts: int) -> int:
-    """The least size that is no smaller, of those that cut the way from one power of two to the next into `parts`."""
+    """Round up to a size that divides the interval between two successive powers of two into `parts` equal parts."""
     step = max(1, (1 << (size - 1).bit_length()) // (2 * parts))
     return -(-size // step) * step

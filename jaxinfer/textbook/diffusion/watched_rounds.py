@@ -1,4 +1,4 @@
-"""Rounds of denoising that leave their logits: what programs of the engine have no use for, and people look at."""
+"""Denoising rounds that also return their logits, which the engine's own programs do not keep."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from jaxinfer.programs.program import KV
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Watched(KVPool):
-    """A pool that rounds hand on, and with it what they computed."""
+    """The pool that rounds carry, with the hidden states that they computed."""
 
     hidden: jax.Array  # [T, hidden], of each of the launch's tokens in the last round that it took part in
 
@@ -36,19 +36,19 @@ type Launch = Callable[..., tuple[dict[str, Any], DenoiseOutput, jax.Array]]
 
 
 def watched_rounds(model: DecoderLM, vicinity: Vicinity, backend: AttentionBackend, max_rounds: int) -> Launch:
-    """A compiled function `launch(state, logits, buffer, begins, shape=...)` of up to `max_rounds` rounds of windows,
-    or of one round of whole sequences. It takes and returns:
+    """Return a compiled function `launch(state, logits, buffer, begins, shape=...)` of up to `max_rounds` rounds of
+    windows, or of one round of whole sequences. It takes:
 
         state: `KV` and `CANVAS`, the device's pool and canvas; donated.
-        logits: float32 [S, B, vocab], of the blocks of all seats; returned with those of this launch, each as they were
-            in the last round of its row, in which nothing is a mask.
+        logits: float32 [S, B, vocab], of the blocks of all seats.
         buffer, shape: a packed batch.
-        begins: int32 [Q], where in the launch's tokens each row's block begins.
+        begins: int32 [Q], where in the launch's tokens each row's block starts.
 
-    Between state and logits it returns what was found.
+    It returns the new state, the rounds' output, and the logits, in which the launch's rows have those of their last
+    round, with the mask token excluded.
     """
     graph, params = nnx.split(model)
-    # A parameter on the host would be sent anew with every launch.
+    # A parameter on the host would be sent again with every launch.
     params = jax.tree.map(jnp.asarray, params)
 
     @partial(jax.jit, static_argnames="shape", donate_argnames="state")
@@ -62,7 +62,7 @@ def watched_rounds(model: DecoderLM, vicinity: Vicinity, backend: AttentionBacke
         def compute(watched: KVPool, wide: StepBatch, added: jax.Array | None) -> tuple[KVPool, jax.Array]:
             assert isinstance(watched, _Watched)
             kv, hidden = forward(model, KVPool(watched.k, watched.v), wide, backend, added)
-            # Rows that rest are padding.
+            # Rows that do not take part in the round are padding.
             last = jnp.where((wide.limit >= 0)[:, None], hidden, watched.hidden)
             return _Watched(kv.k, kv.v, last), hidden
 

@@ -17,29 +17,29 @@ from jaxinfer.textbook.diffusion.iteration import DiffusionIteration
 
 @dataclass
 class GenerationBatchResult:
-    """What a call of a worker has made of R requests."""
+    """Result of a worker's call for R requests."""
 
     logits_output: jax.Array  # float32 [R, B, vocab], of each block's latest iteration
-    next_token_ids: list[list[int]]  # of each request, tokens that became final
+    next_token_ids: list[list[int]]  # tokens of each request that became final
     batch_state: DiffusionBatchState
-    iterations: list[int]  # of each request, forwards that it took
+    iterations: list[int]  # forwards that each request took
 
 
 class DiffusionWorker:
-    """Drives a `DiffusionIteration` from block to block.
+    """Worker that drives a `DiffusionIteration` from block to block.
 
-    `prefill` begins a batch; `extend` denoises one block of each request that has one left, as often as there are.
+    `prefill` begins a batch. Each call of `extend` denoises one block of every request that has one left.
 
     Args:
-        server_args, model_config: any objects, or None. Of their attributes `hidden_size` and `block_size` (of the
-            second first) and `model_path` are read, and sizes of parallel groups are checked.
-        gpu_id, tp_rank, pp_rank, moe_ep_rank: 0.
-        graph_runner, enable_cuda_graph_sampling: None and False.
+        server_args, model_config: any objects, or None. `hidden_size` and `block_size` are read from `model_config`, or
+            else from `server_args`; `model_path` and the sizes of parallel groups are read from `server_args`.
+        gpu_id, tp_rank, pp_rank, moe_ep_rank: must be 0.
+        graph_runner, enable_cuda_graph_sampling: must be None and False.
         model: a bidirectional diffusion model; None: the checkpoint at `server_args.model_path`.
-        settings: of the `DiffusionIteration`; they go before what the objects say.
+        settings: of the `DiffusionIteration`; they override the two objects.
 
     Raises:
-        ValueError: a rank, a group or a setting is none that this worker has, by name; or there is no model.
+        ValueError: a rank, a group size or a setting is not supported, which the message names; or there is no model.
         FileNotFoundError, CheckpointError, UnsupportedConfigError: as for `load_checkpoint`.
     """
 
@@ -79,7 +79,7 @@ class DiffusionWorker:
         self.iteration = DiffusionIteration(model, **{**read, "graph_runner": graph_runner, **settings})
 
     def prefill(self, model_worker_batch: Any) -> GenerationBatchResult:
-        """Begin a batch with the first iteration of each request. No token is final before its block is whole.
+        """Begin a batch with the first iteration of each request. No token is final before its block is finished.
 
         Args:
             model_worker_batch: a `ModelWorkerBatch`, or an object with its attributes.
@@ -93,16 +93,16 @@ class DiffusionWorker:
         return GenerationBatchResult(logits, [[] for _ in batch.input_ids], state, list(state.iteration_counters))
 
     def extend(self, model_worker_batch: Any, batch_state: DiffusionBatchState) -> GenerationBatchResult:
-        """Denoise the block that each request is at; requests that have ended get nothing.
+        """Denoise the current block of each request; requests that have ended get nothing.
 
         Args:
-            model_worker_batch: of the same requests in the same order. How tokens are drawn and what ends a sequence
-                is taken from it, prompts and lengths are not looked at again.
-            batch_state: what `prefill` returned, or `DiffusionIteration.allocate_prefill_state`.
+            model_worker_batch: of the same requests in the same order. Sampling parameters and ending tokens are taken
+                from it; prompts and lengths are not read again.
+            batch_state: from `prefill` or `DiffusionIteration.allocate_prefill_state`.
 
         Raises:
             ValueError: as for `ForwardBatch.init_new`; the batch has another number of requests than the state; or all
-                of these have ended.
+                requests have ended.
         """
         batch, steps = self._create_forward_batch(model_worker_batch), self.iteration
         blocks = batch_state.current_blocks()

@@ -18,12 +18,12 @@ from jaxinfer.textbook.speculative.step_view import StepView
 
 @dataclass(frozen=True)
 class Beam:
-    """A continuation that is still in the race."""
+    """A candidate continuation."""
 
     tokens: tuple[int, ...]  # generated
-    logprob: float  # in nats, of all of them together
+    logprob: float  # in nats, of all tokens together
     score: float
-    ended: bool  # by an end token
+    ended: bool  # whether by an end token
 
 
 def beam_search_generate(
@@ -39,7 +39,7 @@ def beam_search_generate(
     debug: bool = False,
     tokenizer: Any = None,
 ) -> list[int]:
-    """The best continuation that beam search finds, ended by an end token or by its length. Nothing is random.
+    """Return the best continuation that beam search finds, ended by an end token or by its length. Nothing is random.
 
     A continuation of n tokens scores its log probability divided by ((min_length + n) / (min_length + 1)) ** alpha, the
     penalty of Wu et al. 2016, "Google's neural machine translation system", with 5 and 1 made parameters. In every step
@@ -49,22 +49,23 @@ def beam_search_generate(
 
     Args:
         inputs: token ids of the prompt, at least one.
-        model: gives logits; one cache serves all beams, which read anew what they do not share with the one before.
-        max_gen_len: the most tokens to generate; fewer where the model's longest sequence ends.
-        num_beams: continuations that stay in every step.
+        model: computes the logits. One cache serves all beams: a beam reads again what it does not share with the
+            previous one.
+        max_gen_len: most tokens to generate; fewer at the end of the model's longest sequence.
+        num_beams: continuations that are kept in every step.
         top_k: continuations of each beam; of the prompt, `num_beams`.
-        min_length: makes short continuations less dear; in tokens, at least 0.
+        min_length: weakens the length penalty; in tokens, at least 0.
         alpha: 0 compares log probabilities as they are; greater numbers favour long continuations.
         eos_tokens_id: the end token, or several.
-        pad_token_id: accepted as by the other functions; beams have no places to fill.
+        pad_token_id: accepted for symmetry with the other functions; beams need no padding.
         debug: print the beams of each step.
-        tokenizer: gives the texts of that, see `StepView`.
+        tokenizer: decodes tokens for the debug view, see `StepView`.
 
     Returns:
         Generated token ids, the end token included.
 
     Raises:
-        ValueError: names the argument, its value and what is allowed.
+        ValueError: an argument is out of range; the message has its name, its value and what is allowed.
     """
     model = as_language_model("model", model)
     task = Task.of(inputs, model, max_gen_len, eos_tokens_id, pad_token_id)

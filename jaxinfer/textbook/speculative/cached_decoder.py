@@ -33,9 +33,9 @@ class SequenceCache:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class CacheAttend:
-    """An `Attend` over one sequence's cache: new keys and values go to their positions, queries see up to their own."""
+    """An `Attend` over one sequence's cache: KV is written to the tokens' positions, queries see up to their own."""
 
-    positions: jax.Array  # int32 [T]; tokens beyond the cache's end leave nothing in it
+    positions: jax.Array  # int32 [T]; tokens beyond the cache's end are not written
 
     def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
         assert kv is not None
@@ -46,9 +46,9 @@ class CacheAttend:
 
 
 class CachedDecoder:
-    """A `LanguageModel` made of a converted model.
+    """A `LanguageModel` from a converted model.
 
-    Widths are 1 or powers of two from 8 on, sizes of caches multiples of 64: a script compiles a handful of programs.
+    Widths are 1 or powers of two from 8 on, and cache sizes are multiples of 64, so a script compiles few programs.
     """
 
     def __init__(self, model: DecoderLM) -> None:
@@ -65,7 +65,7 @@ class CachedDecoder:
         return self.config.max_position_embeddings
 
     def init_cache(self, max_len: int, prompt_len: int) -> SequenceCache:
-        """Zeros, with room for `max_len` tokens."""
+        """Return a cache of zeros with room for `max_len` tokens."""
         size = -(-max_len // CACHE_STEP) * CACHE_STEP
         shape = (size, self.config.num_kv_heads, self.config.head_dim)
         kv = [(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype)) for _ in range(self.config.num_layers)]
@@ -74,7 +74,7 @@ class CachedDecoder:
     def forward(
         self, cache: SequenceCache, token_ids: np.ndarray, start: int, last: int
     ) -> tuple[np.ndarray, SequenceCache]:
-        """See `LanguageModel.forward`."""
+        """Compute logits as `LanguageModel.forward` does."""
         count = len(token_ids)
         padded = np.zeros(_width(count), np.int32)
         padded[:count] = token_ids
@@ -91,9 +91,9 @@ def _width(count: int) -> int:
 def _forward(
     graph: nnx.GraphDef[DecoderLM], rows: int, state: nnx.State, cache: SequenceCache, ids: jax.Array, where: jax.Array
 ) -> tuple[jax.Array, SequenceCache]:
-    """Logits float32 [rows, V] after the tokens from number where[1] on, the first of which stands at where[0].
+    """Return logits float32 [rows, V] after the tokens from index where[1] on; where[0] is the first token's position.
 
-    Padding behind the tokens writes keys and values that nobody sees before they are overwritten.
+    Padding after the tokens writes KV that no query sees before it is overwritten.
     """
     model = nnx.merge(graph, state)
     positions = where[0] + jnp.arange(ids.shape[0], dtype=jnp.int32)

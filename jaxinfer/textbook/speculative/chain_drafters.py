@@ -1,4 +1,4 @@
-"""Where a round's chain of drafts comes from: a smaller model, or the n-grams of the text so far."""
+"""Drafters of chains: a smaller model, or the n-grams of the text so far."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from jaxinfer.textbook.speculative.random_streams import RandomChoices
 
 @dataclass(frozen=True)
 class Proposal:
-    """The drafts of a round and what they were drawn from."""
+    """The drafts of a round and the distributions that they were drawn from."""
 
-    tokens: list[int]  # g of them
+    tokens: list[int]  # g drafts
     q: np.ndarray  # float64 [g, V]
-    entropy: EntropyReading | None = None  # what the number of drafts follows from, where it adapts
+    entropy: EntropyReading | None = None  # that determined the number of drafts, where it adapts
 
 
 class ChainDrafter(Protocol):
-    """Proposes tokens, and may learn from what became of them."""
+    """Proposer of tokens, which may learn from the outcome."""
 
     def propose(self, tokens: Sequence[int], room: int) -> Proposal:
-        """Up to `room` drafts (which may be 0) after these tokens. Nothing is drafted after an end token."""
+        """Draft up to `room` tokens (which may be 0) after these tokens. Nothing is drafted after an end token."""
         ...
 
     def learn(self, tokens: Sequence[int], landed: Sequence[int], logits: np.ndarray) -> None:
-        """Tokens `landed` came after `tokens`; `logits` [len(landed), V] are the target's in the place of each."""
+        """Learn that `landed` came after `tokens`; `logits` [len(landed), V] are the target's at the place of each."""
         ...
 
 
 class ModelDrafter:
-    """Drafts drawn from a model one after the other.
+    """Drafter that draws tokens from a model one after the other.
 
     Args:
         reader: of the drafting model.
-        gamma: the most drafts of a round.
-        processor: the target's too.
-        choices: the stream of drafts.
+        gamma: most drafts of a round.
+        processor: also the target's.
+        choices: the random stream for drafts.
         eos: end tokens.
-        egag: chooses each round's number from the entropy of the drafter's own distribution of the first draft (before
-            the processor: a greedy one has none). This number depends on the text alone, not on what is drawn.
+        egag: chooses each round's number of drafts from the entropy of the drafter's own distribution of the first
+            draft (before the processor, as a greedy one has no entropy). The number depends on the text alone, not on
+            the draws.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class ModelDrafter:
 
     def propose(self, tokens: Sequence[int], room: int) -> Proposal:
         ids, drafts, q, reading = list(tokens), [], [], None
-        # The draft after the last token that the drafter has room for is its last one.
+        # The last draft is the one after the last token that the drafter has room for.
         limit = min(
             room, self._gamma if self._egag is None else self._egag.gamma_max, self._reader.max_len + 1 - len(ids)
         )
@@ -82,14 +83,14 @@ class ModelDrafter:
 
 
 class NGramDrafter:
-    """Drafts looked up one after the other, each with a q of one point.
+    """Drafter that looks tokens up one after the other, each with a one-point q.
 
     Args:
         storage: the n-grams; it learns while it is used.
-        gamma: the most drafts of a round.
-        filler_top_k: from 2 on, the storage also learns the target's so many most likely tokens of every place.
-        stop_if_unknown: draft nothing after a context that the storage does not know; otherwise any token at random.
-        choices: draws those.
+        gamma: most drafts of a round.
+        filler_top_k: from 2 on, the storage also learns this many of the target's most likely tokens at every place.
+        stop_if_unknown: draft nothing after a context that the storage does not know; otherwise a random token.
+        choices: draws the random tokens.
         eos: end tokens.
     """
 

@@ -1,4 +1,4 @@
-"""The loop of the functions for scripts: draft a chain, verify it in one pass of the target, add a token."""
+"""The loop of the functions for scripts: draft a chain, verify it in one forward of the target, add a token."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt to be continued, checked."""
+    """A checked prompt to be continued."""
 
     prompt: list[int]
-    total_len: int  # tokens of prompt and continuation, at most
+    total_len: int  # most tokens of prompt and continuation
     eos: frozenset[int]
     pad: int
     target: LanguageModel
@@ -41,10 +41,10 @@ class Task:
         eos_tokens_id: int | Sequence[int],
         pad_token_id: int,
     ) -> Task:
-        """The task of these arguments.
+        """Check the arguments and make a task of them.
 
         Raises:
-            ValueError: names the argument, its value and what is allowed.
+            ValueError: an argument is out of range; the message has its name, its value and what is allowed.
         """
         prompt = [as_token(f"inputs[{index}]", token, target.vocab_size) for index, token in enumerate(inputs)]
         if not 1 <= len(prompt) < target.max_len:
@@ -58,12 +58,12 @@ class Task:
         return cls(prompt, min(target.max_len, len(prompt) + max_gen_len), eos, pad, target)
 
     def reader(self, model: LanguageModel, use_cache: bool) -> Reader:
-        """Of the task's text, with this model."""
+        """Return a reader of the task's text with this model."""
         return Reader(model, self.total_len, len(self.prompt), use_cache=use_cache)
 
 
 class Continuation:
-    """A task's text while it grows: one array of the final length, padded behind its newest token."""
+    """A task's text while it grows: one array of the final length, padded after its newest token."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -74,7 +74,7 @@ class Continuation:
 
     @property
     def tokens(self) -> list[int]:
-        """Prompt and continuation."""
+        """Token ids of prompt and continuation."""
         return self._ids[: self._count].tolist()
 
     @property
@@ -83,11 +83,11 @@ class Continuation:
 
     @property
     def room(self) -> int:
-        """How many more tokens fit."""
+        """Number of tokens that still fit."""
         return self._task.total_len - self._count
 
     def extend(self, tokens: Sequence[int]) -> list[int]:
-        """Append tokens up to the first end token, and give back what was appended."""
+        """Append tokens up to the first end token; returns those that were appended."""
         ends = [index for index, token in enumerate(tokens) if token in self._task.eos]
         landed = list(tokens[: ends[0] + 1] if ends else tokens)
         self._ids[self._count : self._count + len(landed)] = landed
@@ -110,7 +110,7 @@ def speculate(
     """Continue the task's prompt in rounds of drafts and verification.
 
     Returns:
-        The continuation, and what share of the drafts in it or before its end was accepted (0 without drafts).
+        The continuation, and the share of all drafts that was accepted (0 without drafts).
     """
     text = Continuation(task)
     accepted = drafted = 0
@@ -142,10 +142,10 @@ def speculate(
 
 
 def as_language_model(name: str, model: LanguageModel | DecoderLM) -> LanguageModel:
-    """What the loop reads: a converted model gets a cache, anything else must have one.
+    """Return a `LanguageModel`: a converted model is wrapped in a `CachedDecoder`, others must be one already.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the model is neither.
     """
     if isinstance(model, DecoderLM):
         return CachedDecoder(model)
@@ -156,7 +156,7 @@ def as_language_model(name: str, model: LanguageModel | DecoderLM) -> LanguageMo
 
 
 def streams_of(key: jax.Array | Streams | None, processor: LogitsProcessor) -> Streams:
-    """The streams of a key; those given instead of one; any, where no choice changes a token.
+    """Return the streams of a key, or given streams as they are; a greedy processor needs no key.
 
     Raises:
         ValueError: there is no key, and the processor draws tokens.
@@ -171,10 +171,10 @@ def streams_of(key: jax.Array | Streams | None, processor: LogitsProcessor) -> S
 
 
 def as_token(name: str, token: Any, vocab_size: int) -> int:
-    """A token id as an int.
+    """Return a token id as an int.
 
     Raises:
-        ValueError: it is none of this vocabulary.
+        ValueError: it is not in the vocabulary.
     """
     check_integer(name, token, 0)
     if token >= vocab_size:
@@ -183,12 +183,12 @@ def as_token(name: str, token: Any, vocab_size: int) -> int:
 
 
 def check_integer(name: str, value: Any, least: int) -> None:
-    """Raise ValueError where `value` is no integer of at least `least`."""
+    """Raise ValueError unless `value` is an integer of at least `least`."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
 def check_same_vocabulary(names: Collection[str], sizes: Collection[int]) -> None:
-    """Raise ValueError where the two vocabularies differ in size."""
+    """Raise ValueError if the two vocabularies differ in size."""
     if len(set(sizes)) > 1:
         raise ValueError(f"{' and '.join(names)} must have one vocabulary, got {' and '.join(map(str, sizes))} tokens")

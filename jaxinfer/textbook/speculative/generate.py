@@ -1,6 +1,6 @@
-"""Generation for scripts and for teaching: one sequence, every step in plain sight, the published algorithms.
+"""Generation for scripts and for teaching: the published algorithms on one sequence, step by step.
 
-The engine has its own, faster ways to the same distributions; nothing here knows of it. From the repository's root:
+The engine samples from the same distributions by faster ways of its own. From the repository's root:
 
     >>> from jaxinfer.checkpoint.load import load_checkpoint
     >>> from jaxinfer.textbook.speculative.generate import *
@@ -82,24 +82,24 @@ def autoregressive_generate(
     *,
     key: jax.Array | Streams | None = None,
 ) -> list[int]:
-    """One token after the other: what the other functions must agree with.
+    """Generate one token after the other; the reference for the other functions.
 
     Args:
         inputs: token ids of the prompt, at least one.
-        model: gives logits.
-        max_gen_len: the most tokens to generate; fewer where the model's longest sequence ends.
-        logits_processor: makes distributions of logits.
+        model: computes the logits.
+        max_gen_len: most tokens to generate; fewer at the end of the model's longest sequence.
+        logits_processor: turns logits into distributions.
         eos_tokens_id: the end token, or several.
-        pad_token_id: stands where no token is yet; no output depends on it.
-        use_cache: False computes the whole sequence anew for every token, with the same result.
+        pad_token_id: fills places without a token; no output depends on it.
+        use_cache: False computes the whole sequence again for every token, with the same result.
         debug: print where an end token was found.
-        key: a jax.random key (or `Streams`); only a greedy processor does without.
+        key: a jax.random key (or `Streams`); only a greedy processor needs none.
 
     Returns:
         Generated token ids, the end token included.
 
     Raises:
-        ValueError: names the argument, its value and what is allowed.
+        ValueError: an argument is out of range; the message has its name, its value and what is allowed.
     """
     model = as_language_model("model", model)
     task = Task.of(inputs, model, max_gen_len, eos_tokens_id, pad_token_id)
@@ -134,36 +134,36 @@ def speculative_generate(
     *,
     key: jax.Array | Streams | None = None,
 ) -> tuple[list[int], float]:
-    """The target's tokens with a smaller model's drafts, by the rule of speculative sampling (see `classic_rule`).
+    """Generate the target's tokens with a smaller model's drafts, by the rule of speculative sampling.
 
-    The output is distributed as that of `autoregressive_generate`, and greedy output equals it.
+    See `classic_rule`. The output is distributed as that of `autoregressive_generate`, and greedy output equals it.
 
     Args:
         inputs: token ids of the prompt, at least one.
         drafter: a model with the target's vocabulary.
-        target: gives the distributions that count.
-        tokenizer: gives the texts of the debug view, see `StepView`.
-        gamma: drafts of a round; fewer where the end is near, after a drafted end token, or with EGAG.
-        use_egag: choose the number of each round by the drafter's entropy (see `EntropyGamma`).
-        gamma_min: the least number then.
-        gamma_max: the greatest; None: `gamma`.
-        egag_ema_beta: the weight of rounds before.
-        logits_processor: makes distributions of the logits of both models.
-        max_gen_len: the most tokens to generate; fewer where the target's longest sequence ends.
+        target: the model whose distributions are sampled.
+        tokenizer: decodes tokens for the debug view, see `StepView`.
+        gamma: drafts of a round; fewer near the end, after a drafted end token, or with EGAG.
+        use_egag: choose each round's number of drafts by the drafter's entropy (see `EntropyGamma`).
+        gamma_min: least number with EGAG.
+        gamma_max: greatest number with EGAG; None: `gamma`.
+        egag_ema_beta: weight of earlier rounds with EGAG.
+        logits_processor: turns the logits of both models into distributions.
+        max_gen_len: most tokens to generate; fewer at the end of the target's longest sequence.
         eos_tokens_id: the end token, or several. The earliest one ends the output.
-        pad_token_id: stands where no token is yet; no output depends on it.
-        use_cache: False computes whole sequences anew in every step, with the same result.
+        pad_token_id: fills places without a token; no output depends on it.
+        use_cache: False computes whole sequences again in every step, with the same result.
         skip_sample_adjustment: draw from the target's whole distribution after a rejection. Biased, for comparison.
         first_target: draw the first token from the target, before any drafts.
         debug: print every round.
-        key: a jax.random key (or `Streams`); only a greedy processor does without.
+        key: a jax.random key (or `Streams`); only a greedy processor needs none.
 
     Returns:
         Generated token ids, the end token included, and the acceptance rate: accepted drafts / all drafts (0 if there
         were none).
 
     Raises:
-        ValueError: names the argument, its value and what is allowed.
+        ValueError: an argument is out of range; the message has its name, its value and what is allowed.
     """
     drafter, target = as_language_model("drafter", drafter), as_language_model("target", target)
     check_same_vocabulary(("drafter", "target"), (drafter.vocab_size, target.vocab_size))
@@ -208,17 +208,17 @@ def ngram_assisted_speculative_generate(
     *,
     key: jax.Array | Streams | None = None,
 ) -> tuple[list[int], float]:
-    """The target's tokens with drafts from n-grams that are learned on the way (n-gram assisted speculative decoding).
+    """Generate the target's tokens with drafts from n-grams that are learned meanwhile.
 
-    The method is from the project romsto/Speculative-Decoding; its verification is replaced by the rule of speculative
-    sampling for a draft that is certain: accept x with p(x), else draw from p without x. The output is distributed as
-    that of `autoregressive_generate`, and greedy output equals it, whatever the storage knows.
+    N-gram assisted speculative decoding is from the project romsto/Speculative-Decoding. Its verification is replaced
+    by the rule of speculative sampling for a certain draft: accept x with p(x), else draw from p without x. The output
+    is distributed as that of `autoregressive_generate`, and greedy output equals it, whatever the storage holds.
 
     Args:
         ngramstorage: has the target's vocabulary. It learns the prompt, the generated tokens and the filler, and keeps
-            what it knew before.
-        filler_top_k: from 2 on, it also learns this many of the target's most likely tokens in every generated place.
-        stop_if_unknown: a round drafts nothing after an unknown context; otherwise a random token fills in.
+            earlier n-grams.
+        filler_top_k: from 2 on, it also learns this many of the target's most likely tokens at every generated place.
+        stop_if_unknown: a round drafts nothing after an unknown context; otherwise it drafts a random token.
         inputs, target, tokenizer, gamma, logits_processor, max_gen_len, eos_tokens_id, pad_token_id, use_cache,
             first_target, debug, skip_sample_adjustment, key: as for `speculative_generate`.
 
@@ -227,7 +227,7 @@ def ngram_assisted_speculative_generate(
         were none).
 
     Raises:
-        ValueError: names the argument, its value and what is allowed.
+        ValueError: an argument is out of range; the message has its name, its value and what is allowed.
     """
     target = as_language_model("target", target)
     check_same_vocabulary(("ngramstorage", "target"), (ngramstorage.vocab_size, target.vocab_size))

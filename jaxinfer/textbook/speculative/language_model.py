@@ -1,4 +1,4 @@
-"""What the functions for scripts ask of a model, and a reader that knows what the model's cache holds."""
+"""The interface of models for scripts, and a reader that tracks what a model's cache holds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 
 class LanguageModel(Protocol):
-    """Token ids to logits, with a cache of fixed size that a caller hands in and gets back.
+    """A function from token ids to logits, with a cache of fixed size that a caller passes in and gets back.
 
-    `CachedDecoder` makes one of any converted model; a table of logits is one too.
+    `CachedDecoder` wraps any converted model; a table of logits can be one too.
     """
 
     @property
@@ -21,40 +21,40 @@ class LanguageModel(Protocol):
 
     @property
     def max_len(self) -> int:
-        """The most tokens of a sequence."""
+        """Most tokens of a sequence."""
         ...
 
     def init_cache(self, max_len: int, prompt_len: int) -> Any:
-        """A cache for sequences of up to `max_len` tokens, of which the first `prompt_len` are the prompt.
+        """Return a cache for sequences of up to `max_len` tokens, of which the first `prompt_len` are the prompt.
 
-        The prompt's length matters to rotary embeddings that depend on a sequence's length; others pass over it.
+        Rotary embeddings that depend on a sequence's length use the prompt's length; others ignore it.
         """
         ...
 
     def forward(self, cache: Any, token_ids: np.ndarray, start: int, last: int) -> tuple[np.ndarray, Any]:
-        """Logits float32 [last, V] after each of the last `last` of these tokens, and the cache with them.
+        """Return logits float32 [last, V] after each of the last `last` of these tokens, and the cache with them.
 
         Args:
-            cache: holds the sequence's first `start` tokens; what it has behind them is overwritten. It is used up.
+            cache: holds the sequence's first `start` tokens; entries after them are overwritten. It is used up.
             token_ids: int32 [T], the tokens at start, ..., start + T - 1.
-            start: how many tokens come before them.
+            start: number of tokens before them.
             last: from 1 to T.
         """
         ...
 
 
 class Reader:
-    """Logits after any tokens of one sequence, computing only what the cache does not hold yet.
+    """Reader of logits after any tokens of one sequence, which computes only tokens that the cache does not hold yet.
 
-    The cache's length is an integer, and nothing is ever cut from the cache: tokens that turned out wrong are beyond
-    the length, and are overwritten. How much still holds is what the new tokens have in common with those read before.
-    So a drafter whose proposals were all accepted reads two tokens in the next round, the last draft and the bonus.
+    The cache is never cut: rejected tokens stay in it until they are overwritten. The prefix that new tokens share with
+    those read before is valid. So a drafter whose proposals were all accepted reads two tokens in the next round, the
+    last draft and the bonus token.
 
     Args:
-        model: what computes the logits.
-        max_len: the most tokens that will be read.
-        prompt_len: how many of them are the prompt.
-        use_cache: False computes everything anew every time.
+        model: computes the logits.
+        max_len: most tokens that will be read.
+        prompt_len: number of prompt tokens among them.
+        use_cache: False computes everything again every time.
     """
 
     def __init__(self, model: LanguageModel, max_len: int, prompt_len: int, *, use_cache: bool = True) -> None:
@@ -66,7 +66,7 @@ class Reader:
         self._held: list[int] = []  # the tokens that the cache holds
 
     def logits(self, tokens: Sequence[int], last: int = 1) -> np.ndarray:
-        """float32 [last, V]: the logits after each of the last `last` of all these tokens."""
+        """Return logits float32 [last, V] after each of the last `last` of all these tokens."""
         start = min(self._num_held(tokens), len(tokens) - last)
         new = np.asarray(tokens[start:], np.int32)
         logits, self._cache = self._model.forward(self._cache, new, start, last)
@@ -74,7 +74,7 @@ class Reader:
         return logits
 
     def _num_held(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, from the first on, are in the cache."""
+        """Return the length of the tokens' prefix that is in the cache."""
         if not self._use_cache:
             return 0
         pairs = zip(tokens, self._held, strict=False)

@@ -1,4 +1,4 @@
-"""From logits to the distribution that a token is drawn from: greedy, multinomial, top-k, nucleus."""
+"""Logits processors, which turn logits into distributions: greedy, multinomial, top-k, nucleus."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jaxinfer.textbook.speculative.random_streams import RandomChoices
 
 @dataclass(frozen=True)
 class LogitsProcessor(ABC):
-    """Logits in, probabilities out; the temperature comes first, then the filter of the subclass.
+    """Function from logits to probabilities: the temperature applies first, then the filter of the subclass.
 
-    Drafter and target go through the same one. Logits are left as they are.
+    Drafter and target share one. Logits are not modified.
 
     Args:
         temperature: logits are divided by it; above 0, see `GreedyProcessor` for its limit.
@@ -32,29 +32,29 @@ class LogitsProcessor(ABC):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether nothing is left to chance."""
+        """Whether sampling is deterministic."""
         return False
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
-        """float64 [..., V] that sum to 1, of logits [..., V]."""
+        """Return probabilities float64 [..., V] of logits [..., V]."""
         logits = np.asarray(logits, np.float64)
         # Subtract before dividing: the most likely token weighs 1 however small the temperature is.
         return self._process((logits - logits.max(axis=-1, keepdims=True)) / self.temperature)
 
     @abstractmethod
     def _process(self, logits: np.ndarray) -> np.ndarray:
-        """Probabilities [..., V] of logits [..., V] that have been divided by the temperature."""
+        """Return probabilities [..., V] of logits [..., V] that have been divided by the temperature."""
 
     def sample(self, probabilities: np.ndarray, choices: RandomChoices) -> int:
-        """A token id of the processed probabilities [V]."""
+        """Draw a token id from the processed probabilities [V]."""
         return choices.token(probabilities)
 
 
 @dataclass(frozen=True)
 class GreedyProcessor(LogitsProcessor):
-    """The most likely token with probability 1, of several the lowest id: speculation then tests equality.
+    """Processor that gives the most likely token probability 1, ties to the lowest id: speculation then tests equality.
 
-    The temperature changes nothing here.
+    The temperature has no effect.
     """
 
     temperature: float = 1.0
@@ -70,7 +70,7 @@ class GreedyProcessor(LogitsProcessor):
 
 @dataclass(frozen=True)
 class MultinomialProcessor(LogitsProcessor):
-    """softmax(logits / temperature)."""
+    """Processor for plain sampling: softmax(logits / temperature)."""
 
     def _process(self, logits: np.ndarray) -> np.ndarray:
         return softmax(logits)
@@ -78,10 +78,10 @@ class MultinomialProcessor(LogitsProcessor):
 
 @dataclass(frozen=True)
 class TopKProcessor(MultinomialProcessor):
-    """The `top_k` most likely tokens; ties go to the lower ids.
+    """Processor that keeps the `top_k` most likely tokens; ties go to the lower ids.
 
     Args:
-        top_k: at least 1; more than there are tokens is all of them.
+        top_k: at least 1; more than the vocabulary keeps all tokens.
     """
 
     top_k: int
@@ -96,7 +96,7 @@ class TopKProcessor(MultinomialProcessor):
 
 @dataclass(frozen=True)
 class NucleusProcessor(MultinomialProcessor):
-    """The most likely tokens until their probabilities reach `top_p`: the token that crosses it is kept.
+    """Processor that keeps the most likely tokens until their probabilities reach `top_p`, the crossing one included.
 
     Nucleus sampling is from Holtzman et al. 2019, "The curious case of neural text degeneration".
 
@@ -116,7 +116,7 @@ class NucleusProcessor(MultinomialProcessor):
 
 @dataclass(frozen=True)
 class TopKNucleusProcessor(MultinomialProcessor):
-    """`TopKProcessor`, and of what it keeps (renormalised) the nucleus, as `NucleusProcessor`."""
+    """Processor that applies the filter of `TopKProcessor`, renormalises, and applies that of `NucleusProcessor`."""
 
     top_k: int
     top_p: float
@@ -131,14 +131,14 @@ class TopKNucleusProcessor(MultinomialProcessor):
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """float64 [..., V] of logits [..., V]."""
+    """Return probabilities float64 [..., V] of logits [..., V]."""
     logits = np.asarray(logits, np.float64)
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def most_likely_first(scores: np.ndarray) -> np.ndarray:
-    """Token ids [..., V] in descending order of their scores; ties in the order of the ids."""
+    """Return token ids [..., V] in descending order of their scores; ties in the order of the ids."""
     return np.argsort(-scores, axis=-1, kind="stable")
 
 

@@ -1,4 +1,4 @@
-"""n-grams of a text that grows: which token came most often after the last few."""
+"""N-gram statistics of a growing text: which token followed its last few tokens most often."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 
 class INgramStorage(ABC):
-    """What has followed contexts of up to n - 1 tokens, learned while it is used.
+    """Counts of the tokens that have followed contexts of up to n - 1 tokens, updated during use.
 
     Args:
         n: length of the n-grams, context and next token together; at least 2.
-        vocab_size: V; token ids lie in [0, V).
+        vocab_size: V; token ids are in [0, V).
     """
 
     def __init__(self, n: int, vocab_size: int) -> None:
@@ -25,10 +25,10 @@ class INgramStorage(ABC):
 
     @abstractmethod
     def levels(self) -> Sequence[GramLevel]:
-        """The tables, that of the longest context first."""
+        """Return the tables, that of the longest context first."""
 
     def next_token(self, input_ids: Sequence[int]) -> int | None:
-        """The most frequent token after the longest known context that `input_ids` end in; None: it is unknown."""
+        """Return the most frequent token after the longest known context at the end of `input_ids`; None: unknown."""
         for level in self.levels():
             token = level.best(input_ids)
             if token is not None:
@@ -40,10 +40,10 @@ class INgramStorage(ABC):
         return len(ngram) > 0 and any(level.count(ngram[:-1], ngram[-1]) for level in self.levels())
 
     def update(self, input_ids: Sequence[int], next_tokens: Iterable[int]) -> None:
-        """Count each of `next_tokens` once as what follows `input_ids`.
+        """Count each of `next_tokens` once as a token that follows `input_ids`.
 
         Raises:
-            ValueError: a token id outside the vocabulary.
+            ValueError: a token id is outside the vocabulary.
         """
         tokens = [int(token) for token in next_tokens]
         for token in tokens:
@@ -54,18 +54,18 @@ class INgramStorage(ABC):
                 level.add(input_ids, token)
 
     def initialize(self, input_ids: Sequence[int]) -> None:
-        """Count all n-grams of a text; what was counted before stays."""
+        """Count all n-grams of a text, in addition to earlier counts."""
         for end in range(1, len(input_ids)):
             self.update(input_ids[max(0, end - self.n + 1) : end], [input_ids[end]])
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear all counts."""
         for level in self.levels():
             level.clear()
 
 
 class OneLevelNGramStorage(INgramStorage):
-    """Contexts of exactly n - 1 tokens."""
+    """Storage with contexts of exactly n - 1 tokens."""
 
     def __init__(self, n: int, vocab_size: int) -> None:
         super().__init__(n, vocab_size)
@@ -76,7 +76,7 @@ class OneLevelNGramStorage(INgramStorage):
 
 
 class NGramStorage(INgramStorage):
-    """Contexts of n - 1, n - 2, ..., 1 tokens: the longest that is known decides."""
+    """Storage with contexts of n - 1, n - 2, ..., 1 tokens: the longest known one decides."""
 
     def __init__(self, n: int, vocab_size: int) -> None:
         super().__init__(n, vocab_size)
@@ -87,7 +87,7 @@ class NGramStorage(INgramStorage):
 
 
 class GramLevel:
-    """Counts of what follows contexts of one length. Of equally frequent tokens the first to get there stays best."""
+    """Counts of the tokens after contexts of one length. Of equally frequent ones, the first to get there is best."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -114,5 +114,5 @@ class GramLevel:
         self._best.clear()
 
     def _context(self, input_ids: Sequence[int]) -> tuple[int, ...]:
-        """The last tokens; fewer where there are not enough, and nothing is counted after those."""
+        """Return the last `length` tokens; fewer if there are not enough, but no token is counted after those."""
         return tuple(int(token) for token in input_ids[max(0, len(input_ids) - self.length) :])

@@ -1,4 +1,4 @@
-"""Random choices on the host: three independent streams made of one key."""
+"""Random choices on the host: three independent streams from one key."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Protocol
 import jax
 import numpy as np
 
-# How far a distribution's sum may be from 1.
+# Allowed difference of a distribution's sum from 1.
 SUM_TOLERANCE = 1e-6
 
 
 class RandomChoices(Protocol):
-    """The two choices that generation makes."""
+    """The two random choices of generation."""
 
     def token(self, probabilities: np.ndarray) -> int:
-        """A token id with the probabilities [V], which sum to 1; never one of probability 0."""
+        """Draw a token id with the probabilities [V], which sum to 1; never one of probability 0."""
         ...
 
     def accepts(self, probability: float) -> bool:
-        """True with this probability: never for 0, always for 1."""
+        """Return True with this probability: never for 0, always for 1."""
         ...
 
 
 class RandomStream:
-    """`RandomChoices` of a generator with this seed, integers of at least 0; each takes one uniform number of it."""
+    """`RandomChoices` from a generator seeded with integers of at least 0; each choice takes one uniform number."""
 
     def __init__(self, seed: Sequence[int]) -> None:
         self._generator = np.random.default_rng(seed)
 
     def token(self, probabilities: np.ndarray) -> int:
-        """By the inverse of the cumulated distribution.
+        """Draw a token id by the inverse of the cumulative distribution.
 
         Raises:
-            ValueError: they do not sum to 1.
+            ValueError: the probabilities do not sum to 1.
         """
         below = np.cumsum(probabilities)
         total = below[-1]
@@ -50,10 +50,10 @@ class RandomStream:
 
 @dataclass(frozen=True)
 class Streams:
-    """What is drawn for drafts, for their acceptance and for the tokens that the target adds.
+    """Random streams for drafts, for their acceptance and for the tokens that the target adds.
 
-    They must be independent of each other: a uniform number that chose a draft says something about the draft, and one
-    that rejected it says something about the ratio; used again, either biases the output.
+    They must be independent of each other. A uniform number that chose a draft depends on the draft, and one that
+    rejected it depends on the ratio; used again, either biases the output.
     """
 
     draft: RandomChoices
@@ -62,10 +62,10 @@ class Streams:
 
     @classmethod
     def of(cls, key: jax.Array) -> Streams:
-        """Made of a jax.random key.
+        """Make the three streams from one jax.random key.
 
         Raises:
-            ValueError: it is not a key, or several.
+            ValueError: `key` is not a single key.
         """
         try:
             seeds = np.asarray(jax.random.key_data(jax.random.split(key, 3)))

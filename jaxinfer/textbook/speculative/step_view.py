@@ -1,4 +1,4 @@
-"""What a round did, for the eye: accepted drafts green, rejected ones red, the target's own token blue."""
+"""Printed view of rounds: accepted drafts are green, rejected ones red, the target's own token blue."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _WIDTH = 38
 
 
 class StepView:
-    """Prints steps of a generation: in colour on a terminal, else in plain ASCII (also where NO_COLOR is set).
+    """Printer of a generation's steps: in colour on a terminal, else in plain ASCII (also if NO_COLOR is set).
 
     Args:
-        tokenizer: its `decode(token_ids, skip_special_tokens=...)` gives the texts; None: token ids alone.
-        out: where to; None: standard output.
+        tokenizer: its `decode(token_ids, skip_special_tokens=...)` gives the texts; None: print token ids alone.
+        out: where to print; None: standard output.
     """
 
     def __init__(self, tokenizer: Any = None, out: TextIO | None = None) -> None:
@@ -30,21 +30,21 @@ class StepView:
         self.in_colour = self._out.isatty() and not os.environ.get("NO_COLOR")
 
     def initial_step(self, token: int) -> None:
-        """The target's token that precedes the first round."""
+        """Print the target's token that precedes the first round."""
         self._title("First Token")
         self._line(f"  {self._paint('blue', self._name(token))}")
 
     def speculative_step(
         self, position: int, proposal: Proposal, verdict: Verdict, p: np.ndarray, num_landed: int
     ) -> None:
-        """A round: its drafts with their chances, then the token that the target adds.
+        """Print a round: its drafts with their chances of acceptance, then the token that the target adds.
 
         Args:
             position: of the first draft in its sequence.
             proposal: g drafts.
-            verdict: what became of them.
+            verdict: result of their verification.
             p: [g + 1, V], the target's distributions.
-            num_landed: how many tokens the text has grown by: the target adds none to an accepted end token.
+            num_landed: tokens that landed; the target adds none after an accepted end token.
         """
         count, good, bad = verdict.num_accepted, *(("\u2713", "\u2717") if self.in_colour else ("+", "x"))
         self._title("Speculative Step")
@@ -71,7 +71,7 @@ class StepView:
         self._line(f"Target:\n  [{position + count}]: {name} (p={p[count, verdict.token]:.2f}, {kind})")
 
     def beam_search_step(self, position: int, beams: Sequence[tuple[float, Sequence[int]]]) -> None:
-        """The beams that are left, best first: scores and generated tokens."""
+        """Print the remaining beams, best first, with their scores and generated tokens."""
         self._title("Beam Search Step")
         self._line(f"Position: {position}")
         for number, (score, tokens) in enumerate(beams, start=1):
@@ -79,7 +79,7 @@ class StepView:
             self._line(f"  {number}. {score:.3f} {' '.join([*before, self._paint('blue', last)])}")
 
     def end_token_found(self, position: int) -> None:
-        """The generation ended with an end token."""
+        """Print that the generation ended with an end token."""
         self._line(self._paint("red", f"End token at position {position}"))
 
     def _title(self, text: str) -> None:
@@ -87,7 +87,7 @@ class StepView:
         self._line(self._paint("title", title))
 
     def _name(self, token: int) -> str:
-        """`12 " and"`, or the id alone."""
+        """Return a token's id and text, as in `12 " and"`, or the id alone."""
         if self._tokenizer is None:
             return str(token)
         text = self._tokenizer.decode([token], skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""What is made of measured expansions of plans: ratios of steps and of time, and whose questions are asked."""
+"""Measured expansions of plans: ratios of steps and of time, and the questions that are asked."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""An answer as it grows: what stands in which pane, and plain text where there is no terminal."""
+"""An answer as it grows: the text of each pane, and plain text where there is no terminal."""
 
 import io
 from types import SimpleNamespace

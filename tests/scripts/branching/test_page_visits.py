@@ -1,4 +1,4 @@
-"""The kernel's plan loads a trunk once for all branches that stand in one lane."""
+"""The kernel's plan loads a trunk once for all branches of one lane."""
 
 import pytest
 

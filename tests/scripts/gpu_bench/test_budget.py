@@ -83,7 +83,7 @@ def test_what_a_part_has_started_ends_with_it_and_is_not_waited_for(run, tmp_pat
             state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         except FileNotFoundError:
             return
-        if state == "Z":  # dead, and not yet collected by whoever inherits it
+        if state == "Z":  # dead, and not yet collected by its new parent
             return
         time.sleep(0.05)
     raise AssertionError("the process still runs")

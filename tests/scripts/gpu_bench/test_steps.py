@@ -40,7 +40,7 @@ def shape_of(tokens):
 
 
 def plain_logits(model, ids):
-    """float32 [vocab], behind the last of `ids`."""
+    """float32 [vocab], after the last of `ids`."""
 
     @jax.jit
     def run(ids):

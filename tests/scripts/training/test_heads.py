@@ -192,7 +192,7 @@ def test_a_target_answers_prompts_of_which_the_last_are_held_out():
     documents, held_out = prompted_documents(cast(LLM, llm), prompts, 4, 10)
     assert [len(each.ids) for each in documents] == [5, 6] and llm.temperatures == [0.0, 0.8] + [0.0] * 4
     assert documents[0] == Document([60, 61, 0, 1, 2], [False, False, True, True, True])
-    # An answer of one token has no draft, and one of nine is too long; nobody drafts the first token of any.
+    # An answer of one token has no draft, and one of nine is too long; no first token is drafted.
     assert held_out.kinds == ("prompt", "prompt")
     assert [each.written for each in held_out.documents] == [[False] * 3 + [True], [False] * 3 + [True] * 4]
     with pytest.raises(ValueError, match="6 prompts are not more than the 6 that are held out"):

@@ -1,4 +1,4 @@
-"""Answers in which nothing is left to chance: a prompt has one, and it passes the checks of its kind."""
+"""Deterministic answers: a prompt has exactly one, and it passes the checks of its kind."""
 
 import itertools
 import json

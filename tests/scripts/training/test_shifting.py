@@ -1,4 +1,4 @@
-"""A diffusion model begins as the autoregressive one that it is made from, a place further on."""
+"""A diffusion model begins as the autoregressive model that it is made from, shifted by one position."""
 
 from dataclasses import dataclass, replace
 
@@ -56,12 +56,12 @@ def test_it_says_in_every_place_what_the_other_said_before_it(dense):
     ids = jnp.array(np.random.default_rng(2).integers(0, MASK, 40))
     place, everything, all_but_first = jnp.arange(40), jnp.array(1), jnp.array(0)
     said = dense.logits(dense.with_kv([everything] * 2, ids, place, Causal()).hidden)
-    # The first token stands in its own place still, besides in the next one.
+    # The first token is still in its own place, besides in the next one.
     kv = [everything, all_but_first, all_but_first]
     found = model.logits(model.with_kv(kv, ids, place, Causal()).hidden)
     np.testing.assert_allclose(found[1:], said[:-1], atol=2e-3)
     assert float(jnp.abs(found[:-1] - said[:-1]).max()) > 0.5
-    # Masks are as long as everything else: a place behind one knows no more than that.
+    # Masks are as long as everything else: a place after one knows no more than that.
     assert np.isclose(*(float(jnp.linalg.norm(params["embed.embedding"][word])) for word in (MASK, 5)), rtol=1e-4)
 
 

@@ -145,7 +145,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def literal_losses(head: Eagle3Head, rows: HeadRows, steps: int) -> list[tuple[float, float]]:
-    """The same loss, start by start."""
+    """Compute the losses of each step literally, start by start."""
     said = [np.asarray(each).reshape(2, -1, WORDS) for each in said_by(head, rows.arrays(), steps)]
     found = []
     for step in range(steps):
@@ -180,7 +180,7 @@ def test_a_token_after_which_the_target_says_no_draft_word_counts_nothing(head, 
     found = losses_of(head, masked.arrays())
     np.testing.assert_allclose(found, literal_losses(head, masked, STEPS), rtol=1e-4)
     whole = losses_of(head, rows.arrays())
-    # Token 6 stands before what start 5 drafts first, start 4 second, and so on.
+    # Token 6 precedes what start 5 drafts first, start 4 second, and so on.
     assert [float(all_of - less) for (_, all_of), (_, less) in zip(whole, found, strict=True)] == [1.0] * STEPS
 
 

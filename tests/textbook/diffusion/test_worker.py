@@ -1,4 +1,4 @@
-"""The worker and its iterations, driven as a script drives them, do what the engine and the loop in NumPy do."""
+"""The textbook worker and its iterations, driven as by a script, match the engine and the loop in NumPy."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_logits_of_sequences_that_rest_are_those_of_their_last_iteration(workers
 
 
 def test_the_example_of_the_source(model):
-    """An iteration beside the worker, a state that nobody has prefilled, objects with any attributes."""
+    """An iteration beside the worker, a state that is not prefilled, objects with any attributes."""
     server_args = SimpleNamespace(tp_size=1, ep_size=1, pp_size=1)
     config = SimpleNamespace(hidden_size=model.config.hidden_size, block_size=BLOCK)
     iteration = DiffusionIteration(

@@ -123,7 +123,7 @@ def test_skipping_the_adjustment_is_biased_as_it_says():
     prompt = PROMPT + [1, 0]
     p = np.array([sum(v for k, v in wanted(2, prompt=prompt).items() if k[0] == x) for x in range(3)])
     first = np.array([sum(v for k, v in found.items() if k[0] == x) for x in range(3)])
-    lookup = prompt[2]  # what stood after (1, 0) before
+    lookup = prompt[2]  # what followed (1, 0) before
     biased = (1 - p[lookup]) * p + p[lookup] * (np.arange(3) == lookup)
     np.testing.assert_allclose(first, biased, atol=EXACT)
 
@@ -176,7 +176,7 @@ PLANTED = {
     "inverse ratio": (classic_rule, "acceptance_probability", accepts_the_inverse_ratio),
     "bonus from the drafter": (chain_loop, "verify", judged_by(bonus_from_the_drafter)),
     "row of p shifted by one": (chain_loop, "verify", judged_by(row_of_p_shifted_by_one)),
-    "goes on after a rejection": (chain_loop, "verify", goes_on_after_a_rejection),
+    "continues after a rejection": (chain_loop, "verify", goes_on_after_a_rejection),
     "end token overlooked": (chain_loop.Continuation, "extend", sees_an_end_token_in_the_last_place_only),
 }
 

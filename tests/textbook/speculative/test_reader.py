@@ -31,7 +31,7 @@ def test_a_sequence_may_fill_the_cache_to_its_last_place():
     reader = Reader(CachedDecoder(model), max_len=64, prompt_len=61)
     (text,) = random_prompts([64])
     reader.logits(text[:61])
-    found = reader.logits(text, last=3)  # eight wide, so that padding stands beyond the end
+    found = reader.logits(text, last=3)  # eight wide, so that there is padding beyond the end
     np.testing.assert_allclose(found[-1], oracle.next_token_logits(model, text, prompt_len=61), atol=tolerance(1e-4))
 
 

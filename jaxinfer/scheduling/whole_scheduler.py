@@ -1,34 +1,26 @@
-"""The scheduler of bidirectional models: a sequence is all there from the start, and a round may compute all of it."""
+"""The scheduler of bidirectional models: a sequence has all of its tokens from the start."""
 
 from __future__ import annotations
 
 import time
 
-from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.launch_plan import LaunchPlan
 from jaxinfer.scheduling.request import Request, RequestStatus
 from jaxinfer.scheduling.request_group import RequestGroup
-from jaxinfer.scheduling.rounds import ONE_STEP, Rounds, RowKind
+from jaxinfer.scheduling.rounds import ONE_STEP, Rounds
 from jaxinfer.scheduling.scheduler import Scheduler
-from jaxinfer.scheduling.scheduler_output import SchedulerLimits, SchedulerOutput
+from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 
 class WholeScheduler(Scheduler):
-    """A request gets the pages of all that it may come to be when it is admitted, and is never preempted. Nothing of it
-    is cached for others: what its tokens are depends on tokens behind them.
+    """Scheduler of requests that get all of their pages when they are admitted, and are never preempted.
 
-    Every launch is of rounds. Whoever drives it says of each running request what comes next, once its tokens have
-    landed: a window, if it is in its seat, or a chunk of its canvas from its computed tokens to its end.
-
-    Args:
-        mask_token_id: what stands on a canvas where no token is yet.
+    Nothing is cached for other requests, because tokens depend on those after them. Every launch is of rounds. Once a
+    request's tokens have landed, the strategy says where it continues: with a window, if it is in its seat, or with a
+    chunk from its computed tokens to its end.
     """
 
-    lands_again = True  # a canvas begins again at its prompt, as its rounds depend on all rounds before
-
-    def __init__(self, limits: SchedulerLimits, kv: KVCacheManager, mask_token_id: int) -> None:
-        super().__init__(limits, kv)
-        self.mask_token_id = mask_token_id
+    lands_again = True  # a sequence begins again at its prompt, because its rounds depend on all rounds before
 
     def check(self, request: Request) -> None:
         most = self.limits.prefill_room(0, 1)
@@ -46,7 +38,7 @@ class WholeScheduler(Scheduler):
 
     def schedule(self, rounds: Rounds = ONE_STEP) -> SchedulerOutput:
         plan = LaunchPlan(self.limits, rounds)
-        # Chunks first: windows fit in beside nearly everything, and whoever has a chunk computed comes with a window.
+        # Chunks first: windows fit in beside nearly everything, and a request has a window after its chunk.
         for request in [each for each in self.running if not each.in_seat]:
             self._add_chunk(plan, request)
         self._admit_waiting(plan)
@@ -60,7 +52,7 @@ class WholeScheduler(Scheduler):
             request.num_in_flight += tokens
         return SchedulerOutput(
             requests=plan.requests,
-            kinds=[RowKind.BLOCK if kind is RowKind.DECODE else kind for kind in plan.kinds],
+            kinds=plan.kinds_in(rounds.kind),
             num_tokens=plan.counts,
             num_computed=plan.computed,
             num_known=plan.known,
@@ -79,7 +71,7 @@ class WholeScheduler(Scheduler):
         )
 
     def _add_chunk(self, plan: LaunchPlan, request: Request) -> bool:
-        """Let a request compute all from its computed tokens on, if there is room for it in this launch."""
+        """Let a request compute everything after its computed tokens, if this launch has room for it."""
         count = request.max_total_tokens - request.num_computed_tokens
         if plan.tokens_of_chunk(request, request.max_total_tokens) < count:
             return False
@@ -96,20 +88,7 @@ class WholeScheduler(Scheduler):
             self.waiting.pop_request()
             request.status = RequestStatus.RUNNING
             request.metrics.first_scheduled_time = time.perf_counter()
-            masks = [self.mask_token_id] * (total - request.num_prompt_tokens)
-            request.canvas = [*request.prompt_token_ids, *masks]
             self._count_running(request, 1)
             self.running.append(request)
             plan.first_scheduled.add(request.request_id)
             self._add_chunk(plan, request)
-
-
-class WindowRounds(Rounds):
-    """Rounds of windows around blocks, which land a block of `most_tokens` at most in a launch."""
-
-    @property
-    def takes_prompts(self) -> bool:
-        return True
-
-    def most_in(self, rounds: int) -> int:
-        return self.most_tokens
