@@ -1,7 +1,8 @@
 # Every target sets up what it needs from a fresh clone, given git, make, bash and any Python 3.12 or newer.
 SHELL := bash
 .DEFAULT_GOAL := targets
-.PHONY: targets venv venv-parity demo test test-parity test-aot test-gpu bench bench-gpu lint types format lock clean
+.PHONY: targets venv venv-parity demo test test-fast test-parity test-aot test-gpu bench bench-gpu lint types docs docs-tables \
+	format lock clean
 
 # Extra arguments for pytest or a script: make test ARGS="-k sampler"
 ARGS ?=
@@ -36,8 +37,11 @@ venv-parity: .venv-parity/.installed ## create .venv-parity: torch and transform
 demo: .venv/.installed ## several prompts at once from the embedded checkpoint
 	@$(PYTHON_CPU) scripts/demo.py $(ARGS)
 
-test: .venv/.installed ## the test suite on the CPU
+test: .venv/.installed ## the test suite on the CPU; everything with ARGS=--slow
 	$(PYTHON_CPU) -m pytest $(IN_PARALLEL) --durations 25 --durations-min 10 $(ARGS)
+
+test-fast: .venv/.installed ## what compiles no engine, and five smoke tests: under three minutes
+	$(PYTHON_CPU) -m pytest --fast $(IN_PARALLEL) $(ARGS)
 
 test-parity: .venv/.installed .venv-parity/.installed ## the live comparison with transformers and torch
 	$(PYTHON_CPU) -m pytest tests/parity $(ARGS)
@@ -59,9 +63,10 @@ bench: .venv/.installed ## throughput of the embedded checkpoint, as `jaxinfer b
 bench-gpu: ## one GPU against what its card can do, in less than ten minutes, with $PYTHON of a machine that has a GPU
 	$(or $(PYTHON),python3) scripts/bench_gpu.py $(ARGS)
 
-lint: .venv/.installed ## ruff: rules and format
+lint: .venv/.installed ## ruff, rules and format; parts of docs/ that are generated
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	@$(PYTHON_CPU) scripts/generate_docs.py --check
 
 format: .venv/.installed ## let ruff format and repair what it can
 	.venv/bin/ruff format .
@@ -69,6 +74,17 @@ format: .venv/.installed ## let ruff format and repair what it can
 
 types: .venv/.installed ## pyright
 	.venv/bin/pyright
+
+docs: .venv-docs/.installed ## build the site of docs/ into build/site; any warning is an error
+	.venv-docs/bin/mkdocs build --strict --quiet
+
+docs-tables: .venv/.installed ## write anew the parts of docs/ that describe code
+	@$(PYTHON_CPU) scripts/generate_docs.py
+
+.venv-docs/.installed: requirements-docs.lock
+	@python=$$(bash scripts/find_python.sh) && "$$python" -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -qq --disable-pip-version-check --requirement requirements-docs.lock
+	@touch $@
 
 lock: .venv-lock/.installed ## resolve the lock files anew
 	scripts/lock.sh $(LOCK_JAX)
@@ -79,5 +95,5 @@ lock: .venv-lock/.installed ## resolve the lock files anew
 	@touch $@
 
 clean: ## remove environments, caches and build products
-	rm -rf .venv .venv-cuda .venv-lock .venv-parity .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-cuda .venv-docs .venv-lock .venv-parity .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
