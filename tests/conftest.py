@@ -14,7 +14,8 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
 
 import pytest
 
-from tests import on_gpu
+from tests import on_gpu, tiers
+from tests.compile_seconds import CompileSeconds
 
 if on_gpu.has_hypothesis():
     from hypothesis import HealthCheck, settings
@@ -34,13 +35,15 @@ _idle_engines: dict[Any, Any] = {}  # of `idle_engine`
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the long variants too (tests marked slow)")
+    parser.addoption("--slow", action="store_true", help="run the long variants too (see tests/tiers.py)")
+    parser.addoption("--fast", action="store_true", help="run the fast tier only (see tests/tiers.py)")
     parser.addoption("--gpu", action="store_true", help="with the settings for a GPU, without what is for CPUs only")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--gpu"):
         on_gpu.set_up()
+    config.pluginmanager.register(CompileSeconds(), "compile seconds")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,8 +72,14 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow_too = config.getoption("--slow") or "slow" in config.option.markexpr
+    if config.args == config.getini("testpaths") and (stale := tiers.stale(item.nodeid for item in items)):
+        raise pytest.UsageError(f"tests/tiers.py names tests that are not there: {', '.join(stale)}")
+    if config.getoption("--fast"):
+        left_out = [item for item in items if not tiers.is_fast(item.nodeid)]
+        items[:] = [item for item in items if tiers.is_fast(item.nodeid)]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
-        if not slow_too and "slow" in item.keywords:
+        if not slow_too and ("slow" in item.keywords or tiers.is_slow(item.nodeid)):
             item.add_marker(pytest.mark.skip(reason="a long variant: run it with --slow"))
         if config.getoption("--gpu") and (reason := on_gpu.why_not(item.nodeid)):
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -78,7 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Engines of one run load what another one has compiled; nothing is written outside the run's own folder.
+    """Engines of one run load what another one has compiled, from the run's own folder or the one in TEST_CACHE.
 
     The processes of a run share it without a lock: JAX warns of an entry that is only half written, and compiles.
     """
@@ -86,7 +95,8 @@ def compiled_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     own = tmp_path_factory.getbasetemp()
     of_the_run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    jax.config.update("jax_compilation_cache_dir", str(of_the_run / "compiled"))
+    folder = os.environ.get("TEST_CACHE") or of_the_run / "compiled"
+    jax.config.update("jax_compilation_cache_dir", str(Path(folder).absolute()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -107,7 +117,7 @@ def mapped_memory() -> None:
 
 @pytest.fixture(autouse=True)
 def mapped_memory_of_a_module() -> Iterator[None]:
-    """The same after a test, where engines of its module have very many; what they need again is on disk."""
+    """Drop compiled programs after a test, where engines of its module have very many; they are reloaded from disk."""
     yield
     if _num_maps() > MOST_MAPS_IN_A_MODULE:
         import jax
@@ -127,8 +137,8 @@ def _num_maps() -> int:
 
 @pytest.fixture(autouse=True)
 def launches_by_no_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many launches there are does not depend on how long some took, but in tests marked measured: a stream has one
-    round in each, and prompts go with everybody."""
+    """The number of launches does not depend on times, except in tests marked measured: launches with a stream have one
+    round, and prompts run in the same step as the decoding rows."""
     if request.node.get_closest_marker("measured") is None:
         from jaxinfer.scheduling.pace import Pace
 

@@ -1,0 +1,240 @@
+"""The tiers of tests: `make test-fast` and `make test` leave out what is named here; with --slow everything runs.
+
+A test that is marked slow, or named in SLOW, runs with --slow only. SLOW says where the default tier tests the same
+behaviour; what is marked slow is a longer variant of what is beside it in its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+CONTRACT = "tests/test_contract.py, in every way to decode"
+
+# File or folder below tests/ -> beginnings of names of tests, with where the default tier tests the same.
+SLOW: dict[str, dict[str, str]] = {
+    "engine/test_bound_draws.py": {
+        "test_bound_requests_beside_each_other_get_their_tokens_in_every_way[trees]": CONTRACT,
+        "test_bound_requests_beside_each_other_get_their_tokens_in_every_way[chains]": CONTRACT,
+        "test_bound_requests_beside_each_other_get_their_tokens_in_every_way[draft": CONTRACT,
+        "test_branches_are_bound_each_for_itself[in_one_sequence-draft model]": "[ngram]",
+        "test_preempted_requests_count_each_of_their_tokens_once[chains]": "[loops]",
+        "test_after_a_recovery_bounds_are_as_they_were[trees]": "[loops]",
+        "test_drafts_are_drawn_within_bounds[trees]": "[draft model]",
+        "test_a_prompt_that_is_cached_whole_is_no_chunk[draft model]": "[loops]",
+    },
+    "engine/test_beside.py": {
+        "test_requests_that_arrive_while_others_run_get_their_tokens[draft model]": "[loops]",
+        "test_requests_that_arrive_while_others_run_get_their_tokens[trees]": "[loops]",
+        "test_branches_go_on_beside_chunks[in_one_sequence-draft model]": "[loops]",
+    },
+    "engine/test_constraints.py": {
+        "test_tokens_are_those_that_the_host_holds_requests_to[trees]": "[loops]",
+        "test_streams_and_other_automata_are_held_as_well[trees]": "[loops]",
+        "test_planted_bugs_are_found[root]": "[stale]",
+    },
+    "engine/test_core_greedy.py": {
+        "test_prompts_cut_into_chunks_get_the_oracles_tokens[LlamaForCausalLM-16]": "[Qwen3ForCausalLM-16]",
+        "test_prompts_cut_into_chunks_get_the_oracles_tokens[Qwen2ForCausalLM-16]": "[Qwen3ForCausalLM-16]",
+        "test_launching_ahead_and_decode_loops_do_not_change_the_tokens[limits2]": "[limits1]",
+    },
+    "engine/test_experts.py": {
+        "test_requests_that_speculate_get_the_same_tokens": CONTRACT,
+        "test_blocks_of_a_model_with_experts_get_the_tokens_of_the_loop": "tests/models/test_sparse_llm.py",
+    },
+    "engine/test_no_recompiles.py": {
+        "test_a_thousand_random_requests_compile_nothing_and_leak_no_page": CONTRACT,
+    },
+    "engine/test_prefix_caching.py": {
+        "test_prompts_beyond_a_dynamic_rotary_limit_share_with_equal_lengths_only": "tests/cache",
+    },
+    "engine/test_strategies.py": {
+        "test_requests_get_the_tokens_of_plain_decoding[verification]": "[block]",
+    },
+    "engine/test_rows_without_score.py": {
+        "test_in_whole_sequences_and_windows[dual]": "the other caches",
+        "test_in_rounds_of_speculation[trees": "[n-grams]",
+        "test_in_rounds_of_speculation[a draft model": "[n-grams]",
+        "test_a_drafter_that_is_nan_changes_no_token[a draft model-top-k]": "[greedy]",
+    },
+    "speculative/test_engine.py": {
+        "test_requests_get_the_tokens_of_plain_decoding[eagle3": CONTRACT,
+        "test_settings_of_the_engine_do_not_change_tokens": CONTRACT,
+        "test_a_request_alone_gets_the_tokens_of_plain_decoding[eagle3]": CONTRACT,
+    },
+    "speculative/test_no_recompiles.py": {
+        "": CONTRACT,
+    },
+    "speculative/test_llm.py": {
+        "test_the_embedded_head_drafts_trees_for_the_embedded_target": "the draft model's",
+    },
+    "speculative/test_eagle3_trees.py": {
+        "test_branches_get_the_trees_of_each_alone": "tests/branching/test_speculating_branches.py",
+        "test_prompts_in_chunks_leave_no_gap": CONTRACT,
+        "test_trees_are_those_of_numpy[0.0]": "[0.8]",
+        "test_a_preempted_request_gets_the_same_trees": CONTRACT,
+    },
+    "speculative/test_drafter.py": {
+        "test_a_planted_bug_is_found_out[verification samples": "the others",
+        "test_a_planted_bug_is_found_out[stale KV after full acceptance]": "the others",
+        "test_a_planted_bug_is_found_out[a draft too many is accepted]": "the others",
+    },
+    "branching/test_speculating_branches.py": {
+        "test_branches_get_the_tokens_of_plain_decoding[itself-FixedGamma": "[ngram]",
+        "test_branches_get_the_tokens_of_plain_decoding[itself-AnyGamma": "[ngram]",
+        "test_branches_get_the_tokens_of_plain_decoding[ngram-AnyGamma": "[FixedGamma]",
+        "test_groups_of_both_modes_and_others_share_rounds": CONTRACT,
+        "test_nothing_of_the_target_itself_is_rejected[AnyGamma": "[FixedGamma]",
+    },
+    "branching/test_engine_branches.py": {
+        "test_groups_and_other_requests_share_launches_in_a_small_pool": CONTRACT,
+    },
+    "branching/test_beam_search.py": {
+        "test_beams_that_do_not_fit_into_the_pool_together_take_turns[1-8]": "the others",
+        "test_too_few_pages_or_seats_change_no_beam[limits1]": "[limits0]",
+    },
+    "branching/test_random_groups.py": {
+        "test_random_groups_give_the_tokens_of_each_sequence_alone[not cached, crowded]": "[cached]",
+    },
+    "diffusion/test_engine.py": {
+        "test_tokens_do_not_depend_on_order_and_neighbours": CONTRACT,
+        "test_settings_of_the_engine_do_not_change_tokens": CONTRACT,
+        "test_credits_of_rounds_before_count": "tests/diffusion/test_bidirectional.py",
+    },
+    "diffusion/test_engine_planted_bugs.py": {
+        "test_an_end_counts_once_everything_before_it_is_known": "the others",
+        "test_planted_bugs_are_found[counter_is_kept]": "the others",
+        "test_planted_bugs_are_found[commit_round_is_left_out]": "the others",
+    },
+    "diffusion/test_bidirectional.py": {
+        "test_tokens_do_not_depend_on_neighbours_and_order": CONTRACT,
+        "test_every_round_commits_what_the_loop_commits[prefix-smoothed]": "[vicinity-smoothed]",
+        "test_every_round_commits_what_the_loop_commits[none-smoothed]": "[vicinity-smoothed]",
+        "test_rules[factor-smoothed]": "[hierarchy-smoothed]",
+        "test_rules[credit-smoothed]": "[hierarchy-smoothed]",
+    },
+    "diffusion/test_bidirectional_llm.py": {
+        "test_prompts_are_answered_as_by_the_loop[LLaDAMoEModelLM]": "[LLaDAModelLM]",
+    },
+    "diffusion/test_bidirectional_planted_bugs.py": {
+        "test_planted_bugs_are_found[constant_weight]": "the others",
+        "test_planted_bugs_are_found[windows_see": "the others",
+    },
+    "diffusion/test_llm.py": {
+        "test_nothing_compiles_after_warm_up": CONTRACT,
+    },
+    "textbook/diffusion/test_worker.py": {
+        "test_tokens_are_those_of_the_engine[vicinity smoothed]": "[dual]",
+        "test_experts": "tests/models/test_llada.py",
+        "test_tokens_and_counters_are_those_of_the_loop[dual smoothed]": "[vicinity smoothed]",
+        "test_tokens_and_counters_are_those_of_the_loop[vicinity]": "[vicinity smoothed]",
+        "test_tokens_and_counters_are_those_of_the_loop[prefix smoothed]": "[vicinity smoothed]",
+        "test_tokens_and_counters_are_those_of_the_loop[no cache, credit]": "[vicinity smoothed]",
+    },
+    "faults/test_faults.py": {
+        "test_no_line_that_raises_changes_a_token[eagle3]": "[draft_model]",
+        "test_no_line_that_raises_changes_a_token[ngram]": "[draft_model]",
+        "test_no_line_that_raises_changes_a_token[bidirectional]": "[block]",
+    },
+    "faults/test_fake_engine.py": {
+        "test_every_line_may_raise_at_every_moment[steps]": "[loops]",
+    },
+    "test_tensor_parallel.py": {
+        "test_four_devices_that_speculate_give_the_same_tokens": "drafts on one device; plain on four",
+        "test_four_devices_that_share_every_expert": "dense layers on four",
+        "test_four_devices_denoise_whole_sequences": "plain on four",
+    },
+    "models/test_sparse_llm.py": {
+        "test_an_autoregressive_mixture_gives_the_recorded_tokens": "tests/models/test_mixture_numpy.py",
+    },
+    "test_llm_hf_parity.py": {
+        "test_greedy_tokens_match[llama3_tied-256_0]": "logits in tests/models/test_hf_parity.py",
+        "test_greedy_tokens_match[qwen2_linear_sharded-256_0]": "logits in tests/models/test_hf_parity.py",
+    },
+    "planning/test_programs.py": {
+        "test_all_programs_are_compiled_from_shapes": "tests/aot",
+    },
+    "programs/test_mapped_memory.py": {
+        "test_the_maps_of_a_program_are_no_more_than_was_said": "the other tests of its file",
+    },
+    "scripts/gpu_bench": {
+        "": "used on a GPU only",
+    },
+    "scripts/test_run_diffusion_worker.py": {
+        "test_a_file_goes_through_a_random_model": "the other tests of its file",
+    },
+    "scripts/training/test_denoising.py": {
+        "": "trainings are run by hand",
+    },
+    "scripts/training/test_unrolled.py": {
+        "": "trainings are run by hand",
+    },
+    "scripts/training/test_heads.py": {
+        "": "trainings are run by hand",
+    },
+    "scripts/training/test_distillation.py": {
+        "": "trainings are run by hand",
+    },
+    "scripts/training/test_loop.py": {
+        "": "trainings are run by hand",
+    },
+    "test_extreme_params.py": {
+        "test_what_is_accepted_generates_tokens_of_the_vocabulary": "tests/sampling",
+    },
+    "kernels/test_branch_attention_merging.py": {
+        "": "tests/kernels/test_branch_attention_interpreted.py",
+    },
+}  # fmt: skip
+
+# The fast tier: folders and files that compile no engine, and five smoke tests.
+FAST = (
+    "tests/cache",
+    "tests/checkpoint",
+    "tests/cli",
+    "tests/constraints",
+    "tests/docs",
+    "tests/frontend",
+    "tests/memory",
+    "tests/sampling",
+    "tests/scheduling",
+    "tests/models/test_config",
+    "tests/programs/test_buckets.py",
+    "tests/programs/test_stand_ins.py::test_a_larger",
+    "tests/branching/test_bim.py",
+    "tests/branching/test_branch_state.py",
+    "tests/speculative/test_cost_controller.py",
+    "tests/speculative/test_ngram.py",
+    "tests/speculative/test_tree.py",
+    "tests/test_config.py",
+    "tests/test_messages.py",
+    "tests/test_moved.py",
+    "tests/test_outputs.py",
+    "tests/test_public_names.py",
+    "tests/test_repository.py",
+    "tests/test_sampling_params.py",
+    "tests/test_tokenizer.py",
+    "tests/test_words.py",
+)
+SMOKE = (
+    "tests/engine/test_core_greedy.py::test_requests_alone_get_the_oracles_tokens[Qwen3ForCausalLM]",
+    "tests/speculative/test_engine.py::test_a_request_alone_gets_the_tokens_of_plain_decoding[ngram]",
+    "tests/diffusion/test_engine.py::test_a_request_alone_gets_the_tokens_of_the_loop",
+    "tests/diffusion/test_bidirectional.py::test_every_round_commits_what_the_loop_commits[dual-plain]",
+    "tests/test_llm.py::test_a_prompt_is_continued_in_whatever_form_it_comes[Say a]",
+)
+
+
+def is_slow(node_id: str) -> bool:
+    return node_id.startswith(_SLOW)
+
+
+def is_fast(node_id: str) -> bool:
+    return node_id.startswith(FAST + SMOKE)
+
+
+def stale(node_ids: Iterable[str]) -> list[str]:
+    """Return the entries of the tables that name none of all tests."""
+    ids = list(node_ids)
+    return [entry for entry in (*_SLOW, *FAST, *SMOKE) if not any(each.startswith(entry) for each in ids)]
+
+
+_SLOW = tuple(f"tests/{place}::{test}" if test else f"tests/{place}" for place, tests in SLOW.items() for test in tests)
