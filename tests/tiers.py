@@ -13,6 +13,9 @@ CONTRACT = "tests/test_contract.py, in every way to decode"
 # File or folder below tests/ -> beginnings of names of tests, with where the default tier tests the same.
 SLOW: dict[str, dict[str, str]] = {
     "engine/test_bound_draws.py": {
+        "test_bound_requests_beside_each_other_get_their_tokens_in_every_way[ngram]": CONTRACT,
+        "test_branches_are_bound_each_for_itself[batching-draft model]": "[batching-ngram]",
+        "test_a_stale_token_before_the_latest_shows_as_rejections": "the other planted bugs",
         "test_bound_requests_beside_each_other_get_their_tokens_in_every_way[trees]": CONTRACT,
         "test_bound_requests_beside_each_other_get_their_tokens_in_every_way[chains]": CONTRACT,
         "test_bound_requests_beside_each_other_get_their_tokens_in_every_way[draft": CONTRACT,
@@ -33,6 +36,10 @@ SLOW: dict[str, dict[str, str]] = {
         "test_planted_bugs_are_found[root]": "[stale]",
     },
     "engine/test_core_greedy.py": {
+        "test_requests_alone_get_the_oracles_tokens[LlamaForCausalLM]":
+            "[Qwen3ForCausalLM]; logits in tests/models/test_hf_parity.py",
+        "test_requests_alone_get_the_oracles_tokens[Qwen2ForCausalLM]":
+            "[Qwen3ForCausalLM]; logits in tests/models/test_hf_parity.py",
         "test_prompts_cut_into_chunks_get_the_oracles_tokens[LlamaForCausalLM-16]": "[Qwen3ForCausalLM-16]",
         "test_prompts_cut_into_chunks_get_the_oracles_tokens[Qwen2ForCausalLM-16]": "[Qwen3ForCausalLM-16]",
         "test_launching_ahead_and_decode_loops_do_not_change_the_tokens[limits2]": "[limits1]",
@@ -48,15 +55,18 @@ SLOW: dict[str, dict[str, str]] = {
         "test_prompts_beyond_a_dynamic_rotary_limit_share_with_equal_lengths_only": "tests/cache",
     },
     "engine/test_strategies.py": {
+        "test_a_sequence_that_ends_within_a_round_lands_no_more[verification]": "[block]",
         "test_requests_get_the_tokens_of_plain_decoding[verification]": "[block]",
     },
     "engine/test_rows_without_score.py": {
+        "test_a_drafter_that_is_nan_changes_no_token[trees": "[a draft model-greedy]",
         "test_in_whole_sequences_and_windows[dual]": "the other caches",
         "test_in_rounds_of_speculation[trees": "[n-grams]",
         "test_in_rounds_of_speculation[a draft model": "[n-grams]",
         "test_a_drafter_that_is_nan_changes_no_token[a draft model-top-k]": "[greedy]",
     },
     "speculative/test_engine.py": {
+        "test_more_rows_than_can_verify_as_many_drafts_get_fewer": "tests/speculative/test_shapes.py",
         "test_requests_get_the_tokens_of_plain_decoding[eagle3": CONTRACT,
         "test_settings_of_the_engine_do_not_change_tokens": CONTRACT,
         "test_a_request_alone_gets_the_tokens_of_plain_decoding[eagle3]": CONTRACT,
@@ -79,6 +89,8 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_planted_bug_is_found_out[a draft too many is accepted]": "the others",
     },
     "branching/test_speculating_branches.py": {
+        "test_branches_get_the_tokens_of_plain_decoding[ngram-FixedGamma":
+            "test_nothing_of_the_target_itself_is_rejected",
         "test_branches_get_the_tokens_of_plain_decoding[itself-FixedGamma": "[ngram]",
         "test_branches_get_the_tokens_of_plain_decoding[itself-AnyGamma": "[ngram]",
         "test_branches_get_the_tokens_of_plain_decoding[ngram-AnyGamma": "[FixedGamma]",
@@ -89,10 +101,12 @@ SLOW: dict[str, dict[str, str]] = {
         "test_groups_and_other_requests_share_launches_in_a_small_pool": CONTRACT,
     },
     "branching/test_beam_search.py": {
+        "test_beams_that_do_not_fit_into_the_pool_together_take_turns[2-4]": "the others",
         "test_beams_that_do_not_fit_into_the_pool_together_take_turns[1-8]": "the others",
         "test_too_few_pages_or_seats_change_no_beam[limits1]": "[limits0]",
     },
     "branching/test_random_groups.py": {
+        "test_random_groups_give_the_tokens_of_each_sequence_alone[cached, crowded]": "[cached]",
         "test_random_groups_give_the_tokens_of_each_sequence_alone[not cached, crowded]": "[cached]",
     },
     "diffusion/test_engine.py": {
@@ -113,9 +127,11 @@ SLOW: dict[str, dict[str, str]] = {
         "test_rules[credit-smoothed]": "[hierarchy-smoothed]",
     },
     "diffusion/test_bidirectional_llm.py": {
+        "test_samples_of_a_prompt_are_those_of_their_seeds[LLaDAMoEModelLM]": "[LLaDAModelLM]",
         "test_prompts_are_answered_as_by_the_loop[LLaDAMoEModelLM]": "[LLaDAModelLM]",
     },
     "diffusion/test_bidirectional_planted_bugs.py": {
+        "test_masks_are_never_drawn": "the others",
         "test_planted_bugs_are_found[constant_weight]": "the others",
         "test_planted_bugs_are_found[windows_see": "the others",
     },
@@ -123,6 +139,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_nothing_compiles_after_warm_up": CONTRACT,
     },
     "textbook/diffusion/test_worker.py": {
+        "test_tokens_are_those_of_the_engine[dual]": "tokens and counters of the loop",
         "test_tokens_are_those_of_the_engine[vicinity smoothed]": "[dual]",
         "test_experts": "tests/models/test_llada.py",
         "test_tokens_and_counters_are_those_of_the_loop[dual smoothed]": "[vicinity smoothed]",
@@ -139,6 +156,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_every_line_may_raise_at_every_moment[steps]": "[loops]",
     },
     "test_tensor_parallel.py": {
+        "test_two_processes_of_one_device_each": "four devices of one process",
         "test_four_devices_that_speculate_give_the_same_tokens": "drafts on one device; plain on four",
         "test_four_devices_that_share_every_expert": "dense layers on four",
         "test_four_devices_denoise_whole_sequences": "plain on four",
@@ -182,6 +200,12 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "kernels/test_branch_attention_merging.py": {
         "": "tests/kernels/test_branch_attention_interpreted.py",
+    },
+    "planning/test_command.py": {
+        "test_compiled_figures_complete_table_and_json": "tests/aot",
+    },
+    "kernels/test_branch_attention_blocks.py": {
+        "test_a_plan_lists_for_every_block": "tests/kernels/test_branch_attention_interpreted.py",
     },
 }  # fmt: skip
 
