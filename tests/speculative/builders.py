@@ -65,6 +65,7 @@ def speculating_engine(
     controller: GammaController | None = None,
     *,
     speculative: dict[str, Any] | None = None,
+    method: str | None = None,
     mesh: Any = None,
     vocabulary: Vocabulary | None = None,
     **limits: Any,
@@ -76,9 +77,10 @@ def speculating_engine(
     Args:
         controller: in the place of the configuration's.
         speculative: fields of the configuration; by default NUM_DRAFTS drafts in every round.
+        method: by default the one that the drafter belongs to.
     """
     config = SpeculativeConfig(
-        "ngram" if drafter is None else "draft_model" if isinstance(drafter, DecoderLM) else "eagle3",
+        method or ("ngram" if drafter is None else "draft_model" if isinstance(drafter, DecoderLM) else "eagle3"),
         **{"num_speculative_tokens": NUM_DRAFTS, "adaptive": None, **(speculative or {})},
     )
     engine = EngineConfig(
