@@ -10,6 +10,7 @@ from typing import Any
 from jaxinfer.tokenizer import Tokenizer
 
 _FORMS = "text, a list of token ids, {'prompt_token_ids': [...]} or {'prompt': ...}"
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _NO_COLLECTIONS = (str, bytes, bytearray)
 
 
@@ -48,10 +49,13 @@ def tokenize_prompt(prompt: Any, index: int, tokenizer: Tokenizer | None) -> Tok
         salt = prompt.get("cache_salt")
         if salt is not None and not (isinstance(salt, str) and salt):
             raise ValueError(f"cache_salt of prompt {index} must be a non-empty string, got {salt!r}")
+        if not prompt.keys() & {"prompt", "prompt_token_ids"}:
+            raise ValueError(f"prompt {index} must have the key prompt or prompt_token_ids, got {list(prompt)}")
+        unknown = [key for key in prompt if key not in _KEYS]
+        if unknown:
+            raise ValueError(f"prompt {index} has unknown keys {unknown}; known are {', '.join(_KEYS)}")
         if "prompt_token_ids" in prompt:
             return TokenizedPrompt(_token_list(prompt["prompt_token_ids"], index), prompt.get("prompt"), salt)
-        if "prompt" not in prompt:
-            raise ValueError(f"prompt {index} must have the key prompt or prompt_token_ids, got {list(prompt)}")
         return replace(tokenize_prompt(prompt["prompt"], index, tokenizer), cache_salt=salt)
     if isinstance(prompt, str):
         if tokenizer is None:

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+
+type EntropyScale = Literal["vocabulary", "running"] | float
+
+
+def check_entropy_scale(scale: EntropyScale) -> None:
+    """Raise ValueError unless `scale` is one of the two words or a number in (0, 1]."""
+    if isinstance(scale, str):
+        is_known = scale in ("vocabulary", "running")
+    else:
+        is_known = isinstance(scale, (int, float)) and not isinstance(scale, bool) and 0 < scale <= 1
+    if not is_known:
+        raise ValueError(f"entropy_scale must be 'vocabulary', 'running' or a number in (0, 1], got {scale!r}")
 
 
 @dataclass(frozen=True)
@@ -20,24 +33,30 @@ class EntropyReading:
 class EntropyGamma:
     """Number of drafts that falls linearly with the drafter's entropy.
 
-    No formula for this is published; this one is the project's. With the entropy H of the drafter's distribution in
-    nats, divided by its greatest value,
+    The source normalises the entropy H of the drafter's distribution, in nats, by its greatest value, ln V:
 
         e = H / ln V,    s = min(1, e / scale),    h = beta h + (1 - beta) s  (the first s at first),
         gamma = gamma_max - (gamma_max - gamma_min) h,  rounded half up and held within [gamma_min, gamma_max].
 
-    Language models have e of 0.05 to 0.3: without a scale, gamma would hardly fall.
+    With "vocabulary", the source's rule, `scale` is 1. Language models have e of 0.05 to 0.3, so gamma hardly falls
+    then: a number says which e counts as uncertain, and "running" is the greatest e observed so far. With that, a
+    drafter of constant entropy always drafts `gamma_min`.
 
     Args:
         vocab_size: V, at least 2.
         gamma_min: drafts of an uncertain drafter, at least 1.
         gamma_max: drafts of a certain drafter.
         ema_beta: weight of the past, in [0, 1).
-        scale: the e that counts as uncertain, in (0, 1]; None: the greatest e observed so far.
+        scale: the e that counts as uncertain: "vocabulary", "running" or a number in (0, 1].
     """
 
     def __init__(
-        self, vocab_size: int, gamma_min: int, gamma_max: int, ema_beta: float = 0.0, scale: float | None = None
+        self,
+        vocab_size: int,
+        gamma_min: int,
+        gamma_max: int,
+        ema_beta: float = 0.0,
+        scale: EntropyScale = "vocabulary",
     ) -> None:
         if not vocab_size >= 2:
             raise ValueError(f"vocab_size must be at least 2, got {vocab_size!r}")
@@ -45,12 +64,11 @@ class EntropyGamma:
             raise ValueError(f"gamma_min must be from 1 to gamma_max ({gamma_max!r}), got {gamma_min!r}")
         if not 0 <= ema_beta < 1:
             raise ValueError(f"egag_ema_beta must be in [0, 1), got {ema_beta!r}")
-        if scale is not None and not 0 < scale <= 1:
-            raise ValueError(f"scale must be in (0, 1] or None, got {scale!r}")
+        check_entropy_scale(scale)
         self.gamma_min, self.gamma_max = gamma_min, gamma_max
         self._most = math.log(vocab_size)
         self._beta = ema_beta
-        self._scale = scale
+        self._scale = 1.0 if scale == "vocabulary" else None if scale == "running" else float(scale)
         self._greatest = 0.0
         self._smoothed: float | None = None
 

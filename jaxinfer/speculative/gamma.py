@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from jaxinfer.speculative.costs import LaunchCosts
-from jaxinfer.speculative.egag import EntropyGamma
+from jaxinfer.speculative.egag import EntropyGamma, EntropyScale
 
 logger = logging.getLogger(__name__)
 
@@ -121,10 +121,11 @@ class EntropyController(FixedGamma):
         gamma_min: int,
         gamma_max: int,
         ema_beta: float = 0.0,
+        scale: EntropyScale = "vocabulary",
         num_nodes: int = 0,
     ) -> None:
         super().__init__(gamma_max, num_nodes)
-        self._make = lambda: EntropyGamma(vocab_size, gamma_min, gamma_max, ema_beta)
+        self._make = lambda: EntropyGamma(vocab_size, gamma_min, gamma_max, ema_beta, scale)
         self._rules = [self._make() for _ in range(num_seats)]
         self._lengths = np.full(num_seats + 1, gamma_max)  # the last entry is for NO_SEAT, and stays
 

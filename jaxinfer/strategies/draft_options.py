@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.field_checks import check_positive_integer, fields_of
+from jaxinfer.speculative.egag import EntropyScale, check_entropy_scale
 from jaxinfer.strategies.draft_methods import METHODS, DraftMethod
 
 ADAPTIVE = ("cost", "entropy")
@@ -33,6 +34,8 @@ class SpeculativeConfig:
         gamma_min, gamma_max: with "entropy", the fewest and the most tokens that are drafted one after the other (None:
             as many as the other options allow).
         egag_ema_beta: with "entropy", the weight of earlier rounds, in [0, 1).
+        entropy_scale: with "entropy", the entropy that counts as uncertain, as a share of ln V: "vocabulary" is all of
+            it, "running" the greatest observed so far of the sequence, or a number in (0, 1].
 
     Raises:
         ValueError: a field is out of range; the message has its name, its value and what is allowed.
@@ -49,6 +52,7 @@ class SpeculativeConfig:
     gamma_min: int = 1
     gamma_max: int | None = None
     egag_ema_beta: float = 0.0
+    entropy_scale: EntropyScale = "vocabulary"
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -84,6 +88,7 @@ class SpeculativeConfig:
                 raise ValueError(f"{small} ({getattr(self, small)}) must be at most {large} ({getattr(self, large)})")
         if not 0 <= self.egag_ema_beta < 1:
             raise ValueError(f"egag_ema_beta must be in [0, 1), got {self.egag_ema_beta!r}")
+        check_entropy_scale(self.entropy_scale)
         if self.model is not None and method.model is None:
             raise ValueError(f"method={self.method!r} drafts without a model, got model={os.fspath(self.model)!r}")
 

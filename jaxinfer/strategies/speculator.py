@@ -174,7 +174,8 @@ class Speculator:
         if config.adaptive == "entropy":
             return EntropyController(
                 engine.max_num_seqs, target.config.vocab_size, gamma_min=config.gamma_min,
-                gamma_max=config.most_drafts, ema_beta=config.egag_ema_beta, num_nodes=config.num_nodes,
+                gamma_max=config.most_drafts, ema_beta=config.egag_ema_beta, scale=config.entropy_scale,
+                num_nodes=config.num_nodes,
             )  # fmt: skip
         estimate = Estimate(
             target=_num_parameters(target),

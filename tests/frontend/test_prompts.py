@@ -76,6 +76,7 @@ def test_text_without_a_tokenizer_is_refused_and_the_way_out_named(prompt):
         ([True, False], r"prompt 7 must hold integer token ids, got \[True, False\]"),
         ([[1], [2]], r"prompt 7 must hold integer token ids, got \[\[1\], \[2\]\]"),
         ({"text": "hello"}, r"prompt 7 must have the key prompt or prompt_token_ids, got \['text'\]"),
+        ({"prompt": "hello", "priority": 1}, r"prompt 7 has unknown keys \['priority'\]; known are prompt, "),
         ({"prompt_token_ids": "12"}, "prompt 7 must be text, a list of token ids.* got '12'"),
         ({"prompt_token_ids": [1], "cache_salt": ""}, "cache_salt of prompt 7 must be a non-empty string, got ''"),
         ({"prompt_token_ids": [1], "cache_salt": 3}, "cache_salt of prompt 7 must be a non-empty string, got 3"),

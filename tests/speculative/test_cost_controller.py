@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -227,7 +228,7 @@ def test_plain_decoding_is_tried_again_where_drafts_seem_better():
 def test_a_drafter_in_doubt_drafts_less_by_entropy():
     control = EntropyController(SEATS, 1000, gamma_min=1, gamma_max=MOST)
     assert control.choose(np.asarray([3]), 1).drafts.tolist() == [MOST]
-    control.observe(report([1], seat=3, entropy=6.0))
+    control.observe(report([1], seat=3, entropy=math.log(1000)))
     assert control.choose(np.asarray([2, 3]), 1).drafts.tolist() == [MOST, 1]
     control.observe(report([1], seat=3, entropy=0.0))
     assert control.choose(np.asarray([3]), 1).drafts.tolist() == [MOST]
@@ -246,7 +247,7 @@ def test_a_sequence_without_a_seat_is_one_of_which_nothing_is_known():
     np.testing.assert_allclose(known.forecast(np.asarray([NO_SEAT])).tokens, unknown)
     assert known.forecast(np.asarray([last])).tokens[-1] < unknown[-1]
     control = EntropyController(SEATS, 1000, gamma_min=1, gamma_max=MOST)
-    control.observe(report([1], seat=last, entropy=6.0))
+    control.observe(report([1], seat=last, entropy=math.log(1000)))
     assert control.choose(np.asarray([last, NO_SEAT]), 1).drafts.tolist() == [1, MOST]
 
 

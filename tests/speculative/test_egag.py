@@ -33,10 +33,16 @@ def test_the_scale_says_which_entropy_is_uncertain():
     assert [reading.gamma for reading in readings] == [4, 1, 1]
 
 
-def test_without_a_scale_the_greatest_entropy_so_far_is_it():
-    egag = EntropyGamma(100, 1, 5)
+def test_a_running_scale_is_the_greatest_entropy_so_far():
+    egag = EntropyGamma(100, 1, 5, scale="running")
     assert [egag.observe(x).gamma for x in (0.4, 0.1, 0.0, 0.8, 0.4)] == [1, 4, 5, 1, 3]
-    assert [EntropyGamma(100, 1, 5).observe(0.0).gamma for _ in range(2)] == [5, 5]
+    assert [EntropyGamma(100, 1, 5, scale="running").observe(0.0).gamma for _ in range(2)] == [5, 5]
+
+
+def test_a_drafter_of_constant_entropy_drafts_by_that_entropy_and_not_the_least():
+    egag, running = EntropyGamma(100, 1, 5), EntropyGamma(100, 1, 5, scale="running")
+    readings = [(egag.observe(0.1 * math.log(100)).gamma, running.observe(0.1 * math.log(100)).gamma) for _ in range(9)]
+    assert set(readings) == {(5, 1)}
 
 
 def test_the_average_starts_with_the_first_entropy():
@@ -58,7 +64,9 @@ def test_gamma_stays_within_its_limits_whatever_the_entropy():
         ((10, 0, 5), "gamma_min must be .* got 0"),
         ((10, 6, 5), r"gamma_min must be from 1 to gamma_max \(5\), got 6"),
         ((10, 1, 5, 1.0), "egag_ema_beta must be .* got 1.0"),
-        ((10, 1, 5, 0.0, 0.0), "scale must be .* got 0.0"),
+        ((10, 1, 5, 0.0, 0.0), "entropy_scale must be .* got 0.0"),
+        ((10, 1, 5, 0.0, "sometimes"), "entropy_scale must be .* got 'sometimes'"),
+        ((10, 1, 5, 0.0, True), "entropy_scale must be .* got True"),
     ],
 )
 def test_a_bad_parameter_is_refused_by_name(arguments, message):

@@ -139,6 +139,7 @@ def test_another_target_needs_a_draft_model_of_its_own(tmp_path):
         ({"method": "draft_model", "adaptive": "luck"}, "adaptive must be one of cost, entropy or None, got 'luck'"),
         ({"method": "draft_model", "gamma_min": 3, "gamma_max": 2}, r"gamma_min \(3\) must be at most gamma_max \(2\)"),
         ({"method": "draft_model", "egag_ema_beta": 1.0}, r"egag_ema_beta must be in \[0, 1\), got 1.0"),
+        ({"method": "draft_model", "entropy_scale": 2}, "entropy_scale must be 'vocabulary', 'running' or .* got 2"),
     ],
 )  # fmt: skip
 def test_a_bad_field_is_named_with_its_value(fields, message):

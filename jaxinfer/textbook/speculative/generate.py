@@ -28,7 +28,7 @@ from typing import Any
 import jax
 
 from jaxinfer.models.decoder import DecoderLM
-from jaxinfer.speculative.egag import EntropyGamma
+from jaxinfer.speculative.egag import EntropyGamma, EntropyScale
 from jaxinfer.textbook.speculative.beam_search import beam_search_generate
 from jaxinfer.textbook.speculative.chain_drafters import ModelDrafter, NGramDrafter
 from jaxinfer.textbook.speculative.chain_loop import (
@@ -133,6 +133,7 @@ def speculative_generate(
     debug: bool = False,
     *,
     key: jax.Array | Streams | None = None,
+    entropy_scale: EntropyScale = "vocabulary",
 ) -> tuple[list[int], float]:
     """Generate the target's tokens with a smaller model's drafts, by the rule of speculative sampling.
 
@@ -157,6 +158,7 @@ def speculative_generate(
         first_target: draw the first token from the target, before any drafts.
         debug: print every round.
         key: a jax.random key (or `Streams`); only a greedy processor needs none.
+        entropy_scale: the entropy that counts as uncertain with EGAG, see `EntropyGamma`.
 
     Returns:
         Generated token ids, the end token included, and the acceptance rate: accepted drafts / all drafts (0 if there
@@ -174,7 +176,7 @@ def speculative_generate(
         gamma_max = gamma if gamma_max is None else gamma_max
         check_integer("gamma_max", gamma_max, 1)
         check_integer("gamma_min", gamma_min, 1)
-        egag = EntropyGamma(target.vocab_size, gamma_min, gamma_max, egag_ema_beta)
+        egag = EntropyGamma(target.vocab_size, gamma_min, gamma_max, egag_ema_beta, entropy_scale)
     streams = streams_of(key, logits_processor)
     drafts = ModelDrafter(task.reader(drafter, use_cache), gamma, logits_processor, streams.draft, task.eos, egag)
     return speculate(
