@@ -372,12 +372,11 @@ class LLM:
     def draw_prefix_cache(self) -> str:
         """Draw the tree of cached prefixes with their text, or with token ids if there is no tokenizer."""
         tokenizer = self.tokenizer
-        if tokenizer is None:
-            return self.core.draw_prefix_cache()
 
         def show(tokens: list[int]) -> str:
-            text = tokenizer.decode(tokens, skip_special_tokens=False)
-            return repr(text if len(text) <= _DRAWN else f"{text[: _DRAWN // 2]} … {text[-_DRAWN // 2 :]}")
+            if tokenizer is None:
+                return _shortened(" ".join(map(str, tokens)))
+            return repr(_shortened(tokenizer.decode(tokens, skip_special_tokens=False)))
 
         return self.core.draw_prefix_cache(show)
 
@@ -392,3 +391,7 @@ class LLM:
             ValueError: this engine has none.
         """
         return self.client.get_tokenizer()
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _DRAWN else f"{text[: _DRAWN // 2]} … {text[-_DRAWN // 2 :]}"

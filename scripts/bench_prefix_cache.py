@@ -80,10 +80,10 @@ def measure_eviction(num_sequences: int, length: int) -> dict[str, float]:
     """Milliseconds to evict from a tree that was not used since, and from one that was used all over, in an order
     that leaves nothing of the queue's as it was."""
     cache = make_cache(num_sequences, length)
-    fresh = milliseconds(lambda: cache.evict(EVICTED_PAGES))
+    fresh = milliseconds(lambda: cache.evict_pages(EVICTED_PAGES))
     for index in range(num_sequences - 1, -1, -1):
         cache.release(cache.match_and_lock(tokens_of(index, length)).handle)
-    used = milliseconds(lambda: cache.evict(EVICTED_PAGES))
+    used = milliseconds(lambda: cache.evict_pages(EVICTED_PAGES))
     cache.check_integrity()
     return {"evict_ms": fresh, "evict_after_use_ms": used}
 

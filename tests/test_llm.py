@@ -168,6 +168,13 @@ def test_the_cache_is_drawn_with_its_text(llm):
     assert "Say a story" in llm.draw_prefix_cache()
 
 
+def test_without_a_tokenizer_the_cache_is_drawn_with_token_ids(tmp_path):
+    llm = open_llm(write_checkpoint(tmp_path / "checkpoint"), skip_tokenizer_init=True)
+    tokens = list(range(30, 30 + 2 * llm.core.config.page_size))
+    llm.generate([tokens], SamplingParams(max_tokens=2, temperature=0.0), use_tqdm=False)
+    assert " ".join(map(str, tokens[:8])) in llm.draw_prefix_cache()
+
+
 def test_without_prefix_caching_nothing_is_found_nor_drawn(tmp_path):
     llm = open_llm(write_checkpoint(tmp_path / "checkpoint"), enable_prefix_caching=False)
     assert [cached(llm, "Say a story of a hundred pages, please.") for _ in range(2)] == [0, 0]

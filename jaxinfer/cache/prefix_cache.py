@@ -7,6 +7,7 @@ but not computed yet.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -279,6 +280,19 @@ class PrefixCache:
         self.release(result.handle)
 
     def evict(self, num_pages: int) -> int:
+        """Evict as `evict_pages` does. Other caches give this name to what `evict_to_tokens` does."""
+        warnings.warn("PrefixCache.evict is called evict_pages now", DeprecationWarning, stacklevel=2)
+        return self.evict_pages(num_pages)
+
+    def evict_to_tokens(self, num_tokens: int) -> int:
+        """Evict until at most `num_tokens` tokens are cached, or all that are cached are in use.
+
+        Returns:
+            The number of pages freed.
+        """
+        return self.evict_pages(max(0, self._tree.num_pages - max(0, num_tokens) // self.config.page_size))
+
+    def evict_pages(self, num_pages: int) -> int:
         """Free up to `num_pages` pages that no handle covers; return their number."""
         freed = self._tree.evict(num_pages)
         self.allocator.free_cached(freed)
@@ -330,7 +344,7 @@ class PrefixCache:
     def _keep_to_limit(self) -> None:
         # Pages that requests use cannot be evicted, and would not be free for others if they were.
         if self._max_pages is not None and self._tree.num_pages > self._max_pages:
-            self.evict(self._tree.num_pages - self._max_pages)
+            self.evict_pages(self._tree.num_pages - self._max_pages)
 
 
 # The sources' names, by which they were known here before.

@@ -78,7 +78,7 @@ class KVCacheManager:
         if missing > self.num_available:
             return None
         if self.cache is not None and missing > self.allocator.num_free:
-            self.cache.evict(missing - self.allocator.num_free)
+            self.cache.evict_pages(missing - self.allocator.num_free)
         pages = self.allocator.allocate(missing)
         request.pages += pages
         return pages

@@ -56,7 +56,7 @@ def test_groups_and_other_requests_share_launches_in_a_small_pool(mode, idle_eng
         count = (5, 3, 4)[number]
         return prefixes[number], suffixes_of(count, seed=number)
 
-    each = [{"max_tokens": 3 + 9 * i, "temperature": i % 2 * 0.9} for i in range(5)]
+    each = [{"max_tokens": 9 + 12 * i, "temperature": i % 2 * 0.9} for i in range(5)]
     groups = [make_group(f"{n}", *parts(n), branch_mode=mode, seed=n, each=each[: len(parts(n)[1])]) for n in range(3)]
     others = [make_request(f"other {i}", p, max_tokens=30) for i, p in enumerate(random_prompts([9, 50], seed=8))]
     got = run_groups(core, groups, others)

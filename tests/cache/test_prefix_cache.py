@@ -35,7 +35,7 @@ def test_the_life_of_a_request():
     assert cache.extend(match.handle, tokens[:4], lane[:1]) == ([lane[0]], [])
     assert cache.extend(match.handle, tokens[4:8], lane[1:2]) == ([lane[1]], [])
     assert states(cache) == (5, 2, 1)
-    assert cache.evict(8) == 0
+    assert cache.evict_pages(8) == 0
     cache.allocator.free(lane[2:])
     cache.release(match.handle)
     assert states(cache) == (6, 2, 0)
@@ -44,7 +44,7 @@ def test_the_life_of_a_request():
     assert (again.num_cached_tokens, again.prefill_start_pos, again.prefill_count) == (8, 8, 2)
     assert again.cache_hit and again.reuse_ratio == 0.8
     cache.release(again.handle)
-    assert cache.evict(8) == 2
+    assert cache.evict_pages(8) == 2
     assert states(cache) == (8, 0, 0)
 
 
@@ -80,7 +80,7 @@ def test_a_handle_covers_what_it_published_and_not_what_came_after_it():
     assert (ahead.handle.num_pages, behind.handle.num_pages) == (5, 3)
     cache.release(ahead.handle)
     assert cache.num_evictable == 2
-    assert cache.evict(9) == 2
+    assert cache.evict_pages(9) == 2
     cache.release(behind.handle)
     assert cache.num_evictable == 3
 
@@ -184,10 +184,25 @@ def test_a_match_that_is_not_made_use_of_leaves_no_count_and_no_lock():
     assert cache.num_evictable == 2
 
 
+@pytest.mark.parametrize(("most", "left"), [(6, 6), (5, 4), (4, 4), (1, 0), (0, 0), (-3, 0), (100, 6)])
+def test_evicting_to_a_number_of_tokens_leaves_no_more_than_these(most, left):
+    cache = make_cache(page_size=2)
+    fill(cache, [1, 2, 3, 4, 5, 6])
+    assert cache.evict_to_tokens(most) == (6 - left) // 2
+    assert cache.num_pages * 2 == left
+
+
+def test_the_old_name_of_evicting_pages_warns():
+    cache = make_cache(page_size=2)
+    fill(cache, [1, 2, 3, 4])
+    with pytest.warns(DeprecationWarning, match="evict_pages"):
+        assert cache.evict(1) == 1
+
+
 def test_evictions_are_counted_when_something_went():
     cache = make_cache(page_size=2)
     fill(cache, [1, 2, 3, 4, 5, 6])
-    assert [cache.evict(2), cache.evict(2), cache.evict(2)] == [2, 1, 0]
+    assert [cache.evict_pages(2), cache.evict_pages(2), cache.evict_pages(2)] == [2, 1, 0]
     assert (cache.stats.eviction_count, cache.stats.tokens_evicted) == (2, 6)
 
 
@@ -198,7 +213,7 @@ def test_free_pages_counts_what_eviction_could_free():
     assert (cache.free_pages, cache.num_evictable, cache.num_pages) == (6, 4, 6)
     with pytest.raises(OutOfPagesError):
         cache.allocator.allocate(6)
-    cache.evict(6 - cache.allocator.num_free)
+    cache.evict_pages(6 - cache.allocator.num_free)
     assert len(cache.allocator.allocate(6)) == 6
     cache.release(match.handle)
 
@@ -257,7 +272,7 @@ def test_the_priority_policy_keeps_what_was_published_with_a_higher_one():
     cache = make_cache(page_size=1, eviction_policy="priority")
     fill(cache, [1], priority=2)
     fill(cache, [2], priority=1)
-    assert cache.evict(1) == 1
+    assert cache.evict_pages(1) == 1
     assert cache.match_and_lock([1]).cache_hit and not cache.match_and_lock([2]).cache_hit
 
 
@@ -290,7 +305,7 @@ def test_a_match_that_is_cancelled_counts_as_no_hit_of_its_pages():
         cache.cancel(cache.match_and_lock([*blocked, 9, 9]))
     for _ in range(2):
         cache.release(cache.match_and_lock(popular).handle)
-    assert cache.evict(2) == 2
+    assert cache.evict_pages(2) == 2
     assert cache.match_and_lock(popular).num_cached_tokens == 4
     assert cache.match_and_lock(blocked).num_cached_tokens == 0
 

@@ -166,9 +166,9 @@ def test_two_requests_on_one_prefix_protect_it_until_both_have_ended():
     cache.insert(prefix, cache.allocator.allocate(100))
     a, b = cache.match_and_lock(prefix), cache.match_and_lock(prefix)
     assert a.handle.node.locks == 2
-    assert cache.evict(100) == 0
+    assert cache.evict_pages(100) == 0
     cache.release(a.handle)
     assert a.handle.node.locks == 1
-    assert cache.evict(100) == 0
+    assert cache.evict_pages(100) == 0
     cache.release(b.handle)
-    assert cache.evict(100) == 100
+    assert cache.evict_pages(100) == 100

@@ -231,7 +231,7 @@ class PrefixCacheLife(RuleBasedStateMachine):
     @rule(num_pages=st.integers(1, 3) | st.integers(0, NUM_PAGES + 2))
     def evict(self, num_pages):
         expected = min(num_pages, len(self.pages) - len(self.locked()))
-        assert self.cache.evict(num_pages) == expected
+        assert self.cache.evict_pages(num_pages) == expected
         self.evict_from_model(expected)
 
     @rule(salt=SALTS, tokens=TOKENS)
