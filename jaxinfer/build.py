@@ -58,6 +58,8 @@ def build_client(
     strict_config: bool,
     ignore_config_fields: Sequence[str],
     warm_up: str | bool,
+    prefix_cache_tokens: int | None,
+    prefix_cache_policy: str,
 ) -> tuple[EngineClient, MemoryBudget]:
     """Build an engine; returns its client and its memory budget. Arguments and errors are those of `LLM`."""
     if warm_up not in ("background", False):
@@ -92,6 +94,7 @@ def build_client(
         max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
         page_size=page_size, enable_prefix_caching=enable_prefix_caching, scheduling_policy=scheduling_policy,
         attention_backend=attention_backend, branch_mode=branch_mode, seed=seed,
+        prefix_cache_tokens=prefix_cache_tokens, prefix_cache_policy=prefix_cache_policy,
         # Until memory is planned, room for one request.
         kv_cache_tokens=max_model_len + page_size if kv_cache_tokens is None else kv_cache_tokens,
     )  # fmt: skip

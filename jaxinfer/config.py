@@ -28,6 +28,7 @@ class EngineConfig:
         page_size: tokens per KV page, a power of two up to 256.
         kv_cache_tokens: tokens that the KV pool holds.
         enable_prefix_caching: cache KV of prefixes for later requests.
+        prefix_cache_tokens: most tokens that are cached, at least a page; None: as many as the pool has room for.
         prefix_cache_policy: which cached pages are evicted first: "lru", "lfu", "fifo" or "priority".
         scheduling_policy: "fcfs" or "priority".
         attention_backend: "auto", "xla" or "pallas".
@@ -49,6 +50,7 @@ class EngineConfig:
     page_size: int = 16
     kv_cache_tokens: int = 65536
     enable_prefix_caching: bool = True
+    prefix_cache_tokens: int | None = None
     prefix_cache_policy: str = "lru"
     scheduling_policy: str = "fcfs"
     attention_backend: str = "auto"
@@ -78,6 +80,13 @@ class EngineConfig:
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.page_size & (self.page_size - 1) or self.page_size > 256:
             raise ValueError(f"page_size must be a power of two up to 256, got {self.page_size}")
+        if self.prefix_cache_tokens is not None:
+            check_positive_integer("prefix_cache_tokens", self.prefix_cache_tokens)
+            if self.prefix_cache_tokens < self.page_size:
+                raise ValueError(
+                    f"prefix_cache_tokens must be None or at least a page of {self.page_size}, got "
+                    f"{self.prefix_cache_tokens}"
+                )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

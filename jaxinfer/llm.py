@@ -23,8 +23,6 @@ from jaxinfer.skeleton.answer import SkeletonEvent, SkeletonOfThought, SkeletonO
 from jaxinfer.strategies.draft_options import SpeculativeConfig
 from jaxinfer.tokenizer import Tokenizer
 
-_DRAWN = 72  # most characters drawn for one node of the prefix cache
-
 
 class LLM:
     """Inference engine for a language model: many prompts at once, with continuous batching over one KV pool.
@@ -46,6 +44,8 @@ class LLM:
             already (a warning says so), or the environment variable XLA_CLIENT_MEM_FRACTION gives it less, the engine
             takes that.
         enable_prefix_caching: cache the KV of prefixes. A request resumes after its longest cached prefix.
+        prefix_cache_tokens: most tokens that are cached; None: as many as the KV pool has room for.
+        prefix_cache_policy: which cached prefixes are evicted first: "lru", "lfu", "fifo" or "priority".
         speculative_config: speculative decoding, a `SpeculativeConfig` or a dict of its fields; None: off. It changes
             no token.
         diffusion_config: how a diffusion model denoises, a `DiffusionConfig` or a dict of its fields; None: the
@@ -95,6 +95,8 @@ class LLM:
         strict_config: bool = False,
         ignore_config_fields: Sequence[str] = (),
         warm_up: str | bool = False,
+        prefix_cache_tokens: int | None = None,
+        prefix_cache_policy: str = "lru",
     ) -> None:
         self.client, self.memory_budget = build_client(
             model=model, tokenizer=tokenizer, skip_tokenizer_init=skip_tokenizer_init, dtype=dtype,
@@ -104,6 +106,7 @@ class LLM:
             diffusion_config=diffusion_config, branch_mode=branch_mode, scheduling_policy=scheduling_policy,
             tensor_parallel_size=tensor_parallel_size, attention_backend=attention_backend, seed=seed,
             strict_config=strict_config, ignore_config_fields=ignore_config_fields, warm_up=warm_up,
+            prefix_cache_tokens=prefix_cache_tokens, prefix_cache_policy=prefix_cache_policy,
         )  # fmt: skip
         self._outbox = self.client.inbox()  # for callers of `step`
         self._skeletons: dict[str, SkeletonOfThought] = {}
@@ -371,14 +374,7 @@ class LLM:
 
     def draw_prefix_cache(self) -> str:
         """Draw the tree of cached prefixes with their text, or with token ids if there is no tokenizer."""
-        tokenizer = self.tokenizer
-
-        def show(tokens: list[int]) -> str:
-            if tokenizer is None:
-                return _shortened(" ".join(map(str, tokens)))
-            return repr(_shortened(tokenizer.decode(tokens, skip_special_tokens=False)))
-
-        return self.core.draw_prefix_cache(show)
+        return self.client.draw_prefix_cache()
 
     def get_metrics(self) -> EngineMetrics:
         """Return counters since the start and current gauges."""
@@ -391,7 +387,3 @@ class LLM:
             ValueError: this engine has none.
         """
         return self.client.get_tokenizer()
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _DRAWN else f"{text[: _DRAWN // 2]} … {text[-_DRAWN // 2 :]}"

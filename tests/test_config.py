@@ -26,6 +26,9 @@ GOOD = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64, "
             for value in (0, -1, 1.5, "8", None, True)
         ),
         ("page_size", 3, "a power of two up to 256"),
+        ("prefix_cache_tokens", 0, "an integer of at least 1"),
+        ("prefix_cache_tokens", 15, "None or at least a page of 16"),
+        ("prefix_cache_policy", "random", "one of lru, lfu"),
         ("page_size", 512, "a power of two up to 256"),
         ("scheduling_policy", "lifo", "one of fcfs, priority"),
         ("scheduling_policy", None, "one of fcfs, priority"),

@@ -175,6 +175,15 @@ def test_without_a_tokenizer_the_cache_is_drawn_with_token_ids(tmp_path):
     assert " ".join(map(str, tokens[:8])) in llm.draw_prefix_cache()
 
 
+def test_no_more_tokens_are_cached_than_was_said(tmp_path):
+    limits = {"prefix_cache_tokens": 16, "prefix_cache_policy": "fifo", "page_size": 4}
+    llm = open_llm(write_checkpoint(tmp_path / "checkpoint"), **limits)
+    for number in range(4):
+        cached(llm, f"Say a story of {number} pages, please, and then another one.")
+        assert llm.get_metrics().num_cached_tokens <= 16
+    assert llm.get_metrics().num_cached_tokens == 16 and llm.core.config.prefix_cache_policy == "fifo"
+
+
 def test_without_prefix_caching_nothing_is_found_nor_drawn(tmp_path):
     llm = open_llm(write_checkpoint(tmp_path / "checkpoint"), enable_prefix_caching=False)
     assert [cached(llm, "Say a story of a hundred pages, please.") for _ in range(2)] == [0, 0]

@@ -44,7 +44,7 @@ class HostState:
         allocator = PageAllocator(config.num_pages)
         self.prefix_cache: PrefixCache | None = None
         if config.enable_prefix_caching:
-            settings = CacheConfig(config.page_size, eviction_policy=config.prefix_cache_policy)
+            settings = CacheConfig(config.page_size, config.prefix_cache_policy, config.prefix_cache_tokens)
             known = None if before is None or before.prefix_cache is None else before.prefix_cache.stats
             self.prefix_cache = PrefixCache(settings, allocator, known)
         self.scheduler = strategy.make_scheduler(

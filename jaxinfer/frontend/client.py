@@ -19,6 +19,8 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduling.request_group import RequestGroup
 from jaxinfer.tokenizer import Tokenizer
 
+_DRAWN = 72  # most characters drawn for one node of the prefix cache
+
 
 class EngineClient:
     """Client of one engine: turns prompts into requests, and landed tokens into outputs.
@@ -130,6 +132,17 @@ class EngineClient:
         self.core.step()
         watcher.compiled()
 
+    def draw_prefix_cache(self) -> str:
+        """Draw the tree of cached prefixes with their text, or with token ids if there is no tokenizer."""
+        tokenizer = self.tokenizer
+
+        def show(tokens: list[int]) -> str:
+            if tokenizer is None:
+                return _shortened(" ".join(map(str, tokens)))
+            return repr(_shortened(tokenizer.decode(tokens, skip_special_tokens=False)))
+
+        return self.core.draw_prefix_cache(show)
+
     def abort(self, *request_ids: str) -> int:
         """Abort requests and groups by id; returns how many sequences were unfinished."""
         return len(self.core.abort(*request_ids))
@@ -207,3 +220,7 @@ class RunningJob[T]:
         self._is_closed = True
         self._job.abort()
         self._client.core.abort(*self._unfinished)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _DRAWN else f"{text[: _DRAWN // 2]} … {text[-_DRAWN // 2 :]}"
