@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,15 +14,25 @@ from jaxinfer.textbook.speculative.random_streams import RandomChoices
 
 @dataclass(frozen=True)
 class LogitsProcessor(ABC):
-    """Function from logits to probabilities: the temperature applies first, then the filter of the subclass.
+    """Function from logits to probabilities, which drafter and target share. Logits are not modified.
 
-    Drafter and target share one. Logits are not modified.
+    A subclass is written in one of two ways. As the source has it, `_process` filters logits and returns logits; the
+    temperature and the softmax apply after it. With `returns_probabilities = True` in its body, `_process` gets logits
+    that have been divided by the temperature, and returns probabilities: the processors of this module do that, so
+    their filters see the distribution that is sampled.
 
     Args:
         temperature: logits are divided by it; above 0, see `GreedyProcessor` for its limit.
     """
 
     temperature: float
+    returns_probabilities: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        # It describes `_process`, so it is not inherited by a class that has another one.
+        if "_process" in vars(cls) and "returns_probabilities" not in vars(cls):
+            cls.returns_probabilities = False
 
     def __post_init__(self) -> None:
         if not (_is_real(self.temperature) and 0 < self.temperature < math.inf):
@@ -36,14 +46,26 @@ class LogitsProcessor(ABC):
         return False
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
-        """Return probabilities float64 [..., V] of logits [..., V]."""
-        logits = np.asarray(logits, np.float64)
-        # Subtract before dividing: the most likely token weighs 1 however small the temperature is.
-        return self._process((logits - logits.max(axis=-1, keepdims=True)) / self.temperature)
+        """Return probabilities float64 [..., V] of logits [..., V].
+
+        Raises:
+            ValueError: `_process` returns probabilities and its class does not say so.
+        """
+        logits = np.array(logits, np.float64)
+        if self.returns_probabilities:
+            # Subtract before dividing: the most likely token weighs 1 however small the temperature is.
+            return self._process((logits - logits.max(axis=-1, keepdims=True)) / self.temperature)
+        filtered = np.asarray(self._process(logits), np.float64)
+        if (filtered >= 0).all() and np.allclose(filtered.sum(axis=-1), 1.0, rtol=0.0, atol=1e-6):
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}._process returns probabilities: set returns_probabilities = True in {name}, or return logits"
+            )
+        return softmax((filtered - filtered.max(axis=-1, keepdims=True)) / self.temperature)
 
     @abstractmethod
     def _process(self, logits: np.ndarray) -> np.ndarray:
-        """Return probabilities [..., V] of logits [..., V] that have been divided by the temperature."""
+        """Return filtered logits [..., V], or probabilities, see the class."""
 
     def sample(self, probabilities: np.ndarray, choices: RandomChoices) -> int:
         """Draw a token id from the processed probabilities [V]."""
@@ -56,6 +78,8 @@ class GreedyProcessor(LogitsProcessor):
 
     The temperature has no effect.
     """
+
+    returns_probabilities: ClassVar[bool] = True
 
     temperature: float = 1.0
 
@@ -72,6 +96,8 @@ class GreedyProcessor(LogitsProcessor):
 class MultinomialProcessor(LogitsProcessor):
     """Processor for plain sampling: softmax(logits / temperature)."""
 
+    returns_probabilities: ClassVar[bool] = True
+
     def _process(self, logits: np.ndarray) -> np.ndarray:
         return softmax(logits)
 
@@ -83,6 +109,8 @@ class TopKProcessor(MultinomialProcessor):
     Args:
         top_k: at least 1; more than the vocabulary keeps all tokens.
     """
+
+    returns_probabilities: ClassVar[bool] = True
 
     top_k: int
 
@@ -104,6 +132,8 @@ class NucleusProcessor(MultinomialProcessor):
         top_p: in (0, 1].
     """
 
+    returns_probabilities: ClassVar[bool] = True
+
     top_p: float
 
     def __post_init__(self) -> None:
@@ -117,6 +147,8 @@ class NucleusProcessor(MultinomialProcessor):
 @dataclass(frozen=True)
 class TopKNucleusProcessor(MultinomialProcessor):
     """Processor that applies the filter of `TopKProcessor`, renormalises, and applies that of `NucleusProcessor`."""
+
+    returns_probabilities: ClassVar[bool] = True
 
     top_k: int
     top_p: float

@@ -46,6 +46,8 @@ class TemperatureAfterTopP(NucleusProcessor):
 
 @dataclass(frozen=True)
 class WithoutTheCrossingToken(NucleusProcessor):
+    returns_probabilities = True
+
     def _process(self, logits):
         probabilities = softmax(logits)
         order = np.argsort(-probabilities, kind="stable")
@@ -57,6 +59,8 @@ class WithoutTheCrossingToken(NucleusProcessor):
 
 @dataclass(frozen=True)
 class WithAllTies(TopKProcessor):
+    returns_probabilities = True
+
     def _process(self, logits):
         return softmax(np.where(logits < np.sort(logits)[-self.top_k], -np.inf, logits))
 
@@ -71,6 +75,47 @@ class WithAllTies(TopKProcessor):
 )
 def test_a_planted_processor_is_found_out(planted, filters):
     assert not agrees(planted, filters)
+
+
+class AsTheSourceHasIt(MultinomialProcessor):
+    """Top-k by masking logits in place; the temperature applies after it."""
+
+    def __init__(self, temperature, top_k):
+        super().__init__(temperature)
+        object.__setattr__(self, "top_k", top_k)
+
+    def _process(self, logits):
+        logits[logits < np.sort(logits, axis=-1)[..., -self.top_k, None]] = -1e20
+        return logits
+
+
+def test_a_processor_that_returns_logits_gets_the_temperature_last():
+    rows = np.array([[3.0, 1.0, 2.0, -1.0], [0.5, 0.25, -2.0, 4.0]])
+    before = rows.copy()
+    found = AsTheSourceHasIt(0.5, 2)(rows)
+    np.testing.assert_array_equal(rows, before)
+    np.testing.assert_allclose(found[0], [1 / (1 + np.exp(-2)), 0, 1 / (1 + np.exp(2)), 0], atol=1e-12)
+    np.testing.assert_allclose(found, TopKProcessor(0.5, 2)(rows), atol=1e-12)
+
+
+@dataclass(frozen=True)
+class DoesNotSaySo(MultinomialProcessor):
+    def _process(self, logits):
+        return softmax(logits)
+
+
+def test_probabilities_that_are_not_said_to_be_such_are_refused():
+    with pytest.raises(ValueError, match="DoesNotSaySo._process returns probabilities: set returns_probabilities"):
+        DoesNotSaySo(1.0)(KINDS[0])
+
+
+def test_what_a_class_returns_is_not_inherited_by_another_process():
+    assert MultinomialProcessor.returns_probabilities and not AsTheSourceHasIt.returns_probabilities
+
+    class Renamed(TopKProcessor):
+        pass
+
+    assert Renamed.returns_probabilities
 
 
 def test_the_token_that_crosses_top_p_is_kept():
