@@ -1,7 +1,8 @@
 """Branches copy no KV: their programs update the pool in place, and the trunk's pages are held once.
 
 A trunk has whole pages, and each branch computes the rest of less than a page itself: so there is no page to copy when
-branches fork, either. As a script it prints the counts of one mode: `test_memory_copy.py --mode batching`.
+branches fork, either. As a script it prints the counts of one mode, `test_memory_copy.py --mode bim` or
+`--mode batching`.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ def test_branches_hold_the_trunk_once_and_pages_of_their_own(counts):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=BRANCH_MODES, required=True)
-    mode = parser.parse_args().mode
+    parser.add_argument("--mode", choices=("bim", *BRANCH_MODES), required=True, help="bim: in_one_sequence")
+    given = parser.parse_args().mode
+    mode = "in_one_sequence" if given == "bim" else given
     found = count(mode)
     print(f"{mode}: {BRANCHES} branches over {len(PREFIX)} tokens, pages of {PAGE_SIZE}")
     for program in found.programs:

@@ -1,8 +1,12 @@
-"""Branches, samples and points of plans, on the embedded checkpoint: the same tokens in both modes, and alone."""
+"""Branches, samples and points of plans, on the embedded checkpoint: the same tokens in both modes, and alone.
+
+As a script it runs its tests.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 
@@ -92,3 +96,7 @@ def test_how_many_points_run_at_once_changes_no_token(engines):
         for most in (1, None)
     }
     assert len(texts) == 1
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, *sys.argv[1:]]))
