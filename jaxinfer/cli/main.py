@@ -104,6 +104,9 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--show-denoising", action="store_true", help="show blocks round by round (one prompt to a diffusion model)"
     )
+    generate.add_argument(
+        "--trace-schedule", action="store_true", help="print, on stderr, every launch of the scheduler and what landed"
+    )
     generate.set_defaults(run=run_generate)
 
     chat = add_verb("chat", "talk with a model, line by line", CHAT_EXAMPLES, [engine, sampling, verbose])
@@ -158,6 +161,16 @@ def run_generate(args: argparse.Namespace) -> None:
     if args.show_denoising and len(args.prompts) > 1:
         raise ValueError("--show-denoising shows the blocks of one prompt: give one")
     llm, params = _open(args)
+    if args.trace_schedule:
+        from jaxinfer.cli.show_schedule import tracing
+
+        with tracing(llm.core):
+            _generate(args, llm, params)
+    else:
+        _generate(args, llm, params)
+
+
+def _generate(args: argparse.Namespace, llm: LLM, params: SamplingParams) -> None:
     if not args.raw and not llm.get_tokenizer().hf.chat_template:
         raise ValueError("the checkpoint has no chat template: add --raw to continue the text as it is")
     prompts: list[Any] = args.prompts if args.raw else [[{"role": "user", "content": p}] for p in args.prompts]

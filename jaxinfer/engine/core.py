@@ -21,7 +21,7 @@ from jaxinfer.engine.engine_warm_up import EngineWarmUp
 from jaxinfer.engine.errors import CompileAfterWarmUpError, StalledError
 from jaxinfer.engine.host_state import HostState, requeue
 from jaxinfer.engine.input_batch import InputBatch
-from jaxinfer.engine.launcher import Launcher
+from jaxinfer.engine.launcher import Launcher, LaunchListener
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
 from jaxinfer.engine.plain_decoding import PlainDecoding
 from jaxinfer.engine.search import Search
@@ -62,7 +62,7 @@ class EngineCore:
         vocabulary: given if automata are to be applied on the device; None: the host applies them.
 
     Attributes:
-        compile_listeners: called with a description of what is compiled, before it is.
+        compile_listeners, launch_listeners: called with each compile, in words, and with each launch, before it runs.
         landing_listeners: called within the step with what has landed or ended; after an interruption maybe twice.
         searches: searches that steer some of the requests.
     """
@@ -116,6 +116,7 @@ class EngineCore:
         self.transactions = Transactions(self._advance, self._blame, self._recover)
         self._requests = self.transactions.requests
         self.landing_listeners = self.transactions.listeners
+        self.launch_listeners: list[LaunchListener] = []
         self._host = self._make_host()
         self.searches: list[Search] = []
         self._waits_for: set[str] = set()
@@ -127,7 +128,7 @@ class EngineCore:
     def _make_host(self, before: HostState | None = None) -> HostState:
         return HostState(
             self.config, self.buckets, self.strategy, self.programs, self.runner, self.metrics,
-            self.transactions.news.append, before,
+            self.transactions.news.append, self.launch_listeners, before,
         )  # fmt: skip
 
     @property

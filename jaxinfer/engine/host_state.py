@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import CacheConfig, PrefixCache
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.input_batch import InputBatch
-from jaxinfer.engine.launcher import Launcher
+from jaxinfer.engine.launcher import Launcher, LaunchListener
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.engine.strategy import Strategy
@@ -27,6 +27,7 @@ class HostState:
 
     Args:
         landing: called with each request before its tokens land.
+        launching: called with each launch before it runs.
         before: an earlier state, whose counters continue; None: counters start at 0.
     """
 
@@ -39,6 +40,7 @@ class HostState:
         runner: Runner,
         metrics: EngineMetrics,
         landing: Callable[[Request], None],
+        launching: Sequence[LaunchListener],
         before: HostState | None = None,
     ) -> None:
         allocator = PageAllocator(config.num_pages)
@@ -73,7 +75,7 @@ class HostState:
                 programs.entry, runner, num_seats=config.max_num_seqs, vocab=vocab, is_known=before is None
             )
         self.launcher = Launcher(
-            self.scheduler, self.input_batch, entries, strategy, programs, runner, metrics, landing
+            self.scheduler, self.input_batch, entries, strategy, programs, runner, metrics, landing, launching
         )
 
     def set_gauges(self, metrics: EngineMetrics) -> None:

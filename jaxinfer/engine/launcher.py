@@ -29,6 +29,9 @@ from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 _WAITED, _SHARE_WAITED = 20e-6, 0.05
 
 
+type LaunchListener = Callable[[SchedulerOutput], None]
+
+
 @dataclass
 class _Launch:
     """A launch in flight."""
@@ -59,6 +62,7 @@ class Launcher:
     Args:
         entries: the entries of sequences into seats; None: the strategy's rounds seat them.
         landing: called with each request before its tokens land.
+        launching: called with each launch before it runs.
 
     Attributes:
         concerned: the requests of the work at hand: all unfinished ones while a launch is planned, its rows while it is
@@ -76,10 +80,11 @@ class Launcher:
         runner: Runner,
         metrics: EngineMetrics,
         landing: Callable[[Request], None],
+        launching: Sequence[LaunchListener] = (),
     ) -> None:
         self.scheduler, self.input_batch, self.strategy, self._entries = scheduler, input_batch, strategy, entries
         self.programs, self.runner, self.metrics = programs, runner, metrics
-        self._landing = landing
+        self._landing, self._launching = landing, launching
         self.concerned: Sequence[Request] = ()
         self.has_moved = False
         self._in_flight: deque[_Launch] = deque()
@@ -115,6 +120,8 @@ class Launcher:
         """Prepare and launch what was decided at `begin`."""
         compiles = self.metrics.num_compiles_total
         self.concerned = output.requests
+        for listen in self._launching:
+            listen(output)
         built = self.input_batch.build(output)
         built.packed["wants_logprobs"][...] = wants_logprobs(output)
         if self._entries is not None:
