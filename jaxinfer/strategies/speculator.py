@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ from jaxinfer.strategies.draft_methods import DraftModule, StatePlace
 from jaxinfer.strategies.draft_options import SpeculativeConfig
 from jaxinfer.strategies.speculation import Speculation, launch_bucket
 from kernels_pallas.visibility import MAX_TAIL_TOKENS
+
+logger = logging.getLogger(__name__)
 
 _BELIEF_OF_TREES = 0.8
 _CHAIN_BESIDE_TREES = 5
@@ -135,6 +138,11 @@ class Speculator:
         def make(programs: EnginePrograms, buckets: Buckets) -> Speculation:
             plain = PlainDecoding(programs.decode_loop, buckets)
             shapes, tails = self.shapes(engine, buckets), self.tails(engine)
+            if self.config.num_nodes and not shapes.most_in_trees:
+                logger.warning(
+                    "trees of %d drafts do not fit into max_num_batched_tokens=%d: chains are drafted",
+                    self.config.num_nodes, engine.max_num_batched_tokens,
+                )  # fmt: skip
             return Speculation(
                 self._device.proposer(self.config, self.drafter, tails),
                 self._controller(engine, target, plain, shapes),

@@ -5,6 +5,8 @@ import pytest
 from jaxinfer.config import EngineConfig
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.speculative.shapes import SpeculationShapes
+from tests.builders import model_config, random_model
+from tests.speculative.builders import random_head, speculating_engine
 
 
 def shapes_of(max_model_len: int, max_num_seqs: int = 256) -> tuple[Buckets, SpeculationShapes]:
@@ -46,3 +48,15 @@ def test_sequences_in_lanes_have_a_program_if_any_does(max_num_seqs):
     for sequences in range(1, min(max_num_seqs, 64) + 1):
         found = shapes.rounds_for(rows=sequences, pages_per_row=buckets.pages_per_row[-1], num_drafts=4, lanes=True)
         assert found is not None and found.batch.num_tokens >= sequences and found.width == 5
+
+
+def test_trees_beyond_the_token_budget_are_said_to_be_chains_once(caplog):
+    model = random_model(model_config())
+    trees = {"num_speculative_tokens": 12, "tree_depth": 3, "tree_top_k": 4}
+    for tokens, most in ((13, 0), (12, 1)):
+        caplog.clear()
+        speculating_engine(
+            model, random_head(model.config), speculative=trees, max_num_seqs=1, max_num_batched_tokens=tokens
+        )
+        said = [message for message in caplog.messages if "do not fit into max_num_batched_tokens" in message]
+        assert said == ["trees of 12 drafts do not fit into max_num_batched_tokens=12: chains are drafted"] * most
