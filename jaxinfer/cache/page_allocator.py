@@ -130,6 +130,9 @@ class PageAllocator:
             heappush(self._free, page)
             self._num_cached -= 1
 
+    def copied(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Note that slots are copied, from the first to the second of each pair. No page changes its state."""
+
     def _drop_holder(self, page: int) -> None:
         """Remove one holder of a page that has several."""
         self._shared[page] -= 1

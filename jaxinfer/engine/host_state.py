@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxinfer.cache.page_allocator import PageAllocator
+import jax
+
+from jaxinfer.cache.page_log import make_page_allocator
 from jaxinfer.cache.prefix_cache import CacheConfig, PrefixCache
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.input_batch import InputBatch
@@ -14,7 +16,7 @@ from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.engine.strategy import Strategy
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
-from jaxinfer.programs.program import TARGET
+from jaxinfer.programs.program import KV, TARGET
 from jaxinfer.programs.runner import Runner
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.request import Request, RequestStatus
@@ -43,7 +45,9 @@ class HostState:
         launching: Sequence[LaunchListener],
         before: HostState | None = None,
     ) -> None:
-        allocator = PageAllocator(config.num_pages)
+        pool = runner.state[KV]
+        page_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(pool)) // max(1, pool.num_slots) * config.page_size
+        allocator = make_page_allocator(config.num_pages, page_bytes)
         self.prefix_cache: PrefixCache | None = None
         if config.enable_prefix_caching:
             settings = CacheConfig(config.page_size, config.prefix_cache_policy, config.prefix_cache_tokens)

@@ -100,10 +100,12 @@ class KVCacheManager:
             return None
         child.num_computed_tokens = computed
         source, destination = parent.pages[len(shared) :], child.pages[len(shared) :]
-        return [
+        moves = [
             (source[0] * size + offset, destination[0] * size + offset)
             for offset in range(computed - len(shared) * size)
         ]
+        self.allocator.copied(moves)
+        return moves
 
     def publish(self, request: Request, num_tokens: int) -> None:
         """Hand the cache the full pages of the request's first `num_tokens`, which are computed or about to be.
