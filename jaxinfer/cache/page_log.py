@@ -1,4 +1,4 @@
-"""A log of what happens to pages: on if JAXINFER_LOG names "memory", or if the logger `jaxinfer.memory` logs at DEBUG."""
+"""A log of what happens to pages, on if JAXINFER_LOG names "memory" or the logger `jaxinfer.memory` logs at DEBUG."""
 
 from __future__ import annotations
 
