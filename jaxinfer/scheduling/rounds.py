@@ -85,15 +85,8 @@ class BlockRounds(Rounds):
 
 
 @dataclass(frozen=True)
-class WindowRounds(Rounds):
+class WindowRounds(BlockRounds):
     """Rounds of windows around blocks, a launch of which lands at most one block of `most_tokens`."""
-
-    kind: RowKind = RowKind.BLOCK
-    least_tokens: int = 0
-
-    @property
-    def takes_prompts(self) -> bool:
-        return True
 
     def most_in(self, rounds: int) -> int:
         return self.most_tokens
