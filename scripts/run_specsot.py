@@ -31,7 +31,11 @@ WIDTH = 120  # of tables where there is no terminal
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--branch-mode", choices=BRANCH_MODES, default=BRANCH_MODES[0], help="default: %(default)s")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--branch-mode", choices=BRANCH_MODES, default=BRANCH_MODES[0], help="default: %(default)s")
+    modes.add_argument(
+        "--use_bim_mode", choices=("True", "False"), help="the source's name: True is in_one_sequence, False batching"
+    )
     parser.add_argument("--task", choices=TASKS, default="planning", help="whose questions (default: %(default)s)")
     parser.add_argument("--question", metavar="TEXT", help="answer this one")
     parser.add_argument("--model", metavar="PATH", help="checkpoint directory or hub id (default: the embedded one)")
@@ -54,6 +58,8 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures of what is measured here")
     options = parser.parse_args()
+    if options.use_bim_mode is not None:
+        options.branch_mode = "in_one_sequence" if options.use_bim_mode == "True" else "batching"
     try:
         options.speculative_config = speculative_config(options)
     except ValueError as error:
