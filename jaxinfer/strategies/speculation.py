@@ -32,6 +32,7 @@ from jaxinfer.strategies.drafter_lanes import DrafterLanes
 from jaxinfer.strategies.launch_timing import LaunchTiming
 
 # Weight of a new launch in the moving average of tokens per round.
+_TIMED_STEPS = 4  # most steps of plain decoding in a timed launch
 _NEW = 0.2
 
 
@@ -250,18 +251,18 @@ class Speculation(UsualStrategy):
 
     def measure(self, runner: Runner, allocator: PageAllocator) -> None:
         costs = self.controller.costs
+        # After the first round, a lookup may find nothing to draft after dummy tokens.
+        max_rounds = 1 if self._proposer.may_find_nothing else self._rounds.max_rounds
         timing = LaunchTiming(
             runner, allocator, page_size=self.lanes.page_size,
-            most_tokens=self._rounds.max_rounds * max(shape.width for shape in self._shapes.rounds),
+            most_tokens=max(_TIMED_STEPS, max_rounds * max(shape.width for shape in self._shapes.rounds)),
         )  # fmt: skip
         if costs is None or not timing.has_room:
             return
         plain = self._plain.program
-        # After the first round, a lookup may find nothing to draft after dummy tokens.
-        max_rounds = 1 if self._proposer.may_find_nothing else self._rounds.max_rounds
         for batch in self._plain.shapes:
             step = timing.seconds(
-                batch, lambda packed, batch=batch: runner.launch(plain, batch, packed.buffer), max_rounds=4
+                batch, lambda packed, batch=batch: runner.launch(plain, batch, packed.buffer), max_rounds=_TIMED_STEPS
             )
             costs.set((batch.num_rows, batch.pages_per_row, 1, 0), verification=step, draft=0.0)
         for shape in self._shapes.rounds:
