@@ -108,6 +108,6 @@ def test_generation_ends_where_the_longest_sequence_of_the_model_does():
 
 @pytest.mark.slow
 def test_the_example_of_the_module_runs(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(Path(__file__).parents[3])
     assert os.path.isdir("checkpoints/tiny")
     assert doctest.testmod(generate, raise_on_error=True).attempted > 0
