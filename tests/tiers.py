@@ -257,6 +257,8 @@ FAST = (
     "tests/test_tokenizer.py",
     "tests/test_words.py",
 )
+# What compiles engines in these folders.
+COMPILING = ("tests/cache/test_page_log.py", "tests/cli/test_bench.py", "tests/frontend/test_jobs.py")
 SMOKE = (
     "tests/engine/test_core_greedy.py::test_requests_alone_get_the_oracles_tokens[Qwen3ForCausalLM]",
     "tests/speculative/test_engine.py::test_a_request_alone_gets_the_tokens_of_plain_decoding[ngram]",
@@ -271,13 +273,15 @@ def is_slow(node_id: str) -> bool:
 
 
 def is_fast(node_id: str) -> bool:
-    return node_id.startswith(FAST + SMOKE)
+    return node_id.startswith(FAST + SMOKE) and not node_id.startswith(COMPILING)
 
 
 def stale(node_ids: Iterable[str]) -> list[str]:
     """Return the entries of the tables that name none of all tests."""
     ids = list(node_ids)
-    entries = [entry for entry in (*_SLOW, *FAST, *SMOKE) if not entry.startswith("tests/aot")]  # run by themselves
+    entries = [
+        entry for entry in (*_SLOW, *FAST, *COMPILING, *SMOKE) if not entry.startswith("tests/aot")
+    ]  # run by themselves
     return [entry for entry in entries if not any(each.startswith(entry) for each in ids)]
 
 
