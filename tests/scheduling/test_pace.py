@@ -153,5 +153,6 @@ def test_a_launch_that_was_left_in_flight_is_not_timed(idle_engine, monkeypatch)
     monkeypatch.setattr(core.strategy, "landed", listen)
     monkeypatch.setattr(Pace, "note", lambda self, kind, rounds, seconds: noted.append(seconds))
     time.sleep(3.0)
-    run_requests(core, [make_request("2", [4, 5, 6], max_tokens=60)])
+    for number in range(5):  # on a busy machine results may be there before they are read, which are not timed
+        run_requests(core, [make_request(f"after {number}", [4, 5, 6 + number], max_tokens=60)])
     assert timed[0] == 0.0 and 0.0 < max(timed) < 3.0 and 0.0 < max(noted) < 3.0
