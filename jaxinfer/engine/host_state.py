@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import jax
-
+from jaxinfer.cache.kv_pool import kv_bytes_per_token
 from jaxinfer.cache.page_log import make_page_allocator
 from jaxinfer.cache.prefix_cache import CacheConfig, PrefixCache
 from jaxinfer.config import EngineConfig
@@ -45,9 +44,8 @@ class HostState:
         launching: Sequence[LaunchListener],
         before: HostState | None = None,
     ) -> None:
-        pool = runner.state[KV]
-        page_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(pool)) // max(1, pool.num_slots) * config.page_size
-        allocator = make_page_allocator(config.num_pages, page_bytes)
+        slot_bytes = kv_bytes_per_token(runner.models[TARGET].config, runner.state[KV].k[0].dtype)
+        allocator = make_page_allocator(config.num_pages, slot_bytes * config.page_size)
         self.prefix_cache: PrefixCache | None = None
         if config.enable_prefix_caching:
             settings = CacheConfig(config.page_size, config.prefix_cache_policy, config.prefix_cache_tokens)

@@ -186,17 +186,30 @@ class LaunchPlan:
             request.num_sure_in_flight += least
             most_all.append(most)
             least_all.append(least)
+        return self.output(rounds, list(rounds_of), most_all, least_all, seated=each.kind, shares_lanes=shares_lanes)
+
+    def output(
+        self,
+        rounds: Rounds,
+        rounds_of: list[int],
+        most_tokens: list[int],
+        least_tokens: list[int],
+        *,
+        seated: RowKind,
+        shares_lanes: bool,
+    ) -> SchedulerOutput:
+        """Return the launch of this plan, in which rows in their seats are of kind `seated`; changes no request."""
         return SchedulerOutput(
             requests=self.requests,
-            kinds=self.kinds_in(each.kind),
+            kinds=self._kinds_in(seated),
             num_tokens=self.counts,
             num_computed=self.computed,
             num_known=self.known,
-            most_tokens=most_all,
-            least_tokens=least_all,
+            most_tokens=most_tokens,
+            least_tokens=least_tokens,
             epochs=[request.epoch for request in self.requests],
             new_pages=self.new_pages,
-            rounds_of=list(rounds_of),
+            rounds_of=rounds_of,
             rounds=rounds,
             shares_lanes=shares_lanes,
             enters=self.enters,
@@ -205,7 +218,7 @@ class LaunchPlan:
             total_num_scheduled_tokens=self._limits.max_num_batched_tokens - self.budget,
         )
 
-    def kinds_in(self, seated: RowKind) -> list[RowKind]:
+    def _kinds_in(self, seated: RowKind) -> list[RowKind]:
         """Return the kind of each row, where rows in their seats are of kind `seated`."""
         if not self.prefill_rows:
             return [seated] * len(self.are_chunks)

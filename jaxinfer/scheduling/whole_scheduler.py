@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from jaxinfer.scheduling.launch_plan import LaunchPlan
 from jaxinfer.scheduling.request import Request, RequestStatus
@@ -50,25 +51,9 @@ class WholeScheduler(Scheduler):
         most = [rounds.most_tokens] * len(plan.requests)
         for request, tokens in zip(plan.requests, most, strict=True):
             request.num_in_flight += tokens
-        return SchedulerOutput(
-            requests=plan.requests,
-            kinds=plan.kinds_in(rounds.kind),
-            num_tokens=plan.counts,
-            num_computed=plan.computed,
-            num_known=plan.known,
-            most_tokens=most,
-            least_tokens=[0] * len(plan.requests),
-            epochs=[request.epoch for request in plan.requests],
-            new_pages=plan.new_pages,
-            rounds_of=[number] * len(plan.requests),
-            rounds=rounds,
-            shares_lanes=False,
-            enters=set(),
-            first_scheduled=plan.first_scheduled,
-            resumed=set(),
-            finished_req_ids=finished,
-            total_num_scheduled_tokens=self.limits.max_num_batched_tokens - plan.budget,
-        )
+        count = len(plan.requests)
+        output = plan.output(rounds, [number] * count, most, [0] * count, seated=rounds.kind, shares_lanes=False)
+        return replace(output, finished_req_ids=finished)
 
     def _add_chunk(self, plan: LaunchPlan, request: Request) -> bool:
         """Let a request compute everything after its computed tokens, if this launch has room for it."""

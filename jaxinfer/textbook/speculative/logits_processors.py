@@ -53,15 +53,19 @@ class LogitsProcessor(ABC):
         """
         logits = np.array(logits, np.float64)
         if self.returns_probabilities:
-            # Subtract before dividing: the most likely token weighs 1 however small the temperature is.
-            return self._process((logits - logits.max(axis=-1, keepdims=True)) / self.temperature)
+            return self._process(self._divided(logits))
         filtered = np.asarray(self._process(logits), np.float64)
         if (filtered >= 0).all() and np.allclose(filtered.sum(axis=-1), 1.0, rtol=0.0, atol=1e-6):
             name = type(self).__name__
             raise ValueError(
                 f"{name}._process returns probabilities: set returns_probabilities = True in {name}, or return logits"
             )
-        return softmax((filtered - filtered.max(axis=-1, keepdims=True)) / self.temperature)
+        return softmax(self._divided(filtered))
+
+    def _divided(self, logits: np.ndarray) -> np.ndarray:
+        """Return the logits divided by the temperature, the greatest of each row being 0."""
+        # Subtract before dividing: the most likely token weighs 1 however small the temperature is.
+        return (logits - logits.max(axis=-1, keepdims=True)) / self.temperature
 
     @abstractmethod
     def _process(self, logits: np.ndarray) -> np.ndarray:
