@@ -21,6 +21,7 @@ class Proposal:
 
     tokens: list[int]  # g drafts
     q: np.ndarray  # float64 [g, V]
+    beliefs: list[float]  # g probabilities of the drafts, as a debug view shows them, see `LogitsProcessor.beliefs`
     entropy: EntropyReading | None = None  # that determined the number of drafts, where it adapts
 
 
@@ -63,7 +64,7 @@ class ModelDrafter:
         self._choices, self._eos, self._egag = choices, eos, egag
 
     def propose(self, tokens: Sequence[int], room: int) -> Proposal:
-        ids, drafts, q, reading = list(tokens), [], [], None
+        ids, drafts, q, beliefs, reading = list(tokens), [], [], [], None
         # The last draft is the one after the last token that the drafter has room for.
         limit = min(
             room, self._gamma if self._egag is None else self._egag.gamma_max, self._reader.max_len + 1 - len(ids)
@@ -75,8 +76,9 @@ class ModelDrafter:
                 limit = min(limit, reading.gamma)
             q.append(self._processor(logits))
             drafts.append(self._processor.sample(q[-1], self._choices))
+            beliefs.append(float(self._processor.beliefs(logits)[drafts[-1]]))
             ids.append(drafts[-1])
-        return Proposal(drafts, np.reshape(q, (len(drafts), self._reader.vocab_size)), reading)
+        return Proposal(drafts, np.reshape(q, (len(drafts), self._reader.vocab_size)), beliefs, reading)
 
     def learn(self, tokens: Sequence[int], landed: Sequence[int], logits: np.ndarray) -> None:
         pass
@@ -118,7 +120,7 @@ class NGramDrafter:
             ids.append(token)
         q = np.zeros((len(drafts), vocab_size))
         q[np.arange(len(drafts)), drafts] = 1.0
-        return Proposal(drafts, q)
+        return Proposal(drafts, q, [1.0] * len(drafts))
 
     def learn(self, tokens: Sequence[int], landed: Sequence[int], logits: np.ndarray) -> None:
         ids = list(tokens)

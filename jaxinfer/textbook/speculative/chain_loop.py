@@ -17,7 +17,7 @@ from jaxinfer.textbook.speculative.classic_rule import verify
 from jaxinfer.textbook.speculative.language_model import LanguageModel, Reader
 from jaxinfer.textbook.speculative.logits_processors import LogitsProcessor
 from jaxinfer.textbook.speculative.random_streams import Streams
-from jaxinfer.textbook.speculative.step_view import StepView
+from jaxinfer.textbook.speculative.step_view import Round, StepView
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,9 @@ def speculate(
             len(before), len(drafts), verdict.num_accepted, proposal.entropy,
         )  # fmt: skip
         if view:
-            view.speculative_step(len(before), proposal, verdict, p, len(landed))
+            beliefs = processor.beliefs(logits)
+            draws = () if processor.is_greedy else verdict.draws
+            view.speculative_step(Round(len(before), proposal, verdict, draws, beliefs, len(landed), text.generated))
     if view and text.generated[-1] in task.eos:
         view.end_token_found(len(text.tokens) - 1)
     return text.generated, accepted / drafted if drafted else 0.0

@@ -28,6 +28,7 @@ class Verdict:
     num_accepted: int  # accepted drafts, from the first on
     token: int  # the token after them: the bonus token, or the one in place of the rejected draft
     ratios: tuple[float, ...]  # chance of acceptance of each draft up to the first rejected one
+    draws: tuple[float | None, ...] = ()  # uniform number that each of these chances was compared with
 
 
 def acceptance_probability(p: np.ndarray, q: np.ndarray, token: int) -> float:
@@ -63,10 +64,13 @@ def verify(
         skip_sample_adjustment: replace a rejected draft by a token of p itself. That is biased: the tokens that the
             drafter prefers come out too often. It is there for comparison.
     """
-    ratios = []
+    ratios: list[float] = []
+    draws: list[float | None] = []
     for index, draft in enumerate(drafts):
         ratios.append(acceptance_probability(p[index], q[index], draft))
-        if not streams.acceptance.accepts(ratios[-1]):
+        accepted = streams.acceptance.accepts(ratios[-1])
+        draws.append(streams.acceptance.latest)
+        if not accepted:
             instead = p[index] if skip_sample_adjustment else residual(p[index], q[index])
-            return Verdict(index, streams.final.token(instead), tuple(ratios))
-    return Verdict(len(drafts), streams.final.token(p[len(drafts)]), tuple(ratios))
+            return Verdict(index, streams.final.token(instead), tuple(ratios), tuple(draws))
+    return Verdict(len(drafts), streams.final.token(p[len(drafts)]), tuple(ratios), tuple(draws))

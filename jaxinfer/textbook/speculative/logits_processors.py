@@ -62,6 +62,13 @@ class LogitsProcessor(ABC):
             )
         return softmax(self._divided(filtered))
 
+    def beliefs(self, logits: np.ndarray) -> np.ndarray:
+        """Return what a debug view shows of logits [..., V]: float64 [..., V], the probabilities that are sampled.
+
+        Of greedy decoding, which gives one token all of it, the softmax of the logits.
+        """
+        return self(logits)
+
     def _divided(self, logits: np.ndarray) -> np.ndarray:
         """Return the logits divided by the temperature, the greatest of each row being 0."""
         # Subtract before dividing: the most likely token weighs 1 however small the temperature is.
@@ -90,6 +97,9 @@ class GreedyProcessor(LogitsProcessor):
     @property
     def is_greedy(self) -> bool:
         return True
+
+    def beliefs(self, logits: np.ndarray) -> np.ndarray:
+        return softmax(self._divided(np.asarray(logits, np.float64)))
 
     def _process(self, logits: np.ndarray) -> np.ndarray:
         best = logits.argmax(axis=-1)

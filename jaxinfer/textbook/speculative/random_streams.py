@@ -24,12 +24,18 @@ class RandomChoices(Protocol):
         """Return True with this probability: never for 0, always for 1."""
         ...
 
+    @property
+    def latest(self) -> float | None:
+        """The uniform number in [0, 1) that the latest choice took; None where choices take none."""
+        ...
+
 
 class RandomStream:
     """`RandomChoices` from a generator seeded with integers of at least 0; each choice takes one uniform number."""
 
     def __init__(self, seed: Sequence[int]) -> None:
         self._generator = np.random.default_rng(seed)
+        self.latest: float | None = None
 
     def token(self, probabilities: np.ndarray) -> int:
         """Draw a token id by the inverse of the cumulative distribution.
@@ -41,11 +47,15 @@ class RandomStream:
         total = below[-1]
         if not abs(total - 1) <= SUM_TOLERANCE:
             raise ValueError(f"probabilities must sum to 1, got a sum of {total}")
-        found = np.searchsorted(below, self._generator.random() * total, side="right")
+        found = np.searchsorted(below, self._uniform() * total, side="right")
         return int(min(found, np.flatnonzero(probabilities)[-1]))
 
     def accepts(self, probability: float) -> bool:
-        return bool(self._generator.random() < probability)
+        return self._uniform() < probability
+
+    def _uniform(self) -> float:
+        self.latest = float(self._generator.random())
+        return self.latest
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def sees_an_end_token_in_the_last_place_only(self, tokens):
 
 def takes_a_lookup_for_a_draw(self, tokens, room, right=NGramDrafter.propose):
     proposal = right(self, tokens, room)
-    return Proposal(proposal.tokens, np.full_like(proposal.q, 1 / 3))
+    return Proposal(proposal.tokens, np.full_like(proposal.q, 1 / 3), proposal.beliefs)
 
 
 PLANTED = {

@@ -75,6 +75,10 @@ class Script:
         self.untaken: list[list[int]] = []  # scripts that go another way at a choice that this one was free to make
         self._made = 0
 
+    @property
+    def latest(self) -> None:
+        return None
+
     def token(self, probabilities: np.ndarray) -> int:
         return self._choose(probabilities)
 
