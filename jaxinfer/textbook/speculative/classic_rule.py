@@ -43,11 +43,22 @@ def acceptance_probability(p: np.ndarray, q: np.ndarray, token: int) -> float:
     return float(p[token] / q[token])
 
 
+def max_fn(x: np.ndarray) -> np.ndarray:
+    """Return max(0, x) [..., V] divided by its sum over the last axis: the sample adjustment, for x = p - q.
+
+    Raises:
+        ValueError: nothing of a row is positive, so there is no such distribution.
+    """
+    more = np.maximum(x, 0.0)
+    total = more.sum(axis=-1, keepdims=True)
+    if not (total > 0).all():
+        raise ValueError("x must have a positive entry in each row")
+    return more / total
+
+
 def residual(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return max(0, p - q) [V] divided by its sum; p itself if the sum is 0, which cannot happen after a rejection."""
-    more = np.maximum(p - q, 0.0)
-    total = more.sum()
-    return more / total if total > 0 else p
+    """Return `max_fn` of p - q [V]; p itself where they are equal, which cannot happen after a rejection."""
+    return max_fn(p - q) if (p > q).any() else p
 
 
 def verify(

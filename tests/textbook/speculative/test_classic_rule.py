@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxinfer.textbook.speculative.classic_rule import acceptance_probability, residual, verify
+from jaxinfer.textbook.speculative.classic_rule import acceptance_probability, max_fn, residual, verify
 from jaxinfer.textbook.speculative.random_streams import Streams
 from tests.textbook.speculative.toys import outcomes
 
@@ -66,3 +66,10 @@ def test_without_drafts_the_token_is_drawn_from_the_target():
     p = rows(1, 3, 4)
     found = outcomes(lambda streams: [verify(p, np.zeros((0, 3)), [], streams).token])
     np.testing.assert_allclose([found[(x,)] for x in range(3)], p[0])
+
+
+def test_the_sample_adjustment_is_the_positive_part_by_its_sum():
+    p, q = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]), np.array([[0.2, 0.2, 0.6], [0.3, 0.1, 0.6]])
+    np.testing.assert_allclose(max_fn(p - q), [[0.75, 0.25, 0], [0, 0.5, 0.5]])
+    with pytest.raises(ValueError, match="positive"):
+        max_fn(p - p)
