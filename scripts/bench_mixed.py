@@ -2,14 +2,16 @@
 
 Eight requests of the embedded checkpoint run together, on this machine or on a simulated device with longer steps.
 `others` is the seven's tokens a second beside the one, against the same seven beside a plain one; `one` is the one's
-tokens a second against its own in launches of one round. Variants alternate; figures are medians. With `--arriving`,
-prompts of 500 tokens that want a single token arrive one after the other all the time.
+tokens a second against its own in launches of one round. Variants alternate; figures are medians. With `--arriving N`,
+N prompts of 500 tokens that want a single token arrive every second. `--arriving` alone adds the next one as soon as
+one is answered, so that variants with shorter launches answer more prompts and have less time for the eight.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import subprocess
@@ -71,7 +73,7 @@ def open_engine(method: str, seconds: float, config: type[EngineConfig] = Engine
     return llm
 
 
-def serve(llm: LLM, needs: dict[str, Any], *, arriving: bool) -> dict[str, float]:
+def serve(llm: LLM, needs: dict[str, Any], *, arriving: float) -> dict[str, float]:
     """Tokens a second of the seven, each for itself, and of the one, from their first token on."""
     llm.reset_prefix_cache()
     plain = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
@@ -95,31 +97,35 @@ def serve(llm: LLM, needs: dict[str, Any], *, arriving: bool) -> dict[str, float
 
 
 def run(
-    llm: LLM, texts: Sequence[str], params: Sequence[SamplingParams], *, arriving: bool
+    llm: LLM, texts: Sequence[str], params: Sequence[SamplingParams], *, arriving: float
 ) -> tuple[list[RequestOutput], float]:
     """The outputs in order, and how many other prompts a second were answered meanwhile."""
     begin, answered, rng = time.perf_counter(), 0, random.Random(0)
     names = [llm.add_request(text, one) for text, one in zip(texts, params, strict=True)]
     found: dict[str, RequestOutput] = {}
-    other = None
+    others: set[str] = set()
+    added = 0
     while len(found) < len(names):
-        if arriving and other is None:
+        due = not others if math.isinf(arriving) else (time.perf_counter() - begin) * arriving >= added + 1
+        if arriving and due:
             ids = [rng.randrange(300, 2000) for _ in range(ARRIVING_TOKENS)]
-            other = llm.add_request({"prompt_token_ids": ids}, SamplingParams(temperature=0.0, max_tokens=1))
+            others.add(llm.add_request({"prompt_token_ids": ids}, SamplingParams(temperature=0.0, max_tokens=1)))
+            added += 1
         for output in llm.step():
-            if output.request_id == other:
-                other, answered = None, answered + 1
+            if output.request_id in others:
+                others.remove(output.request_id)
+                answered += 1
             elif output.request_id in names:  # not one that a run before has left
                 found[output.request_id] = output
     seconds = time.perf_counter() - begin
-    if other is not None:
+    for other in others:
         llm.abort(other)
     while llm.has_unfinished_requests():
         llm.step()
     return [found[name] for name in names], answered / seconds
 
 
-def measure(method: str, seconds: float, turns: int, *, arriving: bool) -> list[dict[str, Any]]:
+def measure(method: str, seconds: float, turns: int, *, arriving: float) -> list[dict[str, Any]]:
     many, single = open_engine(method, seconds), open_engine(method, seconds, OneRound)
     found: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in NEEDS}
     for turn in range(turns + 1):  # the first one is not counted
@@ -152,7 +158,7 @@ def in_process(method: str, step: float, args: argparse.Namespace) -> list[dict[
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
         command = [sys.executable, __file__, "--methods", method, "--step-ms", str(step), "--turns", str(args.turns)]
-        command += ["--output", str(file), *(["--arriving"] if args.arriving else [])]
+        command += ["--output", str(file), "--arriving", str(args.arriving)]
         subprocess.run(command, check=True)
         return json.loads(file.read_text(encoding="utf-8"))["rows"]
 
@@ -162,7 +168,10 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--step-ms", nargs="+", type=float, default=[0.0, 12.0], help="0: this machine")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--arriving", action="store_true", help="prompts of 500 tokens arrive all the time")
+    parser.add_argument(
+        "--arriving", type=float, nargs="?", default=0.0, const=math.inf, metavar="N",
+        help="prompts of 500 tokens that arrive every second; alone: the next one as soon as one is answered",
+    )  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path(tempfile.gettempdir()) / "bench_mixed.json")
     args = parser.parse_args()
     if len(args.methods) * len(args.step_ms) == 1:
