@@ -24,8 +24,11 @@ venv: .venv/.installed ## create .venv from requirements.lock
 .venv/.installed: requirements.lock pyproject.toml
 	@bash scripts/make_venv.sh .venv requirements.lock
 
-.venv-cuda/.installed: requirements-cuda13.lock pyproject.toml
-	@bash scripts/make_venv.sh .venv-cuda requirements-cuda13.lock
+# The version of CUDA that `make test-aot` compiles with: 12 or 13.
+CUDA ?= 13
+VENV_CUDA := .venv-cuda$(CUDA:13=)
+$(VENV_CUDA)/.installed: requirements-cuda$(CUDA).lock pyproject.toml
+	@bash scripts/make_venv.sh $(VENV_CUDA) requirements-cuda$(CUDA).lock
 
 # No hashes here and any Python that torch has a wheel for: which of torch's builds is right depends on the machine.
 venv-parity: .venv-parity/.installed ## create .venv-parity: torch and transformers, to compare results with
@@ -47,8 +50,8 @@ test-parity: .venv/.installed .venv-parity/.installed ## the live comparison wit
 	$(PYTHON_CPU) -m pytest tests/parity $(ARGS)
 
 ifneq ($(wildcard tests/aot/test_*.py),)
-test-aot: .venv-cuda/.installed ## compile kernels and steps for an H200 without one (CUDA wheels, about 5 GB)
-	JAX_PLATFORMS=cpu .venv-cuda/bin/python -m pytest tests/aot $(IN_PARALLEL) $(ARGS)
+test-aot: $(VENV_CUDA)/.installed ## compile kernels and steps for an H200 without one (CUDA wheels, about 5 GB); CUDA=12
+	JAX_PLATFORMS=cpu $(VENV_CUDA)/bin/python -m pytest tests/aot $(IN_PARALLEL) $(ARGS)
 else
 test-aot:
 	@echo "tests/aot holds no tests: there is nothing to compile ahead of time"
@@ -95,5 +98,5 @@ lock: .venv-lock/.installed ## resolve the lock files anew
 	@touch $@
 
 clean: ## remove environments, caches and build products
-	rm -rf .venv .venv-cuda .venv-docs .venv-lock .venv-parity .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-cuda .venv-cuda12 .venv-docs .venv-lock .venv-parity .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -14,7 +14,9 @@ compile() {
 
 jax=$1
 compile requirements.lock --group build --group test --group train
-compile requirements-cuda13.lock --extra cuda13 --group build --group test
+for cuda in 12 13; do
+    compile "requirements-cuda$cuda.lock" --extra "cuda$cuda" --group build --group test
+done
 # The site needs nothing of the engine's environment.
 .venv-lock/bin/uv pip compile --quiet --no-config --upgrade --universal --python-version 3.12 --generate-hashes \
     --no-emit-index-url --no-emit-find-links --no-annotate --no-header --output-file requirements-docs.lock \
