@@ -17,7 +17,6 @@ from jaxinfer.checkpoint.directory import embedded_checkpoint, find_checkpoint, 
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.compile_cache import enable_compile_cache
 from jaxinfer.config import EngineConfig, check_model_len, page_size_for, resolve_dtype
-from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.field_checks import check_positive_integer
@@ -26,7 +25,6 @@ from jaxinfer.frontend.input_processor import InputProcessor
 from jaxinfer.memory.budget import MemoryBudget, plan_memory
 from jaxinfer.memory.share import set_jax_share
 from jaxinfer.models.unknown_fields import ConfigOptions
-from jaxinfer.skeleton.plan import knows_plans
 from jaxinfer.strategies.choose import denoiser_of, diffusion_of, round_width
 from jaxinfer.strategies.draft_options import SpeculativeConfig
 from jaxinfer.strategies.drafters import check_drafter, load_speculator, with_drafter
@@ -120,10 +118,7 @@ def build_client(
     engine_config = dataclasses.replace(engine_config, kv_cache_tokens=budget.kv_tokens)
     make = None if maker is None else maker.strategy(engine_config, module, dtype=resolved, mesh=mesh)
     strategy = {} if make is None else {"make_strategy": make}
-    vocabulary = None
-    if tokenizer_of_model is not None and knows_plans(tokenizer_of_model):
-        vocabulary = Vocabulary.from_tokenizer(tokenizer_of_model, config.vocab_size)
-    core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, vocabulary=vocabulary, **strategy)
+    core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, **strategy)
     inputs = InputProcessor(engine_config, config, generation_config, tokenizer_of_model)
     if warm_up:
         core.warm_up_in_background()

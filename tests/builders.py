@@ -13,7 +13,6 @@ from flax import nnx
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.constraints.automaton import TokenAutomaton
-from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
@@ -133,9 +132,7 @@ def make_request(
     )
 
 
-def make_engine(
-    model: DecoderLM, *, dtype: jnp.dtype = jnp.float32, vocabulary: Vocabulary | None = None, **limits: Any
-) -> EngineCore:
+def make_engine(model: DecoderLM, *, dtype: jnp.dtype = jnp.float32, **limits: Any) -> EngineCore:
     """An engine with few batch shapes: 4 rows, 64 tokens a step, a pool too small for 4 long requests."""
     defaults: dict[str, Any] = {
         "max_model_len": 160,
@@ -144,7 +141,7 @@ def make_engine(
         "page_size": 4,
         "kv_cache_tokens": 256,
     }
-    return EngineCore(model, EngineConfig(**{**defaults, **limits}), dtype=dtype, vocabulary=vocabulary)
+    return EngineCore(model, EngineConfig(**{**defaults, **limits}), dtype=dtype)
 
 
 def drain(core: EngineCore, *, max_steps: int = 10_000) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxinfer.constraints.deterministic import LazyAutomaton
 from jaxinfer.constraints.regular import Expression
 from jaxinfer.constraints.vocabulary import Vocabulary
+from jaxinfer.sampling.bounds import packed_bits
 from jaxinfer.sampling.constraint import DEAD, NO_BYTES, NUM_OWN_STATES, PADDING, Automaton, AutomatonLimits
 
 _ENDED = -1  # the state after an end-of-sequence token
@@ -69,12 +70,16 @@ class TokenAutomaton[State: Hashable](Protocol):
         """Whether the output is complete: end-of-sequence tokens are allowed."""
         ...
 
-    def on_device(self, limits: AutomatonLimits) -> Automaton | None:
-        """Return the whole automaton as host arrays of exactly these sizes; None if it is larger or infinite."""
+    def bits(self, state: State) -> np.ndarray:
+        """Return the tokens that `advance` takes from this state as bits uint32 [W], see `packed_bits`; read-only."""
         ...
 
-    def index_on_device(self, state: State) -> int:
-        """Index of a state in these arrays."""
+    def forced(self, state: State) -> int | None:
+        """Return the only token that may come next, if there is just one and it ends nothing."""
+        ...
+
+    def ends(self, state: State) -> bool:
+        """Whether nothing but end-of-sequence tokens may come next."""
         ...
 
 
@@ -137,6 +142,26 @@ class RegularAutomaton:
     def is_final(self, state: int) -> bool:
         """Whether the output is complete: end-of-sequence tokens are allowed."""
         return state == _ENDED or self._bytes.is_final(state)
+
+    def bits(self, state: int) -> np.ndarray:
+        """Return the tokens that `advance` takes from this state as bits uint32 [W]."""
+        return packed_bits(self.allowed(state).mask())
+
+    def forced(self, state: int) -> int | None:
+        """Return the only token that may come next, if there is just one and it ends nothing."""
+        found = self.allowed(state)
+        if len(found) != 1:
+            return None
+        token = int(np.flatnonzero(found.mask())[0])
+        return None if token in self._eos else token
+
+    def ends(self, state: int) -> bool:
+        """Whether nothing but end-of-sequence tokens may come next."""
+        found = self.allowed(state)
+        return (
+            len(found) <= len(self._eos)
+            and not found.mask()[[t for t in range(found.size) if t not in self._eos]].any()
+        )
 
     def on_device(self, limits: AutomatonLimits) -> Automaton | None:
         """Return the automaton as host arrays of exactly these sizes; None if larger. The first call takes 1 to 2 s."""

@@ -13,10 +13,9 @@ from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.cache.prefix_cache import PrefixCache
 from jaxinfer.config import EngineConfig
-from jaxinfer.constraints.vocabulary import Vocabulary
+from jaxinfer.constraints.workers import Workers
 from jaxinfer.engine.arrivals import Arrivals, members_of
 from jaxinfer.engine.compile_count import CompileCount
-from jaxinfer.engine.constraints import DeviceConstraints
 from jaxinfer.engine.engine_warm_up import EngineWarmUp
 from jaxinfer.engine.errors import CompileAfterWarmUpError, StalledError
 from jaxinfer.engine.host_state import HostState, requeue
@@ -33,7 +32,7 @@ from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.commit_tail import packed_moves
 from jaxinfer.programs.compiles import hearing_of_compiles
 from jaxinfer.programs.engine_programs import EnginePrograms
-from jaxinfer.programs.program import BOUNDS, CONSTRAINT, KV, TARGET, bounds_place
+from jaxinfer.programs.program import BOUNDS, KV, TARGET, bounds_place
 from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.scheduling.request import Request, RequestStatus
 from jaxinfer.scheduling.request_group import RequestGroup
@@ -51,15 +50,12 @@ class EngineCore:
     """Continuous batching of one model over one KV pool. One thread drives it.
 
     While the device runs a launch, the host prepares the next one; results are read one launch late. Requests whose
-    next draw needs their latest token on the host (bad words of several tokens, beams) sit out the launches until it
-    has landed; the others continue.
+    next draw needs their latest token on the host (beams, constraints that refuse most tokens) sit out the launches
+    until it has landed; the others continue.
 
     A step is a transaction. Registered requests and their landed tokens are the only truth; if a step is interrupted or
     raises, everything else is first rebuilt from them, and what had not landed is computed again, to the same tokens.
     Arrivals and aborts are notes, which are taken at the start of a step, or at once if none runs.
-
-    Args:
-        vocabulary: given if automata are to be applied on the device; None: the host applies them.
 
     Attributes:
         compile_listeners, launch_listeners: called with each compile, in words, and with each launch, before it runs.
@@ -74,7 +70,6 @@ class EngineCore:
         *,
         dtype,
         mesh=None,
-        vocabulary: Vocabulary | None = None,
         make_strategy: Callable[[EnginePrograms, Buckets], Strategy] = lambda programs, buckets: PlainDecoding(
             programs.decode_loop, buckets
         ),
@@ -91,8 +86,6 @@ class EngineCore:
         )  # fmt: skip
         self.strategy = make_strategy(self.programs, self.buckets)
         self.programs = self.programs.followed_by(self.strategy.follower)
-        self.constraints = None if vocabulary is None else DeviceConstraints(vocabulary, mesh)
-        of_constraints = {} if self.constraints is None else {CONSTRAINT: self.constraints.model}
 
         def make_state() -> dict[str, object]:
             num_pages = config.num_pages + self.strategy.num_tail_pages
@@ -108,7 +101,7 @@ class EngineCore:
 
         self._make_state = make_state
         self.runner = Runner(
-            {TARGET: model, **of_constraints, **self.strategy.models}, make_state(),
+            {TARGET: model, **self.strategy.models}, make_state(),
             select_backend(config.attention_backend),
             programs=[*(() if self.strategy.takes_prompts else self.programs.all), *self.strategy.programs],
             mesh=mesh, on_compile=self._compiles.traced,
@@ -117,6 +110,7 @@ class EngineCore:
         self._requests = self.transactions.requests
         self.landing_listeners = self.transactions.listeners
         self.launch_listeners: list[LaunchListener] = []
+        self.workers = Workers()
         self._host = self._make_host()
         self.searches: list[Search] = []
         self._waits_for: set[str] = set()
@@ -127,7 +121,7 @@ class EngineCore:
 
     def _make_host(self, before: HostState | None = None) -> HostState:
         return HostState(
-            self.config, self.buckets, self.strategy, self.programs, self.runner, self.metrics,
+            self.config, self.buckets, self.strategy, self.programs, self.runner, self.metrics, self.workers,
             self.transactions.news.append, self.launch_listeners, before,
         )  # fmt: skip
 
@@ -225,9 +219,6 @@ class EngineCore:
         for item in items:
             if members_of(item)[0].request_id in self.scheduler.requests:
                 continue  # a recovery has queued it
-            if self.constraints is not None:
-                for request in members_of(item):
-                    self.constraints.enter(request, self.runner)
             if isinstance(item, RequestGroup):
                 self.scheduler.add_group(item)
             else:
@@ -277,6 +268,7 @@ class EngineCore:
             moved = True
         moved |= self._let_searches_choose()
         scheduler, launcher = self.scheduler, self.launcher
+        moved |= launcher.land_walked()
         launcher.concerned = scheduler.running
         rounds = self.strategy.choose(scheduler.running, len(scheduler.waiting))
         if self.strategy.wants_landing:
@@ -285,13 +277,14 @@ class EngineCore:
         if not self._waits_for:
             launched = launcher.launch(rounds)
             moved |= launcher.has_moved
-            if self.constraints is not None and launcher.has_moved:
-                self.constraints.drop_finished()
         # A launch that waited for its compile is read at once: the next one may have to be compiled too.
         overlaps = self.config.overlap and self.runner.num_stalls == stalls
         landed = self._land(leave=int(launched and overlaps))
         self._progress_log.tick(self.get_metrics, time.perf_counter())
         if moved or launched or landed or not (scheduler.requests or self.searches):
+            return
+        if launcher.num_walking:
+            launcher.land_walked(seconds=_WAIT_SECONDS)
             return
         if not self._waits_for:
             raise StalledError(f"no request can run, and nothing is in flight: {self._host.in_words()}")
@@ -333,8 +326,6 @@ class EngineCore:
         self.runner.salvage(self._make_state)
         self.strategy.start_over()
         unfinished = [request for request in self._requests.values() if not request.is_finished]
-        if self.constraints is not None:
-            self.constraints.start_over(unfinished, self.runner)
         host = self._make_host(self._host)
         requeue(host.scheduler, unfinished, self._suspects.only(self._requests))
         self._host = host

@@ -8,11 +8,13 @@ from jaxinfer.cache.kv_pool import kv_bytes_per_token
 from jaxinfer.cache.page_log import make_page_allocator
 from jaxinfer.cache.prefix_cache import CacheConfig, PrefixCache
 from jaxinfer.config import EngineConfig
+from jaxinfer.constraints.workers import Workers
 from jaxinfer.engine.input_batch import InputBatch
 from jaxinfer.engine.launcher import Launcher, LaunchListener
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.engine.strategy import Strategy
+from jaxinfer.engine.walkers import Walkers
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import KV, TARGET
@@ -27,6 +29,7 @@ class HostState:
     """Pages, prefix cache, queues, seats and launches of one engine, without any request.
 
     Args:
+        workers: threads for walks along the tokens of constrained requests.
         landing: called with each request before its tokens land.
         launching: called with each launch before it runs.
         before: an earlier state, whose counters continue; None: counters start at 0.
@@ -40,6 +43,7 @@ class HostState:
         programs: EnginePrograms,
         runner: Runner,
         metrics: EngineMetrics,
+        workers: Workers,
         landing: Callable[[Request], None],
         launching: Sequence[LaunchListener],
         before: HostState | None = None,
@@ -76,8 +80,9 @@ class HostState:
             entries = SeatEntries(
                 programs.entry, runner, num_seats=config.max_num_seqs, vocab=vocab, is_known=before is None
             )
+        walkers = Walkers(workers, runner.models[TARGET].config.vocab_size)
         self.launcher = Launcher(
-            self.scheduler, self.input_batch, entries, strategy, programs, runner, metrics, landing, launching
+            self.scheduler, self.input_batch, entries, strategy, programs, runner, metrics, walkers, landing, launching
         )
 
     def set_gauges(self, metrics: EngineMetrics) -> None:

@@ -124,8 +124,6 @@ class InputBatch:
         packed["logits_index"][logits_rows] = packed["query_start_loc"][rows + 1] - 1
         packed["sample_position"][logits_rows[chunks]] = packed["kv_len"][rows[chunks]]
         self._fill_sampling(packed, logits_rows, seats)
-        if output.num_rounds:
-            self._fill_constraints(packed, requests, logits_rows)
         return BuiltBatch(packed, rows, logits_rows, seats)
 
     def _build_lanes(
@@ -151,17 +149,11 @@ class InputBatch:
         packed["lengths"][places] = self.prompt_len[seats]
         packed["logits_index"][:] = np.arange(shape.num_logits)
         self._fill_sampling(packed, places, seats)
-        self._fill_constraints(packed, requests, places)
         return BuiltBatch(packed, places, places, seats)
 
     def _fill_sampling(self, packed: PackedBatch, logits_rows: np.ndarray, seats: np.ndarray) -> None:
         for name in ("temperature", "top_k", "top_p", "min_p", "request_key", "ending_token_ids", "max_len"):
             packed[name][logits_rows] = getattr(self, name)[seats]
-
-    def _fill_constraints(self, packed: PackedBatch, requests: Sequence[Request], logits_rows: np.ndarray) -> None:
-        for index, request in enumerate(requests):
-            if request.is_constrained_on_device:
-                packed["constraint_state"][logits_rows[index]] = request.state_on_device
 
     def build_chunks(
         self, shape: BatchShape, requests: Sequence[Request], computed: Sequence[int], counts: Sequence[int]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import jax
 import numpy as np
 
+from jaxinfer.constraints.guard import Walk
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.logprobs import logprobs_of_launch, prompt_targets, take_prompt_logprobs, wants_logprobs
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.engine.strategy import RoundsResult, Strategy
+from jaxinfer.engine.walkers import Walkers
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import StepOutput
@@ -41,6 +44,7 @@ class _Launch:
     token_ids: jax.Array  # int32 [N * width, Q], a row's tokens in order, or [Q] of a step; -1: none
     width: int = 1  # the most tokens that a step lands for a row
     rounds: RoundsResult | None = None  # None: a plain step
+    was_redrawn: jax.Array | None = None  # bool [Q], first tokens that masks have changed; None: there are no masks
     logprobs: TokenLogprobs | None = None  # [width * Q]
     prompt_logprobs: TokenLogprobs | None = None
     begin: float | None = None  # when it was launched; None: it is not timed
@@ -61,6 +65,7 @@ class Launcher:
 
     Args:
         entries: the entries of sequences into seats; None: the strategy's rounds seat them.
+        walkers: walks along the tokens of constrained requests.
         landing: called with each request before its tokens land.
         launching: called with each launch before it runs.
 
@@ -79,12 +84,13 @@ class Launcher:
         programs: EnginePrograms,
         runner: Runner,
         metrics: EngineMetrics,
+        walkers: Walkers,
         landing: Callable[[Request], None],
         launching: Sequence[LaunchListener] = (),
     ) -> None:
         self.scheduler, self.input_batch, self.strategy, self._entries = scheduler, input_batch, strategy, entries
         self.programs, self.runner, self.metrics = programs, runner, metrics
-        self._landing, self._launching = landing, launching
+        self._walkers, self._landing, self._launching = walkers, landing, launching
         self.concerned: Sequence[Request] = ()
         self.has_moved = False
         self._in_flight: deque[_Launch] = deque()
@@ -95,8 +101,9 @@ class Launcher:
         return len(self._in_flight)
 
     def drop(self) -> None:
-        """Drop all launches in flight."""
+        """Drop all launches in flight, and rows that wait for walks."""
         self._in_flight.clear()
+        self._walkers.drop()
         self.concerned = ()
 
     def launch(self, rounds: Rounds) -> bool:
@@ -139,7 +146,7 @@ class Launcher:
 
     def _launch_rounds(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
         result = self.strategy.launch(output, built, self.runner)
-        launched = _Launch(output, built, result.token_ids, result.width, result)
+        launched = _Launch(output, built, result.token_ids, result.width, result, result.was_redrawn)
         if result.sampled_after is not None and wants_logprobs(output):
             num_tokens = (int(built.logits_rows.max()) + 1) * result.width
             launched.logprobs = self._logprobs(*result.sampled_after, num_tokens)
@@ -158,7 +165,7 @@ class Launcher:
             padded = np.pad(targets, (0, positions - len(targets)))
             prompt_logprobs = self._logprobs(result.hidden, padded, len(targets))
         return _Launch(
-            output, built, result.token_ids,
+            output, built, result.token_ids, was_redrawn=result.was_redrawn,
             logprobs=result.logprobs if wants_logprobs(output) else None,
             prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
@@ -198,8 +205,11 @@ class Launcher:
         entries = None
         if launch.logprobs is not None:
             entries = logprobs_of_launch(launch.built, launch.logprobs, launch.width)
-        landings = self.scheduler.update_from_output(launch.output, by_request, entries, self._landing)
         metrics = self.metrics
+        walks = self._walkers.walk(launch.output, by_request, entries, self._is_device_idle)
+        if walks is not None:
+            self._note_walks(launch, by_request, walks)
+        landings = self.scheduler.update_from_output(launch.output, by_request, entries, self._landing, walks)
         self.scheduler.continue_from(
             self.strategy.landed(launch.output, launch.built, launch.rounds, max(1, steps), seconds, metrics)
         )
@@ -215,3 +225,42 @@ class Launcher:
         metrics.scheduled_rows_total += steps * len(launch.output.requests)
         metrics.count_landings(landings, time.perf_counter())
         metrics.host_seconds_total += time.perf_counter() - begin
+
+    @property
+    def num_walking(self) -> int:
+        """Rows whose tokens were read and are not walked yet."""
+        return self._walkers.num_walking
+
+    def land_walked(self, *, seconds: float = 0.0) -> bool:
+        """Land rows whose walks have ended since their launches were read; return whether there were any.
+
+        Args:
+            seconds: how long to wait if there is none yet.
+        """
+        found = False
+        for row in self._walkers.take(seconds=seconds):
+            found = True
+            self.concerned = row.output.requests
+            self.metrics.count_walk(row.walk, len(row.tokens))
+            landings = self.scheduler.update_from_output(
+                row.output, [row.tokens], lambda request, index, tokens, row=row: row.entries, self._landing,
+                {0: row.walk},
+            )  # fmt: skip
+            self.metrics.count_landings(landings, time.perf_counter())
+        return found
+
+    def _is_device_idle(self) -> bool:
+        """Whether the device has ended the launches that are in flight after the one that is read."""
+        return len(self._in_flight) > 1 and cast(Any, self._in_flight[1].token_ids).is_ready()
+
+    def _note_walks(self, launch: _Launch, sampled: Sequence[Sequence[int]], walks: Mapping[int, Walk | None]) -> None:
+        """Note which first tokens masks have changed, and count what walks have found."""
+        was_redrawn = None if launch.was_redrawn is None else np.asarray(launch.was_redrawn)
+        for index, walk in walks.items():
+            request = launch.output.requests[index]
+            if walk is not None:
+                self.metrics.count_walk(walk, len(sampled[index]))
+            # After a refusal this token is the refused one's second draw, which is noted already.
+            if request.has_masks and was_redrawn is not None and was_redrawn[launch.built.logits_rows[index]]:
+                request.note_refusals(0, is_refused=True)
+                self.metrics.constraint_refusals_total += 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from jaxinfer.constraints.guard import Walk
 from jaxinfer.scheduling.scheduler_output import Landing
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,9 @@ class EngineMetrics:
     spec_decode_num_draft_tokens: int = 0  # drafted tokens
     spec_decode_num_accepted_tokens: int = 0  # accepted tokens
     spec_decode_num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # accepted tokens by position
+    constraint_refusals_total: int = 0  # drawn tokens that a constraint refused, so that they were drawn again
+    constraint_dropped_tokens_total: int = 0  # drawn tokens that were dropped: refused ones, and what came after them
+    constraint_forced_tokens_total: int = 0  # tokens that were not drawn, because nothing else could follow
     diffusion_forwards_total: int = 0  # rounds of denoising, of each request
     diffusion_tokens_total: int = 0  # tokens of these rounds that landed
     diffusion_tokens_per_forward: float = 0.0  # tokens per round, a gauge
@@ -99,6 +103,12 @@ class EngineMetrics:
         per_position += [0] * (int(drafted.max(initial=0)) - len(per_position))
         for position in range(int(accepted.max(initial=0))):
             per_position[position] += int((accepted > position).sum())
+
+    def count_walk(self, walk: Walk, num_drawn: int) -> None:
+        """Account for a walk along drawn tokens of a constrained request."""
+        self.constraint_refusals_total += walk.is_refused
+        self.constraint_dropped_tokens_total += num_drawn - walk.num_kept
+        self.constraint_forced_tokens_total += len(walk.forced)
 
     def count_landings(self, landings: Sequence[Landing], now: float) -> None:
         """Account for tokens that landed at `now`."""

@@ -88,7 +88,9 @@ class PlainDecoding(UsualStrategy):
 
     def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
         result: LoopOutput = runner.launch(self.program, built.packed.shape, built.packed.buffer)
-        return RoundsResult(result.tokens, sampled_after=(result.hidden, result.sampled))
+        return RoundsResult(
+            result.tokens, sampled_after=(result.hidden, result.sampled), was_redrawn=result.was_redrawn
+        )
 
 
 def smallest_of_lanes(shapes: Sequence[BatchShape], sequences: int, pages_per_row: int) -> BatchShape:

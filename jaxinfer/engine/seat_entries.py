@@ -22,15 +22,16 @@ class _Entering(NamedTuple):
     what: Enters
     request: Request
     decodes: bool = False
-    binds: bool = True
+    mask: np.ndarray | None = None  # bits, of the next draw
     counts: Sequence[tuple[int, int]] = ()  # (token, how often it is in the output)
 
 
 class SeatEntries:
     """Launches the entries of one engine, before the launches that need them.
 
-    The bounds of a sequence without any are entered only if the sequence before it in its seat had some. Sets that
-    change from token to token are entered when they have changed.
+    The bounds of a sequence without any are entered only if the sequence before it in its seat had some. A sequence
+    with a guard enters with the mask of its next draw, and anew each time that it continues from other tokens than were
+    drawn; where all of its draws have masks, one enters before each.
 
     Args:
         is_known: whether the seats are known to have no bounds; a recovery leaves them as they were.
@@ -41,7 +42,7 @@ class SeatEntries:
         self._whole, self._of_tokens = program.shapes
         self._num_seats = num_seats
         self._binds = np.full(num_seats, not is_known)
-        self._allowed: dict[int, np.ndarray] = {}  # seat -> bits of a set that changes, as the device has them
+        self._entered: dict[int, tuple[str, int]] = {}  # seat -> id and epoch of the guarded request that has entered
 
     def launch(self, output: SchedulerOutput) -> None:
         """Enter the rows of a launch into their seats, and bring their allowed sets up to date for the next draw."""
@@ -49,16 +50,16 @@ class SeatEntries:
         enters = output.enters
         arrivals = output.first_scheduled | output.resumed if output.first_scheduled or output.resumed else ()
         for request in output.requests:
-            if not (arrivals or enters or request.has_changing_set):
+            if not (arrivals or enters or request.guard):
                 continue
-            on_device = bool(output.rounds_of) and request.is_held_on_device
-            if request.request_id in arrivals:
-                found += self._entering(request, decodes=request.request_id in enters, on_device=on_device)
+            name = request.request_id
+            if name in arrivals or (request.guard and self._entered.get(request.seat) != (name, request.epoch)):
+                found += self._entering(request, decodes=name in enters)
                 continue
-            if request.request_id in enters:
+            if request.has_masks and request.in_seat:
+                found.append(_Entering(Enters.MASK, request, mask=request.next_mask(self._vocab)))
+            if name in enters:
                 found.append(_Entering(Enters.TOKENS, request, decodes=True))
-            if request.has_changing_set and self._takes_set(request, on_device=on_device):
-                found.append(_Entering(Enters.ALLOWED, request, binds=not on_device or request.is_bound_for_good))
         if not found:
             return
         self._launch([entering for entering in found if entering.what is not Enters.TOKENS])
@@ -70,29 +71,24 @@ class SeatEntries:
                 _fill_tokens(packed, place, entering)
             self._run(packed)
 
-    def _entering(self, request: Request, *, decodes: bool, on_device: bool) -> list[_Entering]:
+    def _entering(self, request: Request, *, decodes: bool) -> list[_Entering]:
         seat = request.seat
-        self._allowed.pop(seat, None)
-        if not request.is_bound and not self._binds[seat]:
+        self._entered.pop(seat, None)
+        binds = request.is_bound_for_good or request.guard is not None
+        if not binds and not self._binds[seat]:
             return [_Entering(Enters.TOKENS, request, decodes)] if decodes else []
-        self._binds[seat] = request.is_bound
+        self._binds[seat] = binds
         counts: list[tuple[int, int]] = []
         if request.is_penalized:
             counts = list(Counter(islice(request.token_ids, request.num_prompt_tokens, request.num_tokens - 1)).items())
         room = self._whole.num_counts
-        if request.has_changing_set:
-            self._takes_set(request, on_device=on_device)
-        binds = request.is_bound_for_good or (request.has_changing_set and not on_device)
-        first = _Entering(Enters.ALL, request, decodes, binds, counts[:room])
+        mask = None
+        if request.guard is not None:
+            self._entered[seat] = request.request_id, request.epoch
+            mask = request.next_mask(self._vocab)
+        first = _Entering(Enters.ALL, request, decodes, mask, counts[:room])
         more = [counts[start : start + room] for start in range(room, len(counts), room)]
         return [first, *(_Entering(Enters.COUNTS, request, counts=some) for some in more)]
-
-    def _takes_set(self, request: Request, *, on_device: bool) -> bool:
-        """Note the set of tokens that may follow, as far as the host gives it; return whether the seat has another."""
-        bits = packed_bits(request.base_set(self._vocab) if on_device else request.set_now(self._vocab))
-        known = self._allowed.get(request.seat)
-        self._allowed[request.seat] = bits
-        return known is None or not np.array_equal(known, bits)
 
     def _launch(self, entering: Sequence[_Entering]) -> None:
         packed, place, used = None, 0, 0
@@ -115,13 +111,13 @@ class SeatEntries:
             packed["count_token"][where], packed["count"][where] = zip(*entering.counts, strict=True)
         if entering.what is Enters.COUNTS:
             return
-        packed["binds"][place] = entering.binds
-        if entering.what is Enters.ALLOWED:
-            packed["allowed"][place] = self._allowed[request.seat]
+        if entering.mask is not None:
+            packed["is_masked"][place], packed["mask"][place] = 1, entering.mask
+        if entering.what is Enters.MASK:
             return
+        packed["binds"][place] = request.is_bound_for_good
         params, vocab = request.sampling_params, self._vocab
-        changing = self._allowed.get(request.seat)
-        packed["allowed"][place] = packed_bits(request.base_set(vocab)) if changing is None else changing
+        packed["allowed"][place] = packed_bits(request.base_set(vocab))
         if params.min_tokens:
             packed["ending"][place] = packed_bits(_mask(request.ending_token_ids, vocab))
             packed["min_length"][place] = request.num_prompt_tokens + params.min_tokens

@@ -42,6 +42,7 @@ class RoundsResult:
     # padding, and the token that was sampled after each, int32 [T].
     sampled_after: tuple[jax.Array, jax.Array] | None = None
     details: Any = None  # the strategy's own
+    was_redrawn: jax.Array | None = None  # bool [Q], first tokens that masks have changed; None: there are no masks
     ran: jax.Array | None = None  # bool [N, Q], rounds in which rows took part; None: those that landed something
     logprobs: TokenLogprobs | None = None  # [Q * W], of the tokens that each row landed last, if known
 

@@ -37,7 +37,7 @@ class EngineClient:
         self.core, self.inputs, self.tokenizer = core, inputs, tokenizer
         self._processor = OutputProcessor(core, tokenizer)
         core.landing_listeners.append(self._processor.process)
-        self._vocabulary = None if core.constraints is None else core.constraints.vocabulary
+        self._vocabulary: Vocabulary | None = None
 
     @property
     def has_readers(self) -> bool:

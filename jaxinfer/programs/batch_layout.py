@@ -103,7 +103,6 @@ class BatchShape:
             "page_table": ((r, p), i), "page_branch": ((r, p if self.is_branched else 0), i), "kv_len": ((r,), i),
             "trunk_len": ((r,), i), "tail_start": ((r,), i), "query_start_loc": ((r + 1,), i), "row_seat": ((r,), i),
             "capacity": ((r,), i), "max_drafts": ((r,), i), "drafter_start": ((r,), i), "logits_index": ((q,), i),
-            "constraint_state": ((q,), i),
             "block_tokens": ((self.decode_rows if self.block_size else 0, self.block_size), i),
             "block_start": ((r if self.block_size else 0,), i), "block_round": ((r if self.block_size else 0,), i),
             "wants_logprobs": ((), i),
@@ -141,7 +140,6 @@ class StepBatch(AttentionMetadata):
     capacity: jax.Array  # int32 [R], positions that its pages have room for; columns after them are stale
     max_drafts: jax.Array  # int32 [R], tokens that may be drafted one after the other in a round
     drafter_start: jax.Array  # int32 [R], for rows in any launch: the first token of each that a drafter sees
-    constraint_state: jax.Array  # int32 [Q], in launches of rounds: automaton state of the sequence of a row
     # For launches that denoise blocks of B tokens. For decode rows that enter their seats: the first block, masks
     # included, and the position where it starts; -1 for rows that are seated already. Where the host knows the blocks
     # of all rows: the tokens of a window of each decode row, and the rounds that each row's sequence has had.

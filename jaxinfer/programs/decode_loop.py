@@ -15,12 +15,11 @@ from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, unpack
 from jaxinfer.programs.forward import forward
-from jaxinfer.programs.program import BOUNDS, CONSTRAINT, KV, SEATS, TARGET, Device, Place
+from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_seats, write_seats
 from jaxinfer.programs.step import padded_to
 from jaxinfer.sampling.bounds import Bounds
-from jaxinfer.sampling.constraint import Constraint, advance
-from jaxinfer.sampling.next_tokens import Constrained, next_tokens
+from jaxinfer.sampling.next_tokens import next_tokens, redrawn_after
 
 
 @jax.tree_util.register_dataclass
@@ -29,6 +28,7 @@ class LoopOutput:
     """Results of N decode steps of Q sequences, on the device."""
 
     tokens: jax.Array  # int32 [N, Q], -1 where a row was idle, NO_SCORE where it ends because nothing could be sampled
+    was_redrawn: jax.Array  # bool [Q], first tokens that are not those of a draw without a mask
     # For each row's last step, if the batch wants log probabilities: hidden states [T, hidden] of the Q sequences and
     # padding, and the tokens int32 [T] that were sampled after each. Else zeros.
     hidden: jax.Array
@@ -48,7 +48,6 @@ def decode_loop(
     *,
     max_steps: int,
     hidden_sizes: Sequence[int] = (),
-    constraint: Constraint | None = None,
 ) -> _State:
     """Run `batch.num_steps` decode steps of each row; once all have ended or have no room, the rest are no-ops.
 
@@ -58,15 +57,14 @@ def decode_loop(
         batch: decode rows or lanes alone, all from seats.
         max_steps: the most steps that the compiled program can run.
         hidden_sizes: numbers of hidden states that a later program reads.
-        constraint: the constraint that sequences may follow.
 
     Returns:
         The pool, the seats, the bounds, and what landed.
     """
     num_slots = kv.num_slots
 
-    def turn(index: jax.Array, state: tuple[_State, jax.Array]) -> tuple[_State, jax.Array]:
-        (kv, seats, bounds, output), allowed_from = state
+    def turn(index: jax.Array, state: _State) -> _State:
+        kv, seats, bounds, output = state
         # A row that no longer takes part gets no room.
         capacity = jnp.where(index < batch.num_steps, batch.capacity, 0)
         now = read_seats(replace(batch, capacity=capacity), seats, page_size=kv.page_size, num_slots=num_slots)
@@ -75,33 +73,30 @@ def decode_loop(
 
         def run(kv: KVPool, seats: Seats) -> tuple[KVPool, Seats, jax.Array, LoopOutput]:
             kv, hidden = forward(model, kv, now, backend)
-            held = None if constraint is None else Constrained(constraint, allowed_from)
-            drawn_after = hidden[now.logits_index]
-            sampled = next_tokens(model, drawn_after, now.samples.sampling, held, bounded)
+            drawn_after, sampling = hidden[now.logits_index], now.samples.sampling
+            sampled = next_tokens(model, drawn_after, sampling, bounded)
+            sampled, refused = redrawn_after(model, drawn_after, sampled, sampling, bounded)
             seats, landed = write_seats(seats, now, sampled)
             kept = lax.cond(
                 batch.wants_logprobs > 0, _with_last, lambda output, *_: output, output, landed, drawn_after, sampled
             )
-            return kv, seats, landed, kept
+            return kv, seats, landed, replace(kept, was_redrawn=kept.was_redrawn | refused)
 
         def rest(kv: KVPool, seats: Seats) -> tuple[KVPool, Seats, jax.Array, LoopOutput]:
             return kv, seats, jnp.full(output.tokens.shape[1], -1, jnp.int32), output
 
         kv, seats, landed, kept = lax.cond(jnp.any(now.limit >= 0), run, rest, kv, seats)
         bounds = count_latest(now, bounds, landed)
-        if constraint is not None:
-            allowed_from = jnp.where(landed >= 0, advance(constraint, allowed_from, landed), allowed_from)
         kept = replace(kept, tokens=lax.dynamic_update_index_in_dim(output.tokens, landed, index, axis=0))
-        return (kv, seats, bounds, kept), allowed_from
+        return kv, seats, bounds, kept
 
     count = batch.num_sequences
     size = padded_to(hidden_sizes, count)
     nothing = LoopOutput(
-        jnp.full((max_steps, count), -1, jnp.int32), jnp.zeros((size, model.config.hidden_size), model.dtype),
-        jnp.zeros(size, jnp.int32),
+        jnp.full((max_steps, count), -1, jnp.int32), jnp.zeros(count, bool),
+        jnp.zeros((size, model.config.hidden_size), model.dtype), jnp.zeros(size, jnp.int32),
     )  # fmt: skip
-    state, _ = lax.fori_loop(0, max_steps, turn, ((kv, seats, bounds, nothing), batch.constraint_state))
-    return state
+    return lax.fori_loop(0, max_steps, turn, (kv, seats, bounds, nothing))
 
 
 def _with_last(output: LoopOutput, landed: jax.Array, hidden: jax.Array, sampled: jax.Array) -> LoopOutput:
@@ -121,7 +116,7 @@ class DecodeLoop:
     max_steps: int
     shapes: Sequence[BatchShape] = ()
     hidden_sizes: Sequence[int] = ()
-    reads = (TARGET, CONSTRAINT)
+    reads = (TARGET,)
     writes = (KV, SEATS, BOUNDS)
 
     @property
@@ -145,6 +140,6 @@ class DecodeLoop:
         kv, seats, bounds = (device.state[name] for name in self.writes)
         kv, seats, bounds, output = decode_loop(
             device.models[TARGET], kv, seats, bounds, unpack(buffer, shape), device.backend,
-            max_steps=self.max_steps, hidden_sizes=self.hidden_sizes, constraint=device.models.get(CONSTRAINT),
+            max_steps=self.max_steps, hidden_sizes=self.hidden_sizes,
         )  # fmt: skip
         return {KV: kv, SEATS: seats, BOUNDS: device.placed(bounds)}, device.readable(output)

@@ -27,7 +27,7 @@ class Enters(enum.IntEnum):
 
     ALL = 0  # bounds, with no counts but those given, and tokens where there is a length
     COUNTS = 1  # further counts, besides those of an earlier entry
-    ALLOWED = 2  # the set of allowed tokens, and whether anything binds
+    MASK = 2  # the mask of the next draw
     TOKENS = 3  # the latest tokens and the length
 
 
@@ -108,7 +108,7 @@ class Entry:
             counts = bounds.counts.at[all_of].set(0, mode="drop")
             at = jnp.append(seat, nowhere).at[count_of].get(mode="clip")
             counts = counts.at[at, token].set(count.astype(counts.dtype), mode="drop")
-            places = {name: seats_that(Enters.ALL, Enters.ALLOWED) for name in ("binds", "allowed")}
+            places = {name: seats_that(Enters.ALL, Enters.MASK) for name in ("is_masked", "mask")}
             others = {
                 name: getattr(bounds, name).at[places.get(name, all_of)].set(new, mode="drop")
                 for name, new in given.items()

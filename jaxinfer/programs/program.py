@@ -17,8 +17,6 @@ from jaxinfer.sampling.bounds import Bounds, BoundsPlace
 # Parts of the device's state, and models, by name. A strategy adds its own.
 TARGET, KV, SEATS = "target", "kv", "seats"
 BOUNDS = "bounds"  # bounds of draws, by seat
-# Read like a model, by engines that constrain sequences on the device.
-CONSTRAINT = "constraint"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from jaxinfer.attention.tensor_parallel import over_devices
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.programs.program import (
     BOUNDS,
-    CONSTRAINT,
     KV,
     SEATS,
     TARGET,
@@ -158,7 +157,7 @@ class Runner:
         return found
 
     def _leaves_of(self, program: Program) -> dict[str, list[Any]]:
-        return {name: self._leaves[name] for name in program.reads if name != CONSTRAINT or name in self._leaves}
+        return {name: self._leaves[name] for name in program.reads}
 
     def _jitted(self, program: Program, shape: Any, state: Any) -> Any:
         @partial(jax.jit, donate_argnames="state", out_shardings=({name: _places(state[name]) for name in state}, None))

@@ -19,7 +19,7 @@ from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_seats, write_seats
 from jaxinfer.sampling.bounds import Bounds
 from jaxinfer.sampling.logprobs import TokenLogprobs, logprobs_if
-from jaxinfer.sampling.next_tokens import as_held, logits_and_greedy
+from jaxinfer.sampling.next_tokens import as_held, logits_and_greedy, redrawn
 from jaxinfer.sampling.sampler import sample
 
 
@@ -29,6 +29,7 @@ class StepOutput:
     """Results of a step, on the device. T tokens, Q wanted logits, V words."""
 
     token_ids: jax.Array  # int32 [Q], sampled; -1 where the row is idle, NO_SCORE where nothing could be
+    was_redrawn: jax.Array  # bool [Q], tokens that are not those of a draw without a mask
     logprobs: TokenLogprobs  # [Q], of these; zeros unless the batch wants them
     hidden: jax.Array  # [T, hidden], after the final norm
 
@@ -58,12 +59,14 @@ def step(
     kv, hidden, features = forward_with_features(model, kv, batch, backend, capture)
     logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
     bounded = bounded_draws(batch, bounds)
-    held, greedy = as_held(logits, greedy, bounded.anyone, [bounded])
-    tokens = sample(held, batch.samples.sampling, greedy)
+    held, greedy = as_held(logits, greedy, bounded)
+    tokens, refused = redrawn(
+        sample(held, batch.samples.sampling, greedy), batch.samples.sampling, bounded, lambda: held
+    )
     logprobs = logprobs_if(batch.wants_logprobs > 0, logits, tokens)
     seats, landed = write_seats(seats, batch, tokens)
     bounds = count_latest(batch, bounds, landed)
-    return Stepped(kv, seats, bounds, StepOutput(landed, logprobs, hidden), batch, features)
+    return Stepped(kv, seats, bounds, StepOutput(landed, refused, logprobs, hidden), batch, features)
 
 
 class Follower(Protocol):
@@ -143,6 +146,7 @@ class Step:
         extra = padded_to(self.hidden_sizes, shape.num_tokens) - shape.num_tokens
         return {**followed, KV: kv, SEATS: seats, BOUNDS: device.placed(bounds)}, StepOutput(
             token_ids=device.readable(output.token_ids),
+            was_redrawn=device.readable(output.was_redrawn),
             logprobs=device.readable(output.logprobs),
             hidden=device.readable(jnp.pad(output.hidden, ((0, extra), (0, 0)))),
         )

@@ -1,4 +1,8 @@
-"""Bounds of the draws of running sequences, by seat: penalties, biases, and sets of allowed tokens."""
+"""Bounds of the draws of running sequences, by seat: penalties, biases, sets of allowed tokens, and masks.
+
+A mask is the set of tokens that a constraint allows next. It binds one draw, the next of its sequence: a token that it
+does not allow is drawn again among those that it does.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +44,12 @@ class Bounds:
     """One entry for each of S sequences that may run at once. V tokens, W words of bits, K = MAX_LOGIT_BIAS.
 
     The counts of a sequence are those of its output tokens but the latest, which is not computed yet and is added when
-    a token is drawn after it. Where `binds` is 0, all other fields are meaningless.
+    a token is drawn after it. Where `binds` is 0, all other fields but the mask are meaningless.
     """
 
-    binds: Any  # int32 [S], 1: anything here changes a draw of the sequence
+    binds: Any  # int32 [S], 1: anything here but a mask changes draws of the sequence
+    is_masked: Any  # int32 [S], 1: the next draw of the sequence has a mask
+    mask: Any  # uint32 [S, W], bits
     counts: Any  # uint16 [S, V], how often each token is in the output; the greatest uint16 also stands for more
     in_prompt: Any  # uint32 [S, W], bits
     allowed: Any  # uint32 [S, W], bits
@@ -97,7 +103,8 @@ class Bounds:
         words, i, f, bits = num_words(vocab), np.int32, np.float32, np.uint32
         extents: dict[str, tuple[tuple[int, ...], Any]] = {
             "counts": ((vocab,), np.uint16), "in_prompt": ((words,), bits), "allowed": ((words,), bits),
-            "ending": ((words,), bits), "bias_token": ((MAX_LOGIT_BIAS,), i), "bias": ((MAX_LOGIT_BIAS,), f),
+            "ending": ((words,), bits), "mask": ((words,), bits),
+            "bias_token": ((MAX_LOGIT_BIAS,), i), "bias": ((MAX_LOGIT_BIAS,), f),
             "repetition_penalty": ((), f), "frequency_penalty": ((), f), "presence_penalty": ((), f),
         }  # fmt: skip
         named = {each.name: extents.get(each.name, ((), i)) for each in fields(cls) if each.name != "by_word"}
@@ -128,6 +135,22 @@ class Bounded:
 
         # As in `as_held`.
         return self.split(lax.cond(self.anyone, bound, lambda logits: logits, self.split(logits)))
+
+    @property
+    def are_masked(self) -> jax.Array:
+        """bool [Q]: draws of sequences whose next draw has a mask."""
+        return of_seats(self.bounds.is_masked, self.seat) > 0
+
+    def refused(self, tokens: jax.Array) -> jax.Array:
+        """Return which of the drawn tokens int32 [Q] their sequences' masks do not allow, as bool [Q]."""
+        word = self.bounds.mask.at[self.seat, tokens // WORD_BITS].get(mode="clip")
+        is_allowed = (word >> (tokens % WORD_BITS).astype(jnp.uint32)) & 1 > 0
+        return self.are_masked & (tokens >= 0) & ~is_allowed
+
+    def within_masks(self, logits: jax.Array) -> jax.Array:
+        """Return logits float32 [Q, V], -inf for tokens that the mask of a sequence does not allow."""
+        allowed = unpacked(self.bounds.mask.at[self.seat].get(mode="clip"), logits.shape[-1])
+        return self.split(jnp.where(self.are_masked[:, None] & ~allowed, -jnp.inf, logits))
 
     def split(self, logits: jax.Array) -> jax.Array:
         """Return logits float32 [Q, V] with their sharding: split by word, or as they are."""
@@ -210,6 +233,12 @@ def latest_output(bounds: Bounds, seat: jax.Array, token: jax.Array, position: j
     """Return the latest tokens int32 [N] of sequences, at positions [N], as the start of a path: -1 for a token of the
     prompt."""
     return jnp.where(position >= of_seats(bounds.prompt_length, seat), token, -1)
+
+
+def unmasked(bounds: Bounds, seat: jax.Array) -> Bounds:
+    """Return the bounds after draws in seats int32 [N] have landed: their masks bound those alone. A seat out of range
+    is none."""
+    return replace(bounds, is_masked=bounds.is_masked.at[seat].set(0, mode="drop"))
 
 
 def counted(bounds: Bounds, seat: jax.Array, position: jax.Array, tokens: jax.Array) -> Bounds:

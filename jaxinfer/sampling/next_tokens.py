@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,6 @@ from jax import lax
 
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.sampling.bounds import Bounded
-from jaxinfer.sampling.constraint import FREE, Constraint, allowed
 from jaxinfer.sampling.greatest import first_of_greatest, greatest_of_rows
 from jaxinfer.sampling.sampler import SamplingBatch, sample
 
@@ -20,27 +17,6 @@ from jaxinfer.sampling.sampler import SamplingBatch, sample
 # against 12 ms for 32 rows of 32,000 words. With more rows, the maximum over the first axis costs what the product
 # gains.
 TABLE_FIRST_ROWS = 64
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Constrained:
-    """Constraint, and the states of Q rows, while a program is traced."""
-
-    constraint: Constraint
-    state: jax.Array  # int32 [Q]
-
-    @property
-    def anyone(self) -> jax.Array:
-        return jnp.any(self.state != FREE)
-
-    def hold(self, logits: jax.Array) -> jax.Array:
-        """Return logits float32 [Q, V], -inf for tokens that are not allowed."""
-
-        def constrained(logits: jax.Array) -> jax.Array:
-            return jnp.where(allowed(self.constraint, self.state), logits, -jnp.inf)
-
-        return lax.cond(self.anyone, constrained, lambda logits: logits, logits)
 
 
 def logits_and_greedy(model: DecoderLM, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -64,21 +40,18 @@ def logits_and_greedy(model: DecoderLM, hidden: jax.Array) -> tuple[jax.Array, j
 
 
 def next_tokens(
-    model: DecoderLM,
-    hidden: jax.Array,
-    sampling: SamplingBatch,
-    constrained: Constrained | None = None,
-    bounded: Bounded | None = None,
+    model: DecoderLM, hidden: jax.Array, sampling: SamplingBatch, bounded: Bounded | None = None
 ) -> jax.Array:
-    """Return the tokens int32 [Q] that `sample` takes after hidden states [Q, hidden], if logits are not needed."""
+    """Return the tokens int32 [Q] that `sample` takes after hidden states [Q, hidden], if logits are not needed.
 
-    holders = [held for held in (bounded, constrained) if held is not None]
-    anyone = functools.reduce(jnp.logical_or, [held.anyone for held in holders], jnp.asarray(False))
+    Masks have no part in it, see `redrawn`.
+    """
+    anyone = jnp.asarray(False) if bounded is None else bounded.anyone
 
     def any_row() -> jax.Array:
         logits, greedy = logits_and_greedy(model, hidden)
-        if holders:
-            logits, greedy = as_held(logits, greedy, anyone, holders)
+        if bounded is not None:
+            logits, greedy = as_held(logits, greedy, bounded)
         return sample(logits, sampling, greedy)
 
     # Where all rows are greedy, nothing reads the logits by rows, and XLA leaves their transpose out.
@@ -86,21 +59,48 @@ def next_tokens(
     return lax.cond(reads_logits, any_row, lambda: logits_and_greedy(model, hidden)[1])
 
 
-def as_held(
-    logits: jax.Array, greedy: jax.Array, anyone: jax.Array, holders: Sequence[Bounded | Constrained]
-) -> tuple[jax.Array, jax.Array]:
-    """Return logits float32 [Q, V] as they are drawn from, and the greatest token of each row, given the model's.
-
-    Args:
-        anyone: bool [], whether any row is bound or constrained.
-    """
+def as_held(logits: jax.Array, greedy: jax.Array, bounded: Bounded) -> tuple[jax.Array, jax.Array]:
+    """Return logits float32 [Q, V] as they are drawn from, and the greatest token of each row, given the model's."""
 
     def held(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        for holder in holders:
-            logits = holder.hold(logits)
+        logits = bounded.hold(logits)
         return logits, greatest_of_rows(logits)
 
-    split = next((holder.split for holder in holders if isinstance(holder, Bounded)), lambda logits: logits)
     # Without a sharding constraint, XLA replicates on every device what passes through a condition.
-    logits, greedy = lax.cond(anyone, held, lambda logits: (logits, greedy), split(logits))
-    return split(logits), greedy
+    logits, greedy = lax.cond(bounded.anyone, held, lambda logits: (logits, greedy), bounded.split(logits))
+    return bounded.split(logits), greedy
+
+
+def redrawn(
+    tokens: jax.Array, sampling: SamplingBatch, bounded: Bounded, logits: Callable[[], jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Return tokens int32 [Q] with those replaced that a mask does not allow, and which these are, bool [Q].
+
+    Such a token is drawn again, with the same noise, among those that the mask allows. If the first draw is allowed it
+    stays, also where it would not be within the top-p of the allowed tokens.
+
+    Args:
+        tokens: as `sample` has drawn them, without masks.
+        logits: () -> float32 [Q, V], as they were drawn from; called where the second draw is traced, which runs only
+            if a token is refused.
+    """
+    refused = bounded.refused(tokens)
+
+    def again(tokens: jax.Array) -> jax.Array:
+        return jnp.where(refused, sample(bounded.within_masks(logits()), sampling), tokens)
+
+    return lax.cond(jnp.any(refused), again, lambda tokens: tokens, tokens), refused
+
+
+def redrawn_after(
+    model: DecoderLM, hidden: jax.Array, tokens: jax.Array, sampling: SamplingBatch, bounded: Bounded
+) -> tuple[jax.Array, jax.Array]:
+    """Return what `redrawn` does, for tokens int32 [Q] that `next_tokens` took after hidden states [Q, hidden].
+
+    A second draw computes the logits again: they are not kept where hardly any is read.
+    """
+
+    def logits() -> jax.Array:
+        return as_held(*logits_and_greedy(model, hidden), bounded)[0]
+
+    return redrawn(tokens, sampling, bounded, logits)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from jaxinfer.constraints.guard import Walk
+from jaxinfer.constraints.guard import walk as walk_along
 from jaxinfer.outputs import Logprob
 from jaxinfer.sampling.greatest import NO_SCORE
 from jaxinfer.scheduling.request import Request, RequestStatus
 from jaxinfer.scheduling.scheduler_output import Landing, SchedulerOutput
 
 NO_SCORE_ERROR = "the model gave no finite score for any token that may follow"
+NOTHING_LEFT_ERROR = (
+    "no token may follow: the constraint allows none that allowed_token_ids, bad_words, min_tokens and logit_bias leave"
+)
 
 type LogprobsOf = Callable[[Request, int, Sequence[int]], Sequence[dict[int, Logprob]]]
 """(request, its index in the launch, landed tokens) -> an entry for each token, or none if the request wants none."""
@@ -20,6 +25,7 @@ def land(
     sampled: Sequence[Sequence[int]],
     logprobs_of: LogprobsOf | None = None,
     before: Callable[[Request], None] | None = None,
+    walks: Mapping[int, Walk | None] | None = None,
 ) -> Iterator[Landing]:
     """Land the tokens of a launch's rows, each request whole before the next.
 
@@ -28,12 +34,18 @@ def land(
             last one of NO_SCORE ends the request with an error.
         logprobs_of: makes the entries of landed tokens; None: no request of the launch wants any.
         before: called with each request before its tokens land.
+        walks: for the rows of requests with guards, by their index, the walks along their tokens; None: the walk is not
+            done, and the row lands later.
     """
-    running = RequestStatus.RUNNING
     rows = zip(output.requests, output.most_tokens, output.least_tokens, output.epochs, sampled, strict=True)
     for index, (request, most, least, epoch, tokens) in enumerate(rows):
-        if not most or request.epoch != epoch or request.status is not running:
-            continue  # a chunk of a prompt; or preempted, aborted or finished since the launch
+        walk = None
+        if walks is not None and index in walks:
+            walk = walks[index]
+            if walk is None:
+                continue
+        if not most or not is_awaited(request, epoch):
+            continue  # a chunk of a prompt, or a row whose tokens are void
         request.num_in_flight -= most
         request.num_sure_in_flight -= least
         if not tokens:
@@ -42,12 +54,50 @@ def land(
             before(request)
         error = None
         if tokens[-1] == NO_SCORE:
-            tokens, error = tokens[:-1], NO_SCORE_ERROR
+            tokens, error = tokens[:-1], NO_SCORE_ERROR if request.guard is None else NOTHING_LEFT_ERROR
         entries = () if logprobs_of is None else logprobs_of(request, index, tokens)
         if request.num_to_skip:
             skipped = min(request.num_to_skip, len(tokens))
             request.num_to_skip -= skipped
             tokens, entries = tokens[skipped:], entries[skipped:]
         first = len(request.token_ids)
-        request.extend(tokens, entries, error=error)
+        if request.guard is None:
+            request.extend(tokens, entries, error=error)
+        else:
+            _land_walked(request, tokens, entries, walk or walk_of(request, tokens), error)
         yield Landing(request, first, len(request.token_ids))
+
+
+def is_awaited(request: Request, epoch: int) -> bool:
+    """Whether tokens of a launch in this epoch of a request still count: it was not preempted, aborted or finished
+    since, and has not continued from other tokens."""
+    return request.epoch == epoch and request.status is RequestStatus.RUNNING
+
+
+def walk_of(request: Request, tokens: Sequence[int], vocab: int = 0) -> Walk:
+    """Walk along drawn tokens that follow those that have landed for a request with a guard, in this thread.
+
+    Args:
+        vocab: size of the vocabulary; 0: the mask that the next draw may need is left out.
+    """
+    guard, state = request.guard, request.guard_state
+    assert guard is not None and state is not None
+    return walk_along(guard, state, tokens, request.walk_limits(vocab))
+
+
+def _land_walked(
+    request: Request,
+    tokens: Sequence[int],
+    entries: Sequence[dict[int, Logprob]],
+    walk: Walk,
+    error: str | None,
+) -> None:
+    """Land the tokens that a walk has kept, and those that follow in any case."""
+    kept = list(tokens[: walk.num_kept])
+    # All but the last drawn one are computed; those that follow in any case are not.
+    request.num_computed_tokens = len(request.token_ids) + walk.num_kept - 1
+    error = walk.error or (None if walk.is_refused else error)
+    status = request.extend([*kept, *walk.forced], entries[: walk.num_kept], error=error, walk=walk)
+    request.note_refusals(walk.num_kept, is_refused=walk.is_refused)
+    if status is None and walk.reenters:
+        request.reenter(is_refused=walk.is_refused)

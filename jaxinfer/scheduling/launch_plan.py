@@ -8,6 +8,9 @@ from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import ONE_STEP, Rounds, RowKind
 from jaxinfer.scheduling.scheduler_output import SchedulerLimits, SchedulerOutput
 
+# Launches of a request whose tokens may wait to be walked, before it waits for the walks.
+_MOST_WALKING = 2
+
 
 class LaunchPlan:
     """The rows of a launch, in parallel lists.
@@ -37,6 +40,8 @@ class LaunchPlan:
         """Whether a request that is in its seat, or may enter it, takes part: it has tokens left to draw, no token has
         to land before the next draw, and there is room."""
         if request.num_in_flight and (request.depends_on_output or request in self.rounds.sits_out):
+            return False
+        if request.num_walking >= _MOST_WALKING:
             return False
         if len(request.token_ids) + request.num_sure_in_flight >= request.max_total_tokens or self.budget == 0:
             return False

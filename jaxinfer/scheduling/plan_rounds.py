@@ -78,7 +78,7 @@ def _rounds_of_rows(
     """
     if not rounds.holds(len(plan.requests), max([len(request.pages) for request in plan.requests]), shares_lanes):
         return []
-    longest, shortest, num_of_one, num_alone, streams = 0, sys.maxsize, 0, 0, False
+    longest, shortest, num_of_one, num_alone, streams, expects_refusals = 0, sys.maxsize, 0, 0, False, False
     for request, is_chunk in zip(plan.requests, plan.are_chunks, strict=True):
         if is_chunk:
             most = 1
@@ -87,6 +87,7 @@ def _rounds_of_rows(
             num_of_one += 1
             num_alone += request.draws_alone
             continue
+        expects_refusals |= request.guard is not None and request.refusals.share > 0
         left = request.num_tokens_left
         longest, shortest = max(longest, left), min(shortest, left)
         streams |= request.stream
@@ -103,6 +104,12 @@ def _rounds_of_rows(
         rounds_of = [limit] * len(plan.requests)
         if num_of_one:
             rounds_of = [1 if request.takes_one_round else limit for request in plan.requests]
+        if expects_refusals:
+            # What is drawn after a refused token is lost.
+            rounds_of = [
+                number if request.guard is None else min(number, request.refusals.most_rounds(rounds.tokens))
+                for number, request in zip(rounds_of, plan.requests, strict=True)
+            ]
         if _take_pages(plan, kv, rounds, rounds_of):
             return rounds_of
         limit //= 2

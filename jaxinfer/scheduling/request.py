@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxinfer.cache.prefix_cache import CacheMatch
+from jaxinfer.constraints.guard import Guard, GuardState, Walk, WalkLimits
 from jaxinfer.outputs import Logprob, RequestMetrics
 from jaxinfer.sampling.bounds import packed_bits
-from jaxinfer.sampling.constraint import FREE
 from jaxinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -60,6 +61,48 @@ class Group(Protocol):
     num_running: int
 
 
+# Weight of a token in the moving share of refused tokens, and shares between which all draws get masks, or none again.
+_WEIGHT_OF_TOKEN = 0.2
+_FREQUENT, _SELDOM = 0.55, 0.35
+
+
+class Refusals:
+    """Share of a request's tokens that its guard has refused of late.
+
+    A refusal loses what is in flight for the request. Where most tokens are refused, every draw gets a mask, and the
+    request waits for each token: that loses less.
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self.are_frequent = False
+
+    def note(self, num_kept: int, *, is_refused: bool) -> None:
+        """Note tokens that were allowed, and one after them that was not."""
+        self.share *= (1 - _WEIGHT_OF_TOKEN) ** num_kept
+        if is_refused:
+            self.share += _WEIGHT_OF_TOKEN * (1 - self.share)
+        self.are_frequent = self.share > (_SELDOM if self.are_frequent else _FREQUENT)
+
+    def most_rounds(self, tokens_per_round: float) -> int:
+        """Return after how many rounds the next refusal is expected, at least 1."""
+        if self.share <= 0:
+            return sys.maxsize
+        return max(1, round((1 - self.share) / self.share / tokens_per_round))
+
+
+class _Excluded:
+    """The tokens that a request may never draw, as a container."""
+
+    def __init__(self, request: Request) -> None:
+        allowed = request.sampling_params.allowed_token_ids
+        self._allowed = None if allowed is None else frozenset(allowed)
+        self._bad = frozenset(sequence[0] for sequence in request.bad_token_ids if len(sequence) == 1)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._bad or (self._allowed is not None and token not in self._allowed)
+
+
 @dataclass(eq=False, slots=True)  # with slots, because hundreds of requests are visited in every step
 class Request:
     """A prompt on its way to a completion. The scheduler lets `num_computed_tokens` catch up with `num_tokens`."""
@@ -101,7 +144,8 @@ class Request:
     is_computed: bool = False  # of a trunk: all of it is, at the latest by the launch that is being planned
     bad_token_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that its output must not contain
     constraint: TokenAutomaton[Any] | None = None  # automaton that its output follows
-    is_constrained_on_device: bool = False  # the device follows it too: rounds need no host for it
+    drops_drawn: bool = False  # whether its epoch began because a drawn token was refused
+    num_walking: int = 0  # launches whose tokens were read, and that are not walked yet
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     num_to_skip: int = 0  # output tokens that landed before a recovery, and that the device will land again
@@ -116,12 +160,14 @@ class Request:
     ending_token_ids: frozenset[int] = field(init=False)  # what ends it: stop tokens and, unless ignored, EOS
     is_penalized: bool = field(init=False)  # its draws are, by the tokens of prompt and output
     is_bound_for_good: bool = field(init=False)  # its draws have bounds in its seat as long as it runs
-    has_changing_set: bool = field(init=False)  # the set of tokens that may follow depends on those before
+    guard: Guard | None = field(init=False, default=None)  # what its output has to keep to
+    guard_state: GuardState | None = field(init=False, default=None)  # after the output tokens that have landed
+    mask: np.ndarray | None = field(init=False, default=None)  # bits, of its next draw, if they are known
+    refusals: Refusals = field(init=False, default_factory=Refusals)
     depends_on_output: bool = field(init=False)  # the next draw needs its latest token on the host
     draws_alone: bool = field(init=False)  # without drafts: the host has to know each token before the next draw
     takes_one_round: bool = field(init=False)  # of a launch: it draws alone, or wants log probabilities
     _prompt_bits: np.ndarray | None = field(init=False, default=None)
-    _constraint_state: Hashable = field(init=False, default=None)  # after all of its output
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
@@ -130,48 +176,29 @@ class Request:
         params = self.sampling_params
         stop_ids = frozenset(params.stop_token_ids or ())
         self.ending_token_ids = stop_ids if params.ignore_eos else stop_ids | self.eos_token_ids
-        if self.constraint is not None:
-            self._constraint_state = self.constraint.start
+        sequences = [sequence for sequence in self.bad_token_ids if len(sequence) > 1]
+        if self.constraint is not None or sequences:
+            self.guard = Guard(self.constraint, sequences, self.eos_token_ids, _Excluded(self))
+            self.guard_state = self.guard.start
         self.is_penalized = (
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         )
-        has_bad_sequences = any([len(sequence) > 1 for sequence in self.bad_token_ids])
-        self.has_changing_set = self.constraint is not None or has_bad_sequences
         self.is_bound_for_good = (
-            self.is_penalized or bool(self.bad_token_ids) or bool(params.logit_bias)
+            self.is_penalized or len(sequences) < len(self.bad_token_ids) or bool(params.logit_bias)
             or params.allowed_token_ids is not None or params.min_tokens > 0
         )  # fmt: skip
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # no token precedes the first one
-        self.depends_on_output = self.has_changing_set or self.is_steered
-
         self._set_ways()
 
     def _set_ways(self) -> None:
-        self.draws_alone = self.is_steered or not self.is_held_on_device
+        self.depends_on_output = self.draws_alone = self.is_steered or self.refusals.are_frequent
         self.takes_one_round = self.draws_alone or self.sampling_params.logprobs is not None
 
-    def constrain_on_device(self) -> None:
-        """Let rounds hold its output to its constraint from now on: the host need not prepare their draws."""
-        self.is_constrained_on_device = True
-        self._set_ways()
-
     @property
-    def is_bound(self) -> bool:
-        """Whether its draws have bounds in its seat, at least at times."""
-        return self.is_bound_for_good or self.has_changing_set
-
-    @property
-    def is_held_on_device(self) -> bool:
-        """Whether rounds need no host to know which tokens may follow."""
-        if not self.has_changing_set:
-            return True
-        return self.is_constrained_on_device and all([len(sequence) == 1 for sequence in self.bad_token_ids])
-
-    @property
-    def state_on_device(self) -> int:
-        """The index on the device of its constraint's state after all of its output."""
-        return FREE if self.constraint is None else self.constraint.index_on_device(self._constraint_state)
+    def has_masks(self) -> bool:
+        """Whether all of its draws have masks, because too many would be refused without."""
+        return self.guard is not None and self.refusals.are_frequent
 
     @property
     def skips_cached_prefix(self) -> bool:
@@ -211,7 +238,12 @@ class Request:
         return self.status.is_finished
 
     def extend(
-        self, tokens: Sequence[int], logprobs: Sequence[dict[int, Logprob]] = (), *, error: str | None = None
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[dict[int, Logprob]] = (),
+        *,
+        error: str | None = None,
+        walk: Walk | None = None,
     ) -> RequestStatus | None:
         """Land sampled tokens, up to the first that ends the request by the rules on tokens and length.
 
@@ -220,6 +252,7 @@ class Request:
         Args:
             logprobs: an entry for each token, if the request wants them.
             error: what failed after these tokens: the request ends with it, unless a token has ended it.
+            walk: of a request with a guard, the walk that has kept these tokens.
 
         Returns:
             The finished status, if the request ends.
@@ -241,6 +274,10 @@ class Request:
                     break
         if logprobs:
             self.logprobs += logprobs[: len(known) - first]
+        if walk is not None:
+            self.guard_state, self.mask = walk.state, walk.mask
+            if walk.is_complete and status is not RequestStatus.FINISHED_STOPPED:
+                status = RequestStatus.FINISHED_STOPPED  # also at its greatest length: its text is whole
         if status is None and error is not None:
             status = RequestStatus.FINISHED_ERROR
         else:
@@ -248,7 +285,6 @@ class Request:
         self.landed = Landed(len(known), len(self.logprobs), status, stop_reason, error)
         if status is not None:
             self.status, self.stop_reason, self.error = status, stop_reason, error
-        self._follow(known[first:])
         if self.is_steered:
             self.is_held, self.in_seat = True, False
         return status
@@ -282,21 +318,38 @@ class Request:
         if landed.status is not None:
             self.status, self.stop_reason, self.error = landed.status, landed.stop_reason, landed.error
 
-    def _follow(self, tokens: Sequence[int]) -> None:
-        """Bring the constraint's state up to date with tokens that have landed."""
-        if self.constraint is not None:
-            for token in tokens:
-                self._constraint_state = self.constraint.advance(self._constraint_state, token)
+    def reenter(self, *, is_refused: bool) -> None:
+        """Continue from tokens that are not those that were drawn: what is in flight is dropped when it lands, and the
+        seat is entered anew.
+
+        Args:
+            is_refused: whether a token was drawn after those that it continues from.
+        """
+        self.epoch += 1
+        self.drops_drawn = is_refused
+        self.leave_seat()
+
+    def note_refusals(self, num_kept: int, *, is_refused: bool) -> None:
+        """Note drawn tokens that its guard has allowed, and whether it has refused the next one."""
+        self.refusals.note(num_kept, is_refused=is_refused)
+        self._set_ways()
+
+    def walk_limits(self, vocab: int) -> WalkLimits:
+        """Return the limits of a walk along tokens that follow those that have landed."""
+        params = self.sampling_params
+        return WalkLimits(
+            vocab, self.ending_token_ids, self.num_output_tokens, params.min_tokens,
+            self.max_total_tokens - self.num_prompt_tokens, self.num_in_flight,
+            may_force=params.logprobs is None and not self.is_steered, wants_mask=self.has_masks,
+        )  # fmt: skip
 
     def start_over(self) -> None:
         """Keep what has landed, and drop all that follows from it: pages, seat, what is computed or in flight."""
         self.settle()
-        if self.constraint is not None:
-            self._constraint_state = self.constraint.start
-        self._follow(self.output_token_ids)
-        self.is_constrained_on_device = False
-        self._set_ways()
+        if self.guard is not None and not self.is_finished:
+            self.guard_state, self.mask = self.guard.along(self.output_token_ids), None
         self.epoch += 1
+        self.num_walking = 0
         self.num_computed_tokens = self.num_published_tokens = self.num_borrowed_pages = self.num_to_skip = 0
         self.pages, self.prefix = [], None
         self.has_twin = self.is_computed = False
@@ -327,18 +380,13 @@ class Request:
         mask[[sequence[0] for sequence in self.bad_token_ids if len(sequence) == 1]] = False
         return mask
 
-    def set_now(self, vocab: int) -> np.ndarray:
-        """bool [vocab]: the tokens that may follow those that have landed."""
-        mask = self.base_set(vocab)
-        if self.constraint is not None:
-            now = self.constraint.allowed(self._constraint_state).mask()
-            mask[: now.size] &= now
-            mask[now.size :] = False
-        for *prefix, last in self.bad_token_ids:
-            start = self.num_tokens - len(prefix)
-            if prefix and start >= self.num_prompt_tokens and self.token_ids[start:] == prefix:
-                mask[last] = False
-        return mask
+    def next_mask(self, vocab: int) -> np.ndarray | None:
+        """Return the tokens that its guard allows after those that have landed, as bits; None: any token."""
+        if self.guard is None or self.guard_state is None:
+            return None
+        if self.mask is None:
+            self.mask = self.guard.mask(self.guard_state, vocab)
+        return self.mask
 
     def prompt_bits(self, vocab: int) -> np.ndarray:
         """The set of the prompt's tokens as bits, see `packed_bits`; computed once."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from jaxinfer.constraints.guard import Walk
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.landing import LogprobsOf, land
 from jaxinfer.scheduling.launch_plan import LaunchPlan
@@ -294,16 +295,19 @@ class Scheduler:
         sampled: Sequence[Sequence[int]],
         logprobs_of: LogprobsOf | None = None,
         before: Callable[[Request], None] | None = None,
+        walks: Mapping[int, Walk | None] | None = None,
     ) -> list[Landing]:
         """Land the sampled tokens of a launch, see `land`, and release the requests that finish."""
         landings: list[Landing] = []
         ended: list[Request] = []
         page_size = self.kv.page_size if self.kv.cache is not None else sys.maxsize
-        for landing in land(output, sampled, logprobs_of, before):
+        for landing in land(output, sampled, logprobs_of, before, walks):
             request = landing.request
             if request.is_finished:
                 ended.append(request)
-            computed = request.num_computed_tokens = self.kv.num_settled(landing.last)
+            if request.guard is None:
+                request.num_computed_tokens = self.kv.num_settled(landing.last)
+            computed = request.num_computed_tokens
             landings.append(landing)
             if computed - request.num_published_tokens >= page_size:
                 self.kv.publish(request, computed)

@@ -138,7 +138,7 @@ class DraftModel:
             drafted = next_tokens(model, hidden, sampling, bounded=bounded)
             return jnp.maximum(drafted, 0), jnp.zeros(hidden.shape[0], jnp.float32)
         logits, greedy = logits_and_greedy(model, hidden)
-        held, greedy = as_held(logits, greedy, bounded.anyone, [bounded])
+        held, greedy = as_held(logits, greedy, bounded)
         return jnp.maximum(sample(held, sampling, greedy), 0), entropies(logits)
 
 

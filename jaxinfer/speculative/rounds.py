@@ -16,15 +16,13 @@ from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch, idle_batch, unpack
 from jaxinfer.programs.commit_tail import commit_tail
 from jaxinfer.programs.forward import forward_with_features
-from jaxinfer.programs.program import BOUNDS, CONSTRAINT, KV, SEATS, TARGET, Device, Place
+from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, latest_tokens
 from jaxinfer.programs.step import padded_to
 from jaxinfer.programs.wide_rows import sampled_everywhere, wide_rows
-from jaxinfer.sampling.bounds import Bounded, Bounds, counted
-from jaxinfer.sampling.constraint import Constraint
-from jaxinfer.sampling.next_tokens import Constrained, next_tokens
+from jaxinfer.sampling.bounds import Bounded, Bounds, counted, unmasked
+from jaxinfer.sampling.next_tokens import next_tokens, redrawn_after
 from jaxinfer.speculative.accept import land, num_accepted
-from jaxinfer.speculative.constrained import after_landing, along_chain, along_tree
 from jaxinfer.speculative.proposer import Drafts, Proposer, RoundsShape, Seated
 from jaxinfer.speculative.tails import TailPages, num_words, tokens_of_sequences, with_tail
 from jaxinfer.speculative.tree import Tree, accepted_path, ancestor_bits, no_tree, paths
@@ -39,6 +37,7 @@ class RoundsOutput:
     num_drafts: jax.Array  # int32 [N, R], drafts along a path (for a tree, its depth)
     num_accepted: jax.Array  # int32 [N, R], accepted drafts
     entropy: jax.Array  # float32 [N, R], nats, see `Drafts`
+    was_redrawn: jax.Array  # bool [R], first tokens that are not those of a draw without a mask
     # If the batch wants log probabilities, from each row's last round: hidden states [T, hidden] of R * W tokens and
     # padding, and the token int32 [T] sampled after each. Else zeros.
     hidden: jax.Array
@@ -46,7 +45,7 @@ class RoundsOutput:
     tree: Tree | None  # of each row's last round, where trees are drafted
 
 
-type _Carried = tuple[dict[str, Any], jax.Array, RoundsOutput]
+type _Carried = tuple[dict[str, Any], RoundsOutput]
 
 
 class Verified(NamedTuple):
@@ -57,7 +56,7 @@ class Verified(NamedTuple):
     sampled: jax.Array  # int32 [R, W], after each
     features: jax.Array | None  # [R, W, F * hidden]
     accepted: jax.Array  # int32 [R], number of accepted drafts
-    states: jax.Array | None  # int32 [R, W], of constraints, before each sampled token
+    was_redrawn: jax.Array  # bool [R], whether the first sampled token is not that of a draw without a mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +72,7 @@ class SpeculativeRounds:
 
     @property
     def reads(self) -> Sequence[str]:
-        return (TARGET, CONSTRAINT, *self.proposer.reads)
+        return (TARGET, *self.proposer.reads)
 
     @property
     def writes(self) -> Sequence[str]:
@@ -106,32 +105,24 @@ class SpeculativeRounds:
         rows = shape.batch.num_rows
         more = padded_to(self.hidden_sizes, rows * width) - rows * width
         model: DecoderLM = device.models[TARGET]
-        constraint: Constraint | None = device.models.get(CONSTRAINT)
 
         def turn(index: jax.Array, carried: _Carried) -> _Carried:
-            state, allowed_from, output = carried
+            state, output = carried
             now = replace(device, state=state)
-            constrained = replace(batch, constraint_state=allowed_from)
-            seated = _seated(constrained, state[SEATS], index < batch.num_steps, width)
+            seated = _seated(batch, state[SEATS], index < batch.num_steps, width)
             changed, drafts = self.proposer.propose(now, seated, shape)
             state, bounds = {**state, **changed}, state[BOUNDS]
             state.pop(BOUNDS)  # no branch of the switch changes them, so none carries them
-            states = None
-            if constraint is not None:
-                drafts, states = _allowed(constraint, allowed_from, drafts, width)
 
             def verify(state: dict[str, Any], *, width: int = width) -> tuple[dict[str, Any], tuple[jax.Array, ...]]:
                 now = replace(device, state={**state, BOUNDS: bounds})
-                found = self._verified(now, state[KV], seated, drafts, states, width)
+                found = self._verified(now, state[KV], seated, drafts, width)
                 seats, landed = land(
                     state[SEATS], batch.row_seat, seated.token, seated.length, seated.runs,
                     found.sampled, found.accepted,
                     ending_token_ids=batch.samples.ending_token_ids, max_len=batch.samples.max_len,
                 )  # fmt: skip
                 state = {**state, KV: found.kv, SEATS: seats}
-                after = allowed_from
-                if constraint is not None and found.states is not None:
-                    after = after_landing(constraint, allowed_from, found.states, landed)
                 # All branches of the switch return the same shapes.
                 wide = (0, shape.width - width)
                 hidden, sampled, landed = (
@@ -143,11 +134,11 @@ class SpeculativeRounds:
                     batch.wants_logprobs > 0, partial(_of_last_round, seated.runs), lambda before, now: before,
                     (output.hidden, output.sampled), (hidden, sampled),
                 )  # fmt: skip
-                return state, (landed, found.accepted, after, *of_last)
+                return state, (landed, found.accepted, output.was_redrawn | found.was_redrawn, *of_last)
 
             def rest(state: dict[str, Any]) -> tuple[dict[str, Any], tuple[jax.Array, ...]]:
                 nothing = jnp.full((rows, width), -1, jnp.int32)
-                return state, (nothing, jnp.zeros(rows, jnp.int32), allowed_from, output.hidden, output.sampled)
+                return state, (nothing, jnp.zeros(rows, jnp.int32), output.was_redrawn, output.hidden, output.sampled)
 
             ways = [rest, verify]
             runs = jnp.any(seated.runs)
@@ -155,7 +146,7 @@ class SpeculativeRounds:
             if self.proposer.may_find_nothing:
                 ways.insert(1, partial(verify, width=1))
                 way += way * jnp.any(drafts.count > 0)
-            state, (landed, accepted, allowed_from, hidden, sampled) = lax.switch(way, ways, state)
+            state, (landed, accepted, was_redrawn, hidden, sampled) = lax.switch(way, ways, state)
             state = {**state, BOUNDS: _counted(bounds, seated, landed)}
 
             def noted(all_rounds: jax.Array, this_round: jax.Array) -> jax.Array:
@@ -164,18 +155,15 @@ class SpeculativeRounds:
             tree = output.tree
             if tree is not None:
                 tree = jax.tree.map(lambda new, old: _of_rows(seated.runs, new, old), drafts, tree)
-            return (
-                state,
-                allowed_from,
-                RoundsOutput(
-                    tokens=lax.dynamic_update_slice_in_dim(output.tokens, landed.T, index * width, axis=0),
-                    num_drafts=noted(output.num_drafts, drafts.count),
-                    num_accepted=noted(output.num_accepted, accepted),
-                    entropy=noted(output.entropy, drafts.entropy),
-                    hidden=hidden,
-                    sampled=sampled,
-                    tree=tree,
-                ),
+            return state, RoundsOutput(
+                tokens=lax.dynamic_update_slice_in_dim(output.tokens, landed.T, index * width, axis=0),
+                num_drafts=noted(output.num_drafts, drafts.count),
+                num_accepted=noted(output.num_accepted, accepted),
+                entropy=noted(output.entropy, drafts.entropy),
+                was_redrawn=was_redrawn,
+                hidden=hidden,
+                sampled=sampled,
+                tree=tree,
             )
 
         counts = jnp.zeros((self.max_rounds, rows), jnp.int32)
@@ -184,31 +172,20 @@ class SpeculativeRounds:
             num_drafts=counts,
             num_accepted=counts,
             entropy=counts.astype(jnp.float32),
+            was_redrawn=jnp.zeros(rows, bool),
             hidden=jnp.zeros((rows * width + more, model.config.hidden_size), model.dtype),
             sampled=jnp.zeros(rows * width + more, jnp.int32),
             tree=no_tree(rows, shape.num_nodes) if shape.num_nodes else None,
         )
-        carried = (dict(device.state), batch.constraint_state, output)
-        state, _, output = lax.fori_loop(0, self.max_rounds, turn, carried)
+        state, output = lax.fori_loop(0, self.max_rounds, turn, (dict(device.state), output))
         return {**state, BOUNDS: device.placed(state[BOUNDS])}, device.readable(output)
 
-    def _verified(
-        self,
-        device: Device,
-        kv: KVPool,
-        seated: Seated,
-        drafts: Drafts | Tree,
-        states: jax.Array | None,
-        width: int,
-    ) -> Verified:
+    def _verified(self, device: Device, kv: KVPool, seated: Seated, drafts: Drafts | Tree, width: int) -> Verified:
         if not isinstance(drafts, Drafts):
-            return self._verified_tree(device, kv, seated, drafts, states, width)
-        states = None if states is None else states[:, :width]
-        return self._verified_chain(device, kv, seated, replace(drafts, tokens=drafts.tokens[:, : width - 1]), states)
+            return self._verified_tree(device, kv, seated, drafts, width)
+        return self._verified_chain(device, kv, seated, replace(drafts, tokens=drafts.tokens[:, : width - 1]))
 
-    def _verified_chain(
-        self, device: Device, kv: KVPool, seated: Seated, drafts: Drafts, states: jax.Array | None
-    ) -> Verified:
+    def _verified_chain(self, device: Device, kv: KVPool, seated: Seated, drafts: Drafts) -> Verified:
         """Verify each row's latest token and its drafts, in the slots where accepted drafts stay."""
         tokens = jnp.concatenate([seated.token[:, None], drafts.tokens], axis=1)
         latest = seated.latest_output(device.state[BOUNDS])
@@ -219,13 +196,11 @@ class SpeculativeRounds:
         # The path before a draw holds the tokens up to the one it follows.
         tokens = jnp.where(jnp.arange(tokens.shape[1]) == 0, latest[:, None], tokens)
         path = jnp.where(jnp.tri(tokens.shape[1], dtype=bool), tokens[:, None], -1)
-        kv, hidden, sampled, features = self._computed(device, kv, wide, seated, path, states)
+        kv, hidden, sampled, features, was_redrawn = self._computed(device, kv, wide, seated, path)
         accepted = num_accepted(drafts.tokens, drafts.count, sampled)
-        return Verified(kv, hidden, sampled, features, accepted, states)
+        return Verified(kv, hidden, sampled, features, accepted, was_redrawn)
 
-    def _verified_tree(
-        self, device: Device, kv: KVPool, seated: Seated, tree: Tree, states: jax.Array | None, width: int
-    ) -> Verified:
+    def _verified_tree(self, device: Device, kv: KVPool, seated: Seated, tree: Tree, width: int) -> Verified:
         """Verify each row's latest token in its slot and its tree in its tail; accepted nodes are moved out of it."""
         assert self.tails is not None
         batch, page_size, nodes = seated.batch, kv.page_size, tree.tokens.shape[1]
@@ -249,8 +224,8 @@ class SpeculativeRounds:
         wide = replace(wide, tail_bits=bits.reshape(-1, words))
         above = jnp.pad(paths(tree, max_depth=width - 1), ((0, 0), (1, 0), (0, 0)), constant_values=-1)
         latest = jnp.broadcast_to(seated.latest_output(device.state[BOUNDS])[:, None, None], (*above.shape[:2], 1))
-        kv, hidden, sampled, features = self._computed(
-            device, kv, wide, seated, jnp.concatenate([latest, above], axis=2), states
+        kv, hidden, sampled, features, was_redrawn = self._computed(
+            device, kv, wide, seated, jnp.concatenate([latest, above], axis=2)
         )
         path, accepted = accepted_path(tree, sampled, max_depth=width - 1)
         page, index = batch.places(seated.length[:, None] + jnp.arange(width - 1), page_size=page_size)
@@ -263,20 +238,14 @@ class SpeculativeRounds:
             return jnp.take_along_axis(per_node, along.reshape(*along.shape, *(1,) * (per_node.ndim - 2)), axis=1)
 
         features = None if features is None else on_path(features)
-        states = None if states is None else on_path(states)
-        return Verified(kv, on_path(hidden), on_path(sampled), features, accepted, states)
+        return Verified(kv, on_path(hidden), on_path(sampled), features, accepted, was_redrawn)
 
     def _computed(
-        self,
-        device: Device,
-        kv: KVPool,
-        wide: StepBatch,
-        seated: Seated,
-        path: jax.Array,
-        states: jax.Array | None,
-    ) -> tuple[KVPool, jax.Array, jax.Array, jax.Array | None]:
+        self, device: Device, kv: KVPool, wide: StepBatch, seated: Seated, path: jax.Array
+    ) -> tuple[KVPool, jax.Array, jax.Array, jax.Array | None, jax.Array]:
         """Run N tokens of each of R rows through the target; returns the pool, hidden states [R, N, hidden], the tokens
-        int32 [R, N] sampled after each, and features [R, N, F * hidden].
+        int32 [R, N] sampled after each, features [R, N, F * hidden], and which of the first ones were redrawn, bool
+        [R].
 
         Args:
             path: int32 [R, N, D], output tokens before each sampled one that the bounds do not count yet; -1: none.
@@ -284,13 +253,17 @@ class SpeculativeRounds:
         model: DecoderLM = device.models[TARGET]
         rows = seated.token.shape[0]
         kv, hidden, features = forward_with_features(model, kv, wide, device.backend, self.proposer.capture)
-        held = None if states is None else Constrained(device.models[CONSTRAINT], states.reshape(-1))
         sampling = sampled_everywhere(wide, seated.batch.samples.sampling)
         seat = jnp.repeat(seated.batch.row_seat, path.shape[1])
         bounded = Bounded(device.state[BOUNDS], seat, sampling.sample_position, path.reshape(-1, path.shape[2]))
-        sampled = next_tokens(model, hidden, sampling, held, bounded)
+        sampled = next_tokens(model, hidden, sampling, bounded).reshape(rows, -1)
         features = None if features is None else features.reshape(rows, -1, features.shape[-1])
-        return kv, hidden.reshape(rows, -1, hidden.shape[-1]), sampled.reshape(rows, -1), features
+        hidden = hidden.reshape(rows, -1, hidden.shape[-1])
+        # Only a sequence's first draw of a round may have a mask.
+        first_of = jax.tree.map(lambda x: x[:: path.shape[1]], sampling)
+        first_bounded = Bounded(bounded.bounds, seated.batch.row_seat, first_of.sample_position, path[:, 0])
+        first, was_redrawn = redrawn_after(model, hidden[:, 0], sampled[:, 0], first_of, first_bounded)
+        return kv, hidden, sampled.at[:, 0].set(first), features, was_redrawn
 
 
 def _of_rows(runs: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -312,20 +285,16 @@ def _of_last_round(
 
 
 def _counted(bounds: Bounds, seated: Seated, landed: jax.Array) -> Bounds:
-    """Count landed tokens int32 [R, W], -1 after the last, in the bounds; the last is the latest, not counted yet."""
+    """Count landed tokens int32 [R, W], -1 after the last, in the bounds; the last is the latest, not counted yet.
+
+    Masks of sequences that landed any are used up.
+    """
     known = jnp.concatenate([seated.token[:, None], landed[:, :-1]], axis=1)
     tokens = jnp.where(landed != -1, known, -1)
     position = seated.length[:, None] - 1 + jnp.arange(landed.shape[1])
-    return counted(bounds, seated.batch.row_seat, position, tokens)
-
-
-def _allowed(
-    constraint: Constraint, state: jax.Array, drafts: Drafts | Tree, width: int
-) -> tuple[Drafts | Tree, jax.Array]:
-    """Return the allowed part of drafts, and the states along them."""
-    if isinstance(drafts, Drafts):
-        return along_chain(constraint, state, drafts)
-    return along_tree(constraint, state, drafts, max_depth=width - 1)
+    seat = seated.batch.row_seat
+    bounds = unmasked(bounds, jnp.where(landed[:, 0] != -1, seat, bounds.binds.shape[0]))
+    return counted(bounds, seat, position, tokens)
 
 
 def _seated(batch: StepBatch, seats: Seats, goes_on: jax.Array, width: int) -> Seated:

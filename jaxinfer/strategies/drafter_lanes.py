@@ -48,11 +48,28 @@ class DrafterLanes:
         self.follows = np.zeros(num_seats + 1, bool)
         self.continues = np.zeros(num_seats + 1, bool)
         self._running: dict[str, Request] = {}
+        self._epochs: dict[str, int] = {}  # of running requests, as of the latest launch that they took part in
 
     @property
     def _first(self) -> int:
         """First token of a sequence that the drafter can have."""
         return 0 if self.window is None else 1
+
+    def reenter(self, requests: Sequence[Request]) -> None:
+        """Note before a launch which sequences continue from other tokens than were drawn: what the drafter has after
+        these is void, in its pages too."""
+        for request in requests:
+            known = self._epochs.get(request.request_id)
+            if known is None or known == request.epoch:
+                continue
+            self._epochs[request.request_id] = request.epoch
+            # While it follows it lacks the last two at most of the drawn tokens.
+            seat, kept = request.seat, max(0, request.num_computed_tokens - (not request.drops_drawn))
+            if not self.follows[seat]:
+                kept = min(kept, int(self.length[seat]))
+            self.filled[request.pages[kept // self.page_size :]] = False
+            self.length[seat], self.follows[seat], self.continues[seat] = kept, False, False
+            self.start[seat] = min(int(self.start[seat]), max(kept, self._first))
 
     def launched(self, output: SchedulerOutput, *, with_drafter: bool) -> None:
         """Note a launch, after `take_pages`; `with_drafter`: the drafter takes in the tokens that it computes."""
@@ -86,6 +103,7 @@ class DrafterLanes:
                 continue
             if arrivals and request.request_id not in self._running:
                 self._running[request.request_id] = request
+                self._epochs[request.request_id] = request.epoch
                 cached = output.num_computed[index] // self.page_size if self._knows_pages else 0
                 self._enter(request.seat, self.filled[pages[:cached]])
             self.filled[pages[cached:]] = False
@@ -154,6 +172,7 @@ class DrafterLanes:
         """Note that sequences leave their seats; their rows of the page table are still unchanged."""
         for request_id in request_ids:
             request = self._running.pop(request_id, None)
+            self._epochs.pop(request_id, None)
             if request is None:
                 continue
             seat = request.seat

@@ -173,6 +173,8 @@ class Speculation(UsualStrategy):
             for request_id in output.first_scheduled | output.resumed:
                 self.controller.enter(batch.seat_of[request_id])
             self.lanes.take_pages(output, with_drafter=feeds)
+        if any([request.guard for request in output.requests]):
+            self.lanes.reenter(output.requests)
         if feeds:
             self._let_catch_up(output, batch, runner)
         if output.num_rounds and feeds:
@@ -198,7 +200,9 @@ class Speculation(UsualStrategy):
         shape = self._shape_of(built.packed.shape, choice.num_drafts, choice.num_nodes)
         result: RoundsOutput = runner.launch(self._rounds, shape, built.packed.buffer)
         details = _Rounds(choice.num_drafts, shape, result)
-        return RoundsResult(result.tokens, shape.width, (result.hidden, result.sampled), details)
+        return RoundsResult(
+            result.tokens, shape.width, (result.hidden, result.sampled), details, was_redrawn=result.was_redrawn
+        )
 
     def landed(
         self,
@@ -216,9 +220,15 @@ class Speculation(UsualStrategy):
             return ()
         details: _Rounds = result.details
         arrays, num_nodes = details.output, details.shape.num_nodes
-        rows = built.rows
+        # Rows that continue from other tokens, or whose tokens are not walked yet, say nothing of the drafts.
+        counts = [
+            index
+            for index, (request, epoch) in enumerate(zip(output.requests, output.epochs, strict=True))
+            if request.epoch == epoch and not request.num_walking
+        ]
+        rows, requests = built.rows[counts], [output.requests[index] for index in counts]
         report = RoundsReport(
-            seats=built.seats,
+            seats=built.seats[counts],
             ran=np.asarray(arrays.tokens)[:: result.width, rows] >= 0,
             wanted=built.packed["max_drafts"][rows],
             drafted=np.asarray(arrays.num_drafts)[:, rows],
@@ -235,12 +245,12 @@ class Speculation(UsualStrategy):
             )
         proposed = details.shape.proposed(report.drafted)
         metrics.count_drafts(report.drafted, report.accepted, proposed)
-        self.latest = LandedRounds(output.requests, rows, arrays)
+        self.latest = LandedRounds(requests, rows, arrays)
         if report.ran.any():
             found = 1 + report.accepted[report.ran].mean()
             self._tokens_per_round += _NEW * (float(found) - self._tokens_per_round)
         for request, drafts, tokens, kept in zip(
-            output.requests, (report.drafted > 0).sum(axis=0).tolist(), proposed.sum(axis=0).tolist(),
+            requests, (report.drafted > 0).sum(axis=0).tolist(), proposed.sum(axis=0).tolist(),
             report.accepted.sum(axis=0).tolist(), strict=True,
         ):  # fmt: skip
             own = request.metrics

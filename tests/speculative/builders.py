@@ -10,7 +10,6 @@ import numpy as np
 from flax import nnx
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
@@ -67,7 +66,6 @@ def speculating_engine(
     speculative: dict[str, Any] | None = None,
     method: str | None = None,
     mesh: Any = None,
-    vocabulary: Vocabulary | None = None,
     **limits: Any,
 ) -> EngineCore:
     """`tests.builders.make_engine` that speculates, with n-grams where there is no drafter.
@@ -91,7 +89,7 @@ def speculating_engine(
     )  # fmt: skip
     dtype = jnp.dtype(jnp.float32)
     make_strategy = Speculator(config, drafter).strategy(engine, model, dtype=dtype, mesh=mesh)
-    core = EngineCore(model, engine, dtype=dtype, mesh=mesh, vocabulary=vocabulary, make_strategy=make_strategy)
+    core = EngineCore(model, engine, dtype=dtype, mesh=mesh, make_strategy=make_strategy)
     if controller is not None:
         speculation_of(core).controller = controller
     return core

@@ -1,0 +1,117 @@
+"""Threads for the work of constraints: compiles of grammars, and walks along tokens that were drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from jaxinfer.constraints.guard import ConstraintError
+
+# Work of a grammar gives way to that of the engine's own threads.
+_NICENESS = 5
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A thread, and what it works on."""
+
+    future: Future[Any] | None = None
+    since: float = 0.0
+    is_given_up: bool = False
+
+
+class Workers:
+    """A few threads that run pieces of work in the order in which they were submitted.
+
+    A call inside a library cannot be stopped. A thread that takes too long for one piece is given up: the piece fails,
+    and another thread takes its place, a limited number of times.
+
+    Args:
+        count: number of threads, which start with the first piece.
+        patience: most seconds for one piece.
+        most_replaced: threads that may be given up; after that, `submit` raises.
+    """
+
+    def __init__(self, count: int = 2, *, patience: float = 20.0, most_replaced: int = 4) -> None:
+        self._count, self._patience, self._most_replaced = count, patience, most_replaced
+        self._pieces: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._workers: list[_Worker] = []
+        self._num_replaced = 0
+        weakref.finalize(self, _stop, self._pieces, count)
+
+    def submit[T](self, work: Callable[[], T]) -> Future[T]:
+        """Queue a piece of work.
+
+        Raises:
+            ConstraintError: too many threads were given up.
+        """
+        self.give_up_stuck()
+        with self._lock:
+            if self._num_replaced > self._most_replaced:
+                raise ConstraintError(
+                    f"no grammar is followed any more: {self._num_replaced} pieces of work took more than "
+                    f"{self._patience:g} seconds each"
+                )
+            while len(self._workers) < self._count:
+                self._start()
+        future: Future[T] = Future()
+        self._pieces.put((future, work))
+        return future
+
+    def give_up_stuck(self) -> None:
+        """Let pieces fail that have taken too long, and start threads in the place of theirs."""
+        now = time.monotonic()
+        with self._lock:
+            for worker in list(self._workers):
+                if worker.future is None or now - worker.since <= self._patience:
+                    continue
+                worker.is_given_up = True
+                self._workers.remove(worker)
+                self._num_replaced += 1
+                error = ConstraintError(f"a constraint took more than {self._patience:g} seconds and was given up")
+                worker.future.set_exception(error)
+                if self._num_replaced <= self._most_replaced:
+                    self._start()
+
+    def _start(self) -> None:
+        worker = _Worker()
+        self._workers.append(worker)
+        threading.Thread(target=_run, args=(worker, self._pieces, self._lock), daemon=True, name="constraints").start()
+
+
+def _run(worker: _Worker, pieces: queue.SimpleQueue[Any], lock: threading.Lock) -> None:
+    # Only Linux has priorities of single threads.
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
+    while (piece := pieces.get()) is not None:
+        future, work = piece
+        with lock:
+            worker.future, worker.since = future, time.monotonic()
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with lock:
+            worker.future = None
+            if worker.is_given_up:
+                return
+            # Under the lock, so that the piece is not given up meanwhile.
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+
+def _stop(pieces: queue.SimpleQueue[Any], count: int) -> None:
+    for _ in range(count):
+        pieces.put(None)

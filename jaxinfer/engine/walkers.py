@@ -1,0 +1,161 @@
+"""Walks along the drawn tokens of constrained requests, in threads beside the one that steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+
+from jaxinfer.constraints.guard import ConstraintError, Walk, walk
+from jaxinfer.constraints.workers import Workers
+from jaxinfer.outputs import Logprob
+from jaxinfer.sampling.greatest import NO_SCORE
+from jaxinfer.scheduling.landing import LogprobsOf, is_awaited
+from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.scheduler_output import SchedulerOutput
+
+# Length of one wait for walks, between two looks at the device.
+_SLICE_SECONDS = 200e-6
+
+
+@dataclass(eq=False)
+class _Walking:
+    """Tokens of a row that were read and are not walked yet."""
+
+    output: SchedulerOutput  # of this row alone
+    tokens: Sequence[int]
+    entries: Sequence[dict[int, Logprob]]
+    future: Future[Walk]
+
+
+@dataclass(frozen=True)
+class WalkedRow:
+    """A row that lands later than the other rows of its launch."""
+
+    output: SchedulerOutput  # of this row alone
+    tokens: Sequence[int]
+    entries: Sequence[dict[int, Logprob]]
+    walk: Walk
+
+
+class Walkers:
+    """The walks of one engine. Those of a request follow each other; a row lands once its walk is done.
+
+    Args:
+        workers: the threads.
+        vocab: size of the vocabulary.
+    """
+
+    def __init__(self, workers: Workers, vocab: int) -> None:
+        self._workers, self._vocab = workers, vocab
+        self._walking: list[_Walking] = []
+
+    @property
+    def num_walking(self) -> int:
+        """Rows that wait for their walks."""
+        return len(self._walking)
+
+    def walk(
+        self,
+        output: SchedulerOutput,
+        sampled: Sequence[Sequence[int]],
+        entries_of: LogprobsOf | None,
+        is_device_idle: Callable[[], bool],
+    ) -> dict[int, Walk | None] | None:
+        """Begin the walks of a launch's rows, and wait for them as long as the device is busy anyway.
+
+        Returns:
+            For each row of a request with a guard, by its index, its walk; None for a row that lands later. None: the
+            launch has no such row.
+        """
+        begun: dict[int, Future[Walk]] = {}
+        rows = zip(output.requests, output.most_tokens, output.epochs, sampled, strict=True)
+        for index, (request, most, epoch, tokens) in enumerate(rows):
+            if request.guard is not None and most and tokens and is_awaited(request, epoch):
+                begun[index] = self._begin(request, most, tokens)
+        if not begun:
+            return None
+        left = set(begun.values())
+        while left and not is_device_idle():
+            _, left = wait(left, timeout=_SLICE_SECONDS)
+        found: dict[int, Walk | None] = {}
+        waits = {row.output.requests[0] for row in self._walking}
+        for index, future in begun.items():
+            request = output.requests[index]
+            if future.done() and request not in waits:
+                found[index] = _result(future, request)
+                continue
+            found[index] = None
+            request.num_walking += 1
+            tokens = sampled[index]
+            entries = () if entries_of is None else entries_of(request, index, tokens)
+            self._walking.append(_Walking(_only(output, index), tokens, entries, future))
+        return found
+
+    def _begin(self, request: Request, most: int, tokens: Sequence[int]) -> Future[Walk]:
+        guard, state = request.guard, request.guard_state
+        assert guard is not None and state is not None
+        limits = request.walk_limits(self._vocab)
+        limits = limits._replace(num_in_flight=limits.num_in_flight - most)
+        drawn = tokens[:-1] if tokens[-1] == NO_SCORE else tokens
+        before = next((row.future for row in reversed(self._walking) if row.output.requests[0] is request), None)
+
+        def work() -> Walk:
+            if before is None:
+                return walk(guard, state, drawn, limits)
+            earlier = before.result()
+            if earlier.reenters or earlier.is_complete or earlier.error:
+                return Walk(0, earlier.state)  # these tokens are void
+            count = limits.num_output_tokens + earlier.num_kept
+            return walk(guard, earlier.state, drawn, limits._replace(num_output_tokens=count))
+
+        return self._workers.submit(work)
+
+    def take(self, *, seconds: float = 0.0) -> list[WalkedRow]:
+        """Return the rows whose walks are done by now, in their order.
+
+        Args:
+            seconds: how long to wait if there is none yet.
+        """
+        if not self._walking:
+            return []
+        if seconds:
+            wait([row.future for row in self._walking], timeout=seconds, return_when="FIRST_COMPLETED")
+        self._workers.give_up_stuck()
+        taken: list[WalkedRow] = []
+        left: list[_Walking] = []
+        waits: set[Request] = set()
+        for row in self._walking:
+            request = row.output.requests[0]
+            is_void = not is_awaited(request, row.output.epochs[0])
+            if not is_void and (request in waits or not row.future.done()):
+                left.append(row)
+                waits.add(request)
+                continue
+            request.num_walking = max(0, request.num_walking - 1)
+            if not is_void:
+                taken.append(WalkedRow(row.output, row.tokens, row.entries, _result(row.future, request)))
+                waits.add(request)  # once it has landed, its later rows may be void
+        self._walking = left
+        return taken
+
+    def drop(self) -> None:
+        """Drop all rows that wait."""
+        self._walking.clear()
+
+
+def _result(future: Future[Walk], request: Request) -> Walk:
+    assert request.guard_state is not None
+    try:
+        return future.result()
+    except ConstraintError as error:
+        return Walk(0, request.guard_state, error=str(error))
+
+
+def _only(output: SchedulerOutput, index: int) -> SchedulerOutput:
+    """Return the launch as if it had one row alone."""
+    columns = (
+        "requests", "kinds", "num_tokens", "num_computed", "num_known", "most_tokens", "least_tokens", "epochs",
+        "new_pages",
+    )  # fmt: skip
+    return replace(output, **{name: [getattr(output, name)[index]] for name in columns}, rounds_of=[], then=None)
