@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from jaxinfer.constraints.deterministic import LazyAutomaton
 from jaxinfer.constraints.regular import Expression
 from jaxinfer.constraints.vocabulary import Vocabulary
+from jaxinfer.sampling.bounds import packed_bits
 from jaxinfer.sampling.constraint import DEAD, NO_BYTES, NUM_OWN_STATES, PADDING, Automaton, AutomatonLimits
 
 _ENDED = -1  # the state after an end-of-sequence token
 _MOST_KEPT_IDS = 2**24  # in cached allowed sets, 64 MiB
+_MOST_KEPT_BITS = 256  # sets as bits, 4 MiB of them for 128k tokens
+
+
+class ConstraintError(RuntimeError):
+    """Error of a constraint that cannot say which tokens may come next: its request ends, with this message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +38,11 @@ class TokenSet:
         ids = np.flatnonzero(mask != excludes).astype(np.int32)
         ids.flags.writeable = False
         return cls(ids, excludes, mask.size)
+
+    @classmethod
+    def from_bits(cls, bits: np.ndarray, size: int) -> TokenSet:
+        """Build the set of the tokens below `size` whose bits are on, uint32 [ceil(size / 32)]; see `packed_bits`."""
+        return cls.from_mask(np.unpackbits(_bytes_of(bits), bitorder="little", count=size).astype(bool))
 
     def mask(self) -> np.ndarray:
         """Return the set as a new array bool [vocabulary]."""
@@ -65,8 +76,24 @@ class TokenAutomaton[State: Hashable](Protocol):
         """The tokens that `advance` takes from this state; never none."""
         ...
 
+    def bits(self, state: State) -> np.ndarray:
+        """The tokens that `advance` takes, as read-only bits uint32 [ceil(vocabulary / 32)], see `packed_bits`.
+
+        Raises:
+            ConstraintError: they cannot be found.
+        """
+        ...
+
     def is_final(self, state: State) -> bool:
         """Whether the output is complete: end-of-sequence tokens are allowed."""
+        ...
+
+    def forced(self, state: State) -> int | None:
+        """The only token that may come, if there is exactly one and it does not end the sequence."""
+        ...
+
+    def ends(self, state: State) -> bool:
+        """Whether nothing but end-of-sequence tokens may come."""
         ...
 
     def on_device(self, limits: AutomatonLimits) -> Automaton | None:
@@ -76,6 +103,22 @@ class TokenAutomaton[State: Hashable](Protocol):
     def index_on_device(self, state: State) -> int:
         """Index of a state in these arrays."""
         ...
+
+
+class HostAutomaton:
+    """Base of automata that no device follows: their states are no rows of a table."""
+
+    def on_device(self, limits: AutomatonLimits) -> Automaton | None:
+        """Return None: the host follows it."""
+        return None
+
+    def index_on_device(self, state: Any) -> int:
+        """Refuse: a state has no index.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{type(self).__name__} is followed by the host: no state has an index on the device")
 
 
 class RegularAutomaton:
@@ -103,6 +146,7 @@ class RegularAutomaton:
         self._no_text = self._eos | self._bytes.marker_tokens
         self._allowed: dict[int, TokenSet] = {}
         self._num_kept_ids = 0
+        self._bits: dict[int, np.ndarray] = {}
         self._on_device: Automaton | None = None
         self.start = self._bytes.start
 
@@ -134,9 +178,32 @@ class RegularAutomaton:
             self._num_kept_ids -= self._allowed.pop(next(iter(self._allowed))).ids.size
         return found
 
+    def bits(self, state: int) -> np.ndarray:
+        """The tokens that `advance` takes, as read-only bits uint32 [ceil(vocabulary / 32)]; the latest are cached."""
+        found = self._bits.pop(state, None)
+        if found is None:
+            found = packed_bits(self.allowed(state).mask())
+            found.flags.writeable = False
+        self._bits[state] = found  # the latest comes last
+        if len(self._bits) > _MOST_KEPT_BITS:
+            del self._bits[next(iter(self._bits))]
+        return found
+
     def is_final(self, state: int) -> bool:
         """Whether the output is complete: end-of-sequence tokens are allowed."""
         return state == _ENDED or self._bytes.is_final(state)
+
+    def forced(self, state: int) -> int | None:
+        """The only token that may come, if there is exactly one and it does not end the sequence."""
+        allowed = self.allowed(state)
+        if len(allowed) != 1:
+            return None
+        token = int(np.flatnonzero(allowed.mask())[0])
+        return None if token in self._eos else token
+
+    def ends(self, state: int) -> bool:
+        """Whether nothing but end-of-sequence tokens may come."""
+        return self.is_final(state) and len(self.allowed(state)) == len(self._eos)
 
     def on_device(self, limits: AutomatonLimits) -> Automaton | None:
         """Return the automaton as host arrays of exactly these sizes; None if larger. The first call takes 1 to 2 s."""
@@ -183,3 +250,7 @@ class RegularAutomaton:
         if self.is_final(state):
             mask[list(self._eos)] = True
         return mask
+
+
+def _bytes_of(bits: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(bits, np.dtype("<u4")).view(np.uint8)
