@@ -151,7 +151,8 @@ class Guidance:
 
     Args:
         tokenizer_json: the text of the tokenizer's `tokenizer.json`, or a function that returns it, called once.
-        vocab_size: the width of the logits, which may exceed the number of tokens: those beyond are never allowed.
+        vocab_size: the width of the logits, which may exceed the number of tokens: a token beyond is allowed
+            only where a grammar names its id.
         eos_token_ids: tokens that end an output, at least one.
 
     Raises:
