@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from llguidance import LLMatcher
@@ -12,6 +13,12 @@ from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 # Models that may write any amount of whitespace between two parts of a JSON text sometimes write nothing else until
 # max_tokens. Within this bound they can still break lines and indent, by four spaces at four levels.
 DEFAULT_WHITESPACE = r"[ \n\r\t]{0,20}"
+# In the names of properties that a schema does not list, llguidance allows \u escapes, and so {"\u0061": ...} for a
+# listed "a", which escapes its schema. Without them a string cannot have control characters but the usual ones: schemas
+# that list names do without, unless they may need some.
+_LISTS_NAMES = re.compile('"(properties|patternProperties)"')
+_NEEDS_CONTROL_CHARACTERS = re.compile(r"\\u00[01]|\x7f|\\\\[xuUv0ac]")  # as such, or as a regular expression has them
+_ESCAPES = '"\\bfnrt'
 # Schemas that are a bool: that of any value, and that of none.
 _BOOLS = {"true": "{}", "false": '{"allOf": [false]}'}
 # llguidance appends the state of its parser to messages.
@@ -45,10 +52,13 @@ def one_line(message: object) -> str:
 
 
 def _json_options(params: StructuredOutputsParams) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if _LISTS_NAMES.search(params.text) and not _NEEDS_CONTROL_CHARACTERS.search(params.text):
+        options["json_allowed_escapes"] = _ESCAPES
     if params.disable_any_whitespace:
-        return {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        return options | {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     pattern = DEFAULT_WHITESPACE if params.whitespace_pattern is None else params.whitespace_pattern
-    return {"whitespace_flexible": True, "whitespace_pattern": pattern}
+    return options | {"whitespace_flexible": True, "whitespace_pattern": pattern}
 
 
 def _literal(text: str) -> str:
