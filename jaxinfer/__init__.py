@@ -10,6 +10,7 @@ from jaxinfer import moved
 if TYPE_CHECKING:
     from jaxinfer.async_llm import AsyncLLM
     from jaxinfer.branching.beam_search import BeamSearchParams
+    from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
     from jaxinfer.diffusion.config import DiffusionConfig
     from jaxinfer.llm import LLM
     from jaxinfer.outputs import CompletionOutput, RequestOutput
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM", "AsyncLLM", "BeamSearchParams", "CompletionOutput", "DiffusionConfig", "RequestOutput", "SamplingParams",
-    "SpeculativeConfig",
+    "SpeculativeConfig", "StructuredOutputsParams",
     "__version__",
 ]  # fmt: skip
 
@@ -32,6 +33,7 @@ _HOME = {
     "RequestOutput": "jaxinfer.outputs",
     "SamplingParams": "jaxinfer.sampling_params",
     "SpeculativeConfig": "jaxinfer.strategies.draft_options",
+    "StructuredOutputsParams": "jaxinfer.constraints.structured_outputs",
 }
 
 

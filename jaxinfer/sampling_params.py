@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.limits import MAX_LOGPROBS, MAX_SAMPLES
 
 _UINT64 = 2**64
@@ -58,6 +59,7 @@ class SamplingParams:
         logit_bias: token id -> number in [-100, 100] that is added to its logit.
         allowed_token_ids: the only tokens that may be sampled.
         bad_words: texts that the output never completes, with or without a space before them.
+        structured_outputs: the grammar that the output follows; a dict has the arguments of `StructuredOutputsParams`.
         logprobs, prompt_logprobs: return log probabilities of each token and of this many most likely ones, by the
             model's own distribution (before temperature and adjustments).
         seed: the request's random numbers are a function of the seed and the token's position alone. Sample i of `n`
@@ -86,6 +88,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
+    structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     include_stop_str_in_output: bool = False
@@ -149,6 +152,8 @@ class SamplingParams:
             if not all(isinstance(word, str) and word for word in words):
                 raise ValueError(f"bad_words must be a list of non-empty strings, got {self.bad_words!r}")
             self._set("bad_words", words)
+        if self.structured_outputs is not None:
+            self._set("structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

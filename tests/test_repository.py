@@ -40,6 +40,8 @@ FORBIDDEN = {
 FLOORS = {
     "kernels_pallas": 0,
     "jaxinfer.sampling_params": 0,
+    "jaxinfer.constraints.structured_outputs": 0,  # what a user asks for, apart from what follows it
+    "jaxinfer.constraints.schema_text": 0,
     "jaxinfer.limits": 0,
     "jaxinfer.outputs": 0,
     "jaxinfer.messages": 0,

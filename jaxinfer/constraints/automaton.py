@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +16,11 @@ from jaxinfer.sampling.constraint import DEAD, NO_BYTES, NUM_OWN_STATES, PADDING
 
 _ENDED = -1  # the state after an end-of-sequence token
 _MOST_KEPT_IDS = 2**24  # in cached allowed sets, 64 MiB
+_MOST_KEPT_BITS = 256  # sets as bits, 4 MiB of them for 128k tokens
+
+
+class ConstraintError(RuntimeError):
+    """Error of a constraint that cannot say which tokens may come next: its request ends, with this message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +38,11 @@ class TokenSet:
         ids = np.flatnonzero(mask != excludes).astype(np.int32)
         ids.flags.writeable = False
         return cls(ids, excludes, mask.size)
+
+    @classmethod
+    def from_bits(cls, bits: np.ndarray, size: int) -> TokenSet:
+        """Build the set of the tokens below `size` whose bits are on, uint32 [ceil(size / 32)]; see `packed_bits`."""
+        return cls.from_mask(np.unpackbits(_bytes_of(bits), bitorder="little", count=size).astype(bool))
 
     def mask(self) -> np.ndarray:
         """Return the set as a new array bool [vocabulary]."""
@@ -66,21 +76,49 @@ class TokenAutomaton[State: Hashable](Protocol):
         """The tokens that `advance` takes from this state; never none."""
         ...
 
+    def bits(self, state: State) -> np.ndarray:
+        """The tokens that `advance` takes, as read-only bits uint32 [ceil(vocabulary / 32)], see `packed_bits`.
+
+        Raises:
+            ConstraintError: they cannot be found.
+        """
+        ...
+
     def is_final(self, state: State) -> bool:
         """Whether the output is complete: end-of-sequence tokens are allowed."""
         ...
 
-    def bits(self, state: State) -> np.ndarray:
-        """Return the tokens that `advance` takes from this state as bits uint32 [W], see `packed_bits`; read-only."""
-        ...
-
     def forced(self, state: State) -> int | None:
-        """Return the only token that may come next, if there is just one and it ends nothing."""
+        """The only token that may come, if there is exactly one and it does not end the sequence."""
         ...
 
     def ends(self, state: State) -> bool:
-        """Whether nothing but end-of-sequence tokens may come next."""
+        """Whether nothing but end-of-sequence tokens may come."""
         ...
+
+    def on_device(self, limits: AutomatonLimits) -> Automaton | None:
+        """Return the whole automaton as host arrays of exactly these sizes; None if it is larger or infinite."""
+        ...
+
+    def index_on_device(self, state: State) -> int:
+        """Index of a state in these arrays."""
+        ...
+
+
+class HostAutomaton:
+    """Base of automata that no device follows: their states are no rows of a table."""
+
+    def on_device(self, limits: AutomatonLimits) -> Automaton | None:
+        """Return None: the host follows it."""
+        return None
+
+    def index_on_device(self, state: Any) -> int:
+        """Refuse: a state has no index.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{type(self).__name__} is followed by the host: no state has an index on the device")
 
 
 class RegularAutomaton:
@@ -108,6 +146,7 @@ class RegularAutomaton:
         self._no_text = self._eos | self._bytes.marker_tokens
         self._allowed: dict[int, TokenSet] = {}
         self._num_kept_ids = 0
+        self._bits: dict[int, np.ndarray] = {}
         self._on_device: Automaton | None = None
         self.start = self._bytes.start
 
@@ -139,29 +178,32 @@ class RegularAutomaton:
             self._num_kept_ids -= self._allowed.pop(next(iter(self._allowed))).ids.size
         return found
 
+    def bits(self, state: int) -> np.ndarray:
+        """The tokens that `advance` takes, as read-only bits uint32 [ceil(vocabulary / 32)]; the latest are cached."""
+        found = self._bits.pop(state, None)
+        if found is None:
+            found = packed_bits(self.allowed(state).mask())
+            found.flags.writeable = False
+        self._bits[state] = found  # the latest comes last
+        if len(self._bits) > _MOST_KEPT_BITS:
+            del self._bits[next(iter(self._bits))]
+        return found
+
     def is_final(self, state: int) -> bool:
         """Whether the output is complete: end-of-sequence tokens are allowed."""
         return state == _ENDED or self._bytes.is_final(state)
 
-    def bits(self, state: int) -> np.ndarray:
-        """Return the tokens that `advance` takes from this state as bits uint32 [W]."""
-        return packed_bits(self.allowed(state).mask())
-
     def forced(self, state: int) -> int | None:
-        """Return the only token that may come next, if there is just one and it ends nothing."""
-        found = self.allowed(state)
-        if len(found) != 1:
+        """The only token that may come, if there is exactly one and it does not end the sequence."""
+        allowed = self.allowed(state)
+        if len(allowed) != 1:
             return None
-        token = int(np.flatnonzero(found.mask())[0])
+        token = int(np.flatnonzero(allowed.mask())[0])
         return None if token in self._eos else token
 
     def ends(self, state: int) -> bool:
-        """Whether nothing but end-of-sequence tokens may come next."""
-        found = self.allowed(state)
-        return (
-            len(found) <= len(self._eos)
-            and not found.mask()[[t for t in range(found.size) if t not in self._eos]].any()
-        )
+        """Whether nothing but end-of-sequence tokens may come."""
+        return self.is_final(state) and len(self.allowed(state)) == len(self._eos)
 
     def on_device(self, limits: AutomatonLimits) -> Automaton | None:
         """Return the automaton as host arrays of exactly these sizes; None if larger. The first call takes 1 to 2 s."""
@@ -208,3 +250,7 @@ class RegularAutomaton:
         if self.is_final(state):
             mask[list(self._eos)] = True
         return mask
+
+
+def _bytes_of(bits: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(bits, np.dtype("<u4")).view(np.uint8)

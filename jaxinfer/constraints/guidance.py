@@ -1,0 +1,288 @@
+"""Grammars of structured output as token automata: llguidance's parsers as states that are functions of the tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from weakref import WeakValueDictionary
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from jaxinfer.constraints.automaton import ConstraintError, HostAutomaton, TokenSet
+from jaxinfer.constraints.guidance_grammar import grammar_of, one_line
+from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
+from jaxinfer.sampling.bounds import WORD_BITS, num_words, packed_bits
+from jaxinfer.tokenizer import Tokenizer
+
+# What one mask may cost before its request ends with an error, lest it stop all others.
+STEP_LEXER_FUEL = 200_000
+STEP_MAX_ITEMS = 50_000
+MAX_ITEMS_IN_ROW = 2_000
+# What a grammar may cost when it is compiled.
+INITIAL_LEXER_FUEL = 1_000_000
+MAX_GRAMMAR_SIZE = 500_000
+MAX_LEXER_STATES = 50_000  # 1 to 2 KB each
+MOST_GRAMMARS = 128  # that stay compiled
+_NO_TOKEN = "no token is allowed here: nothing that the vocabulary can spell leads to a text that the grammar accepts"
+_KEPT_DEPTH, _MOST_KEPT_STATES = 32, 512  # states after few tokens, which many requests share
+
+
+class GuidanceState:
+    """A state of a `GuidanceAutomaton`, which alone uses its fields; equal to itself only.
+
+    It does not hold the states before it, and those after it weakly: what nothing else refers to is freed.
+    """
+
+    __slots__ = ("__weakref__", "bits", "children", "depth", "error", "lock", "matcher", "num_allowed")
+
+    def __init__(self, matcher: LLMatcher | None, depth: int) -> None:
+        self.matcher = matcher  # after the tokens of the state; None: after the end, or after an error
+        self.depth = depth  # tokens
+        self.bits: np.ndarray | None = None  # once computed
+        self.num_allowed = -1  # tokens whose bit is on, once counted
+        self.error: str | None = None  # why there are no bits
+        self.children: WeakValueDictionary[int, GuidanceState] = WeakValueDictionary()
+        self.lock = threading.Lock()  # a matcher is used by one thread at a time
+
+
+class GuidanceAutomaton(HostAutomaton):
+    """Automaton over tokens that follows one compiled grammar; implements `TokenAutomaton`.
+
+    A token is allowed if its bit is on in llguidance's mask, which of several spellings of a forced text has the
+    tokenizer's own only. End-of-sequence tokens are allowed where the grammar accepts, and after themselves; the
+    parser never sees one. States after the same tokens are mostly the same object. Any thread may use any state.
+
+    llguidance limits what a mask may cost by counting work that it has not cached: whether a mask just above a limit
+    is found may depend on the masks that were found before it.
+    """
+
+    def __init__(self, matcher: LLMatcher, tokens: _Tokens, kept: _KeptStates) -> None:
+        self._tokens, self._kept = tokens, kept
+        self._ended = GuidanceState(None, 0)
+        self._ended.bits, self._ended.num_allowed = tokens.eos_bits, len(tokens.eos)
+        self.start = GuidanceState(matcher, 0)
+
+    def advance(self, state: GuidanceState, token: int) -> GuidanceState | None:
+        """The state after a token; None for a token whose bit is off.
+
+        Raises:
+            ConstraintError: the bits of `state` cannot be found.
+        """
+        if not 0 <= token < self._tokens.size or not _is_on(self.bits(state), token):
+            return None
+        if token in self._tokens.eos:
+            return self._ended
+        with state.lock:
+            following = state.children.get(token)
+            if following is None:
+                following = state.children[token] = self._after(state, token)
+        if following.depth <= _KEPT_DEPTH:
+            self._kept.use(following)
+        return following
+
+    def bits(self, state: GuidanceState) -> np.ndarray:
+        """The tokens that `advance` takes, as read-only bits uint32 [ceil(vocabulary / 32)]; found once.
+
+        Raises:
+            ConstraintError: llguidance cannot find them within its limits, or no token is allowed.
+        """
+        if state.bits is None:
+            with state.lock:
+                if state.bits is None and state.error is None:
+                    self._find_bits(state)
+        if state.bits is None:
+            raise ConstraintError(f"structured_outputs: {state.error}")
+        return state.bits
+
+    def allowed(self, state: GuidanceState) -> TokenSet:
+        """The tokens that `advance` takes from this state, as a set."""
+        return TokenSet.from_bits(self.bits(state), self._tokens.size)
+
+    def is_final(self, state: GuidanceState) -> bool:
+        """Whether the output is complete: end-of-sequence tokens are allowed."""
+        return _is_on(self.bits(state), self._tokens.any_eos)
+
+    def forced(self, state: GuidanceState) -> int | None:
+        """The only token that may come, if there is exactly one and it does not end the sequence."""
+        if self._num_allowed(state) != 1 or self.is_final(state):
+            return None
+        bits = self.bits(state)
+        word = int(np.flatnonzero(bits)[0])
+        return word * WORD_BITS + int(bits[word]).bit_length() - 1
+
+    def ends(self, state: GuidanceState) -> bool:
+        """Whether nothing but end-of-sequence tokens may come."""
+        return self.is_final(state) and self._num_allowed(state) == len(self._tokens.eos)
+
+    def _num_allowed(self, state: GuidanceState) -> int:
+        if state.num_allowed < 0:
+            state.num_allowed = int(np.bitwise_count(self.bits(state)).sum())
+        return state.num_allowed
+
+    def _after(self, state: GuidanceState, token: int) -> GuidanceState:
+        """Return a new state after an allowed token; the state's lock is held."""
+        assert state.matcher is not None
+        matcher = state.matcher.deep_copy()
+        following = GuidanceState(matcher, state.depth + 1)
+        if not matcher.consume_token(token):  # an allowed token is refused when a limit is reached
+            _fail(following, matcher.get_error())
+        return following
+
+    def _find_bits(self, state: GuidanceState) -> None:
+        """Set the bits of a state, or its error; its lock is held."""
+        matcher = state.matcher
+        assert matcher is not None
+        # It may have a word too many. The bytes are read-only, and the array with them.
+        bits = np.frombuffer(matcher.compute_bitmask(), np.dtype("<u4"))[: num_words(self._tokens.size)]
+        if matcher.is_error():
+            _fail(state, matcher.get_error())
+            return
+        bits = self._tokens.with_eos(bits, matcher.is_accepting())
+        if not bits.any():
+            _fail(state, _NO_TOKEN)
+            return
+        state.bits = bits
+
+
+class Guidance:
+    """Compiler of the grammars of one engine; its methods may be called from any thread.
+
+    Args:
+        tokenizer_json: the text of the tokenizer's `tokenizer.json`, or a function that returns it, called once.
+        vocab_size: the width of the logits, which may exceed the number of tokens: a token beyond is allowed
+            only where a grammar names its id.
+        eos_token_ids: tokens that end an output, at least one.
+
+    Raises:
+        ValueError: there are no end-of-sequence tokens, or one is not below `vocab_size`.
+    """
+
+    def __init__(
+        self, tokenizer_json: str | Callable[[], str], vocab_size: int, eos_token_ids: Collection[int]
+    ) -> None:
+        if not eos_token_ids or not all(0 <= token < vocab_size for token in eos_token_ids):
+            raise ValueError(f"eos_token_ids must be tokens below {vocab_size}, got {sorted(eos_token_ids)}")
+        self._tokenizer_json = tokenizer_json
+        self._tokens = _Tokens(vocab_size, eos_token_ids)
+        self._kept = _KeptStates(_MOST_KEPT_STATES)
+        self._lock = threading.Lock()
+        self._tokenizer_lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[tuple, _Compiled] = OrderedDict()
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]) -> Guidance:
+        """Return the compiler of an engine with this tokenizer, whose vocabulary is read when it is first needed."""
+        return cls(tokenizer.fast.to_str, vocab_size, eos_token_ids)
+
+    def compile(self, params: StructuredOutputsParams) -> GuidanceAutomaton:
+        """Return the automaton of a grammar, whose first mask is found; the latest are kept, refusals included.
+
+        The first call reads the vocabulary, which takes 0.3 s for 64k tokens and 0.7 s for 129k.
+
+        Raises:
+            ValueError: llguidance refuses the grammar or the tokenizer, or nothing can be written by the grammar.
+        """
+        key = params.key
+        with self._lock:
+            compiled = self._compiled.setdefault(key, _Compiled())
+            self._compiled.move_to_end(key)
+            while len(self._compiled) > MOST_GRAMMARS:
+                self._compiled.popitem(last=False)
+        with compiled.lock:  # others with this grammar wait, and find it compiled
+            if compiled.automaton is None and compiled.refusal is None:
+                self._compile(params, compiled)
+        if compiled.automaton is None:
+            raise ValueError(compiled.refusal)
+        return compiled.automaton
+
+    def _compile(self, params: StructuredOutputsParams, compiled: _Compiled) -> None:
+        limits = LLParserLimits(
+            max_items_in_row=MAX_ITEMS_IN_ROW, initial_lexer_fuel=INITIAL_LEXER_FUEL, step_lexer_fuel=STEP_LEXER_FUEL,
+            step_max_items=STEP_MAX_ITEMS, max_lexer_states=MAX_LEXER_STATES, max_grammar_size=MAX_GRAMMAR_SIZE,
+            verbose_errors=False,
+        )  # fmt: skip
+        matcher = LLMatcher(self._llguidance_tokenizer(), grammar_of(params), log_level=0, limits=limits)
+        if matcher.is_error():
+            compiled.refusal = f"structured_outputs.{params.kind}: {one_line(matcher.get_error())}"
+            return
+        automaton = GuidanceAutomaton(matcher, self._tokens, self._kept)
+        try:
+            automaton.bits(automaton.start)
+        except ConstraintError:
+            compiled.refusal = f"structured_outputs.{params.kind}: {automaton.start.error}"
+        else:
+            compiled.automaton = automaton
+
+    def _llguidance_tokenizer(self) -> LLTokenizer:
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                source = self._tokenizer_json
+                text = source if isinstance(source, str) else source()
+                try:
+                    self._tokenizer = LLTokenizer(text, n_vocab=self._tokens.size, eos_token=sorted(self._tokens.eos))
+                except Exception as error:  # whatever its parser raises, the reason is the tokenizer or its size
+                    raise ValueError(
+                        f"no grammar can be followed with this tokenizer and vocab_size={self._tokens.size}: "
+                        f"{one_line(error)}"
+                    ) from error
+                self._tokenizer_json = ""  # may be large
+            return self._tokenizer
+
+
+class _Compiled:
+    """A grammar in the cache: its automaton or why it was refused, once either is known."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.automaton: GuidanceAutomaton | None = None
+        self.refusal: str | None = None
+
+
+class _Tokens:
+    """The size of a vocabulary, and its end-of-sequence tokens as a set and as bits."""
+
+    def __init__(self, size: int, eos: Collection[int]) -> None:
+        self.size, self.eos = size, frozenset(int(token) for token in eos)
+        self.any_eos = min(self.eos)
+        mask = np.zeros(size, bool)
+        mask[list(self.eos)] = True
+        self.eos_bits = packed_bits(mask)
+        self.eos_bits.flags.writeable = False
+
+    def with_eos(self, bits: np.ndarray, on: bool) -> np.ndarray:
+        """Return read-only bits with those of all end-of-sequence tokens on, or off; a copy where they were not."""
+        if all(_is_on(bits, token) == on for token in self.eos):
+            return bits
+        bits = bits | self.eos_bits if on else bits & ~self.eos_bits
+        bits.flags.writeable = False
+        return bits
+
+
+class _KeptStates:
+    """The latest used of states that many requests share, which keep each other's masks that way."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._states: OrderedDict[GuidanceState, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def use(self, state: GuidanceState) -> None:
+        """Keep a state, in place of the one that was used longest ago if there are too many."""
+        with self._lock:
+            self._states[state] = None
+            self._states.move_to_end(state)
+            if len(self._states) > self._most:
+                self._states.popitem(last=False)
+
+
+def _is_on(bits: np.ndarray, token: int) -> bool:
+    return bool(int(bits[token // WORD_BITS]) >> token % WORD_BITS & 1)
+
+
+def _fail(state: GuidanceState, message: str) -> None:
+    state.matcher = None
+    # llguidance's word for a text that ends before the grammar accepts it.
+    state.error = _NO_TOKEN if message.startswith("NoExtension") else one_line(message)
