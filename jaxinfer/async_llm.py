@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
 from jaxinfer.branching.beam_search import BeamSearchParams
+from jaxinfer.constraints.automaton import ConstraintError
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.frontend.beam_search import BeamSearchJob
 from jaxinfer.frontend.engine_thread import EngineDeadError, EngineThread, OutputReader
@@ -167,8 +168,16 @@ class AsyncLLM:
         if is_conversation(prompt):
             prompt = inputs.render(prompt, 0, {})
         is_stream = _is_stream(output_kind)
+        await self._compile(sampling_params)
         [item] = inputs.requests([prompt], sampling_params, stream=is_stream, priority=_priority(priority))
         return self._queue(item, request_id, stream=is_stream)
+
+    async def _compile(self, *given: SamplingParams | None) -> None:
+        """Compile grammars before their requests are made, in another thread: the event loop does not wait for them."""
+        for params in given:
+            if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+                with contextlib.suppress(ValueError, ConstraintError):  # raised again where the request is made
+                    await asyncio.to_thread(self._client.inputs.grammar_of, params)
 
     async def generate(
         self,
@@ -224,6 +233,8 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """Yield the outputs of the branches of one prefix as they land; see `LLM.generate_branches`."""
         is_stream = _is_stream(output_kind)
+        given = [sampling_params] if isinstance(sampling_params, SamplingParams) else sampling_params or []
+        await self._compile(*given)
         group = self._client.inputs.branches(
             prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
             predicted=predicted_lengths, stream=is_stream,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxinfer.constraints.automaton import TokenAutomaton
+from jaxinfer.constraints.automaton import ConstraintError, TokenAutomaton
 from jaxinfer.sampling.bounds import WORD_BITS, num_words
 
 # Most tokens that one walk appends because nothing else may follow.
@@ -24,10 +24,6 @@ class GuardState(NamedTuple):
 
     of_grammar: Any  # the automaton's state; None: there is no automaton
     tail: tuple[int, ...]  # latest tokens, as many as a banned sequence may begin with
-
-
-class ConstraintError(RuntimeError):
-    """A constraint that could not be followed: its work exceeds a limit, or nothing may follow."""
 
 
 class Guard:

@@ -13,10 +13,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from jaxinfer.constraints.guard import ConstraintError
+from jaxinfer.constraints.automaton import ConstraintError
 
 # Work of a grammar gives way to that of the engine's own threads.
 _NICENESS = 5
+# How often an idle thread looks for others that are stuck.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(eq=False)
@@ -67,6 +69,21 @@ class Workers:
         self._pieces.put((future, work))
         return future
 
+    def run[T](self, work: Callable[[], T]) -> T:
+        """Run a piece of work in one of the threads, and wait for its result.
+
+        Raises:
+            ConstraintError: it took too long, or too many threads were given up.
+        """
+        future = self.submit(work)
+        while True:
+            try:
+                return future.result(timeout=_LOOK_SECONDS)
+            except TimeoutError:
+                if future.done():
+                    raise
+                self.give_up_stuck()
+
     def give_up_stuck(self) -> None:
         """Let pieces fail that have taken too long, and start threads in the place of theirs."""
         now = time.monotonic()
@@ -85,14 +102,27 @@ class Workers:
     def _start(self) -> None:
         worker = _Worker()
         self._workers.append(worker)
-        threading.Thread(target=_run, args=(worker, self._pieces, self._lock), daemon=True, name="constraints").start()
+        arguments = worker, self._pieces, self._lock, weakref.ref(self)
+        threading.Thread(target=_run, args=arguments, daemon=True, name="constraints").start()
 
 
-def _run(worker: _Worker, pieces: queue.SimpleQueue[Any], lock: threading.Lock) -> None:
+def _run(
+    worker: _Worker, pieces: queue.SimpleQueue[Any], lock: threading.Lock, of: Callable[[], Workers | None]
+) -> None:
+    """Run pieces of work; `of` returns the workers, unless they have been dropped."""
     # Only Linux has priorities of single threads.
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
-    while (piece := pieces.get()) is not None:
+    while True:
+        try:
+            piece = pieces.get(timeout=_LOOK_SECONDS)
+        except queue.Empty:
+            workers = of()
+            if workers is not None:
+                workers.give_up_stuck()
+            continue
+        if piece is None:
+            return
         future, work = piece
         with lock:
             worker.future, worker.since = future, time.monotonic()

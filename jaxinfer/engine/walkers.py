@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
-from jaxinfer.constraints.guard import ConstraintError, Walk, walk
+from jaxinfer.constraints.automaton import ConstraintError
+from jaxinfer.constraints.guard import Walk, walk
 from jaxinfer.constraints.workers import Workers
 from jaxinfer.outputs import Logprob
 from jaxinfer.sampling.greatest import NO_SCORE

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.engine.arrivals import members_of
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.metrics import EngineMetrics
@@ -37,7 +36,6 @@ class EngineClient:
         self.core, self.inputs, self.tokenizer = core, inputs, tokenizer
         self._processor = OutputProcessor(core, tokenizer)
         core.landing_listeners.append(self._processor.process)
-        self._vocabulary: Vocabulary | None = None
 
     @property
     def has_readers(self) -> bool:
@@ -165,17 +163,6 @@ class EngineClient:
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a sequence: the generation config's, or else the model config's."""
         return self.inputs.eos_token_ids
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The bytes that each token adds to a text.
-
-        Raises:
-            ValueError: the engine has no tokenizer, or the bytes of its tokens are unknown.
-        """
-        if self._vocabulary is None:
-            self._vocabulary = Vocabulary.from_tokenizer(self.get_tokenizer(), self.inputs.model_config.vocab_size)
-        return self._vocabulary
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
         """Return the given sampling parameters, with defaults from the checkpoint's `generation_config.json`."""

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from jaxinfer.config import EngineConfig
-from jaxinfer.constraints.automaton import TokenAutomaton
+from jaxinfer.constraints.automaton import ConstraintError, TokenAutomaton
+from jaxinfer.constraints.guidance import Guidance
+from jaxinfer.constraints.workers import Workers
 from jaxinfer.field_checks import check_positive_integer
 from jaxinfer.frontend.prompts import TokenizedPrompt, check_prompt, is_conversation, joined_prompts, tokenize_prompt
 from jaxinfer.limits import BRANCH_MODES
@@ -25,7 +27,11 @@ _WORD = 2**32
 
 
 class InputProcessor:
-    """Maker of one engine's requests, which it numbers. Any thread may call its methods."""
+    """Maker of one engine's requests, which it numbers. Any thread may call its methods.
+
+    Args:
+        workers: threads that compile grammars; None: the calling thread does.
+    """
 
     def __init__(
         self,
@@ -33,6 +39,7 @@ class InputProcessor:
         model_config: ModelConfig,
         generation_config: Mapping[str, Any],
         tokenizer: Tokenizer | None,
+        workers: Workers | None = None,
     ) -> None:
         self.config = config
         self.model_config = model_config
@@ -41,6 +48,10 @@ class InputProcessor:
         # In a prompt, the mask token's string is plain text.
         self.tokenizer = tokenizer if tokenizer is None or mask is None else tokenizer.without(mask)
         self._numbers = itertools.count()
+        self._workers = workers
+        self._guidance: Guidance | None = None
+        if tokenizer is not None and self.eos_token_ids:
+            self._guidance = Guidance.of(tokenizer, model_config.vocab_size, self.eos_token_ids)
 
     def render(self, conversation: Any, index: int, template_arguments: Mapping[str, Any]) -> dict[str, Any]:
         if not is_conversation(conversation):
@@ -55,7 +66,6 @@ class InputProcessor:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         *,
         stream: bool,
-        constraint: TokenAutomaton[Any] | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[Request | RequestGroup]:
         """Make checked requests for all prompts, a group for each with several samples; none is queued yet.
@@ -68,9 +78,7 @@ class InputProcessor:
         """
         priorities = self._priorities(priority, len(prompts))
         found = [
-            self._request(tokens, params, stream, constraint)
-            if params.n == 1
-            else self._samples(tokens, params, stream, constraint)
+            self._request(tokens, params, stream) if params.n == 1 else self._samples(tokens, params, stream)
             for tokens, params in self._checked(prompts, sampling_params)
         ]
         for item, number in zip(found, priorities, strict=True):
@@ -140,18 +148,12 @@ class InputProcessor:
             max_parallel=self.config.max_parallel_branches if max_parallel is None else max_parallel,
         )  # fmt: skip
 
-    def _samples(
-        self,
-        tokens: TokenizedPrompt,
-        params: SamplingParams,
-        stream: bool,
-        constraint: TokenAutomaton[Any] | None,
-    ) -> RequestGroup:
+    def _samples(self, tokens: TokenizedPrompt, params: SamplingParams, stream: bool) -> RequestGroup:
         """Make a group of `params.n` samples; sample i has the seed `params.seed` + i."""
         number = self._take_number()
         silent = replace(params, n=1, prompt_logprobs=None)
         members = [
-            self._member(number, index, tokens, _with_seed(own, index), stream, constraint)
+            self._member(number, index, tokens, _with_seed(own, index), stream)
             for index, own in enumerate([replace(params, n=1), *[silent] * (params.n - 1)])
         ]
         return RequestGroup(
@@ -160,15 +162,9 @@ class InputProcessor:
         )  # fmt: skip
 
     def _member(
-        self,
-        number: int,
-        index: int,
-        tokens: TokenizedPrompt,
-        params: SamplingParams,
-        stream: bool,
-        constraint: TokenAutomaton[Any] | None = None,
+        self, number: int, index: int, tokens: TokenizedPrompt, params: SamplingParams, stream: bool
     ) -> Request:
-        request = self._request(tokens, params, stream, constraint)
+        request = self._request(tokens, params, stream)
         request.request_id = f"{number}-{index}"
         return request
 
@@ -215,6 +211,31 @@ class InputProcessor:
                         f"sampling_params of prompt {index}: {name} has {token}, outside the vocabulary of {vocab}"
                     )
         self._check_something_is_left(params, index)
+        try:
+            self.grammar_of(params)
+        except (ValueError, ConstraintError) as error:
+            raise ValueError(f"sampling_params of prompt {index}: {error}") from error
+
+    def grammar_of(self, params: SamplingParams) -> TokenAutomaton[Any] | None:
+        """Return the automaton of a request's structured output; None: it asks for none. Compiled ones are kept.
+
+        Raises:
+            ValueError: the grammar is refused, or the engine cannot follow any.
+            ConstraintError: it takes too long to compile.
+        """
+        wanted = params.structured_outputs
+        if wanted is None:
+            return None
+        assert not isinstance(wanted, dict), "sampling parameters hold their own form"
+        if self._guidance is None:
+            missing = "a tokenizer" if self.tokenizer is None else "end-of-sequence tokens"
+            raise ValueError(f"structured_outputs needs {missing}, and this engine has none")
+        if self.model_config.mask_token_id is not None:
+            raise ValueError("structured_outputs is not for diffusion models yet, which make blocks of tokens at once")
+        compiler = self._guidance
+        if self._workers is None:
+            return compiler.compile(wanted)
+        return self._workers.run(lambda: compiler.compile(wanted))
 
     def _check_something_is_left(self, params: SamplingParams, index: int) -> None:
         """Raise ValueError, naming the fields, if the parameters leave no token that can be sampled first."""
@@ -234,13 +255,7 @@ class InputProcessor:
             "no token may end the sequence)"
         )
 
-    def _request(
-        self,
-        prompt: TokenizedPrompt,
-        params: SamplingParams,
-        stream: bool,
-        constraint: TokenAutomaton[Any] | None,
-    ) -> Request:
+    def _request(self, prompt: TokenizedPrompt, params: SamplingParams, stream: bool) -> Request:
         number = self._take_number()
         limit = self.config.max_model_len
         if params.max_tokens is not None:
@@ -254,7 +269,7 @@ class InputProcessor:
             request_id=str(number), prompt_token_ids=prompt.token_ids, sampling_params=params,
             max_total_tokens=limit, eos_token_ids=self.eos_token_ids, prompt=prompt.text, request_key=key,
             stream=stream, bad_token_ids=self._bad_token_ids(params), cache_key=prompt.cache_salt,
-            constraint=constraint,
+            constraint=self.grammar_of(params),
         )  # fmt: skip
 
     def _take_number(self) -> int:

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxinfer.constraints.automaton import TokenAutomaton
+from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.frontend.client import EngineClient
 from jaxinfer.frontend.progress import CompileNotice
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.skeleton.grammar import SkeletonGrammar
 from jaxinfer.skeleton.job import MOST_SKELETON_TOKENS, SkeletonJob, Ways
 from jaxinfer.skeleton.output import PointOutput, SkeletonEvent, SkeletonMetrics, SkeletonOutput
-from jaxinfer.skeleton.plan import END, knows_plans
+from jaxinfer.skeleton.plan import DIRECT, END, PLAN, knows_plans
 from jaxinfer.skeleton.prompts import PROTOCOLS, OutlinePrompts, PlanPrompts, SkeletonPrompts
 
 __all__ = [
@@ -42,9 +42,14 @@ class SkeletonOfThought:
         self._client = client
         tokenizer = client.get_tokenizer()
         self._end = tokenizer.encode(END, add_special_tokens=False)
+        self._markers = {
+            tag: tokens[0]
+            for tag in (PLAN, DIRECT, END)
+            if len(tokens := tokenizer.encode(tag, add_special_tokens=False)) == 1
+        }
         is_plan = protocol == "plan" or (protocol == "auto" and knows_plans(tokenizer))
         self.prompts: SkeletonPrompts = PlanPrompts() if is_plan else OutlinePrompts()
-        self._automaton: TokenAutomaton[Any] | None = None
+        self._grammar: StructuredOutputsParams | None = None
 
     def job(
         self,
@@ -64,14 +69,14 @@ class SkeletonOfThought:
         params = sampling_params or self._client.default_sampling_params(max_tokens=_MOST_POINT_TOKENS)
         if params.n != 1:
             raise ValueError(f"n={params.n}: a skeleton is expanded once")
-        if self.prompts.is_plan and self._automaton is None and skeleton is None:
-            self._automaton = SkeletonGrammar().automaton(self._client.vocabulary, self._client.eos_token_ids)
+        if self.prompts.is_plan and self._grammar is None and skeleton is None:
+            self._grammar = StructuredOutputsParams(grammar=SkeletonGrammar().lark(self._markers))
         budget = _MOST_POINT_TOKENS if params.max_tokens is None else params.max_tokens
         metrics = self._client.core.metrics
         return SkeletonJob(
             self._client.inputs, self.prompts, question, params,
             Ways(self.params_of_points(params), budget, branch_mode, max_parallel_branches),
-            automaton=self._automaton, written=skeleton, on_event=on_event, num_steps=lambda: metrics.num_steps_total,
+            grammar=self._grammar, written=skeleton, on_event=on_event, num_steps=lambda: metrics.num_steps_total,
         )  # fmt: skip
 
     def answer(self, question: str, sampling_params: SamplingParams | None = None, **options: Any) -> SkeletonOutput:

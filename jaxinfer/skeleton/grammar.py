@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxinfer.constraints.automaton import RegularAutomaton
-from jaxinfer.constraints.characters import Characters
-from jaxinfer.constraints.regular import (
-    Expression,
-    character,
-    choice,
-    literal,
-    marker,
-    optional,
-    repeat,
-    sequence,
-    text_without,
-)
-from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.skeleton.plan import DIRECT, END, PLAN
 
-_CONTROLS = Characters(((0x00, 0x1F), (0x7F, 0x9F), (0x2028, 0x2029)))
-_SPACES = Characters.of("\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\u00a0\u1680\u2028\u2029\u202f\u205f\u3000")
-_WIDE_SPACES = Characters(((0x2000, 0x200A),))
-# A bracket in a title could begin [END], which would cut the plan off there.
-_BRACKET = Characters.of("[")
-_IN_TITLE = Characters.but(_CONTROLS, _BRACKET)
-_FIRST_OF_TITLE = Characters.but(_CONTROLS, _BRACKET, _SPACES, _WIDE_SPACES)
-_FIRST_OF_TEXT = Characters.but(_SPACES, _WIDE_SPACES)
-_FIRST_DIGIT, _DIGIT = Characters.of("123456789"), Characters.of("0123456789")
+# Characters as classes of regular expressions. A bracket in a title could begin [END], which would cut the plan off.
+_CONTROLS = r"\x00-\x1F\x7F-\x9F\u2028\u2029"
+_SPACES = r"\t\n\v\f\r\x1C-\x1F \x85\u00A0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
 _DIGITS_OF_LENGTH = 4
 
 
@@ -65,45 +46,40 @@ class SkeletonGrammar:
             if not tool or not well_formed or tool[0].isdigit():
                 raise ValueError(f"tools must be names without brackets that begin with no digit, got {tool!r}")
 
-    def automaton(self, vocabulary: Vocabulary, eos_token_ids: Iterable[int]) -> RegularAutomaton:
-        """Build the grammar's automaton over the tokens of a vocabulary.
+    def lark(self, markers: Mapping[str, int]) -> str:
+        """Return the grammar as text, for `StructuredOutputsParams(grammar=...)`.
 
-        Raises:
-            ValueError: the vocabulary cannot spell a skeleton, or `eos_token_ids` are not tokens of it.
+        Args:
+            markers: tokens of the protocol's tags, which are written as these tokens and appear nowhere else; a tag
+                without a token is plain text.
         """
-        return RegularAutomaton(self.expression(), vocabulary, eos_token_ids)
-
-    def expression(self) -> Expression:
-        """Return the grammar as an expression over bytes and markers."""
-        lines = self._line(self.max_points)
-        for number in range(self.max_points - 1, 0, -1):
-            lines = sequence(self._line(number), optional(lines))
-        plan = sequence(marker(PLAN), literal("\n"), lines)
-        direct = sequence(marker(DIRECT), literal("\n"), text_without(END, _FIRST_OF_TEXT))
-        start = choice(plan, direct) if self.direct_allowed else plan
-        return sequence(start, marker(END))
-
-    def _line(self, number: int) -> Expression:
-        length = sequence(character(_FIRST_DIGIT), repeat(character(_DIGIT), 0, _DIGITS_OF_LENGTH - 1))
-        tool = choice(*(literal(name) for name in dict.fromkeys(("None", *self.tools))))
-        title = sequence(character(_FIRST_OF_TITLE), repeat(character(_IN_TITLE), 0, self.max_title - 1))
-        return sequence(
-            literal(f"{number}.<"),
-            length,
-            literal("><"),
-            tool,
-            literal(">["),
-            _dependencies(number),
-            literal("]"),
-            title,
-            literal("\n"),
-        )
+        plan, direct, end = (_tag(tag, markers) for tag in (PLAN, DIRECT, END))
+        tools = " | ".join(json.dumps(name, ensure_ascii=False) for name in dict.fromkeys(("None", *self.tools)))
+        # A text that has the last tag in it would end there.
+        without_end = "" if END in markers else r" & ~/(.|\n)*\[END\](.|\n)*/"
+        rules = [
+            "start: plan | direct" if self.direct_allowed else "start: plan",
+            f'plan: {plan} "\\n" line1 {end}',
+            f"LENGTH: /[1-9][0-9]{{0,{_DIGITS_OF_LENGTH - 1}}}/",
+            f"TOOL: {tools}",
+            rf"TITLE: /[^\[{_CONTROLS}{_SPACES}][^\[{_CONTROLS}]{{0,{self.max_title - 1}}}/",
+        ]
+        if self.direct_allowed:
+            rules += [f'direct: {direct} "\\n" TEXT {end}', rf"TEXT: /[^{_SPACES}](.|\n)*/{without_end}"]
+        for number in range(1, self.max_points + 1):
+            following = f" [line{number + 1}]" if number < self.max_points else ""
+            line = f'"{number}.<" LENGTH "><" TOOL ">[" {_dependencies(number)} "]" TITLE "\\n"'
+            rules.append(f"line{number}: {line}{following}")
+        return "\n".join(rules) + "\n"
 
 
-def _dependencies(number: int) -> Expression:
-    """Return the expression of `-`, or of earlier ids with commas between them, as many as there are."""
-    none = literal("-")
+def _tag(tag: str, markers: Mapping[str, int]) -> str:
+    return f"<[{markers[tag]}]>" if tag in markers else json.dumps(tag)
+
+
+def _dependencies(number: int) -> str:
+    """Return the terminal of `-`, or of earlier ids with commas between them, as many as there are."""
     if number == 1:
-        return none
-    earlier = choice(*(literal(str(other)) for other in range(1, number)))
-    return choice(none, sequence(earlier, repeat(sequence(literal(","), earlier), 0, number - 2)))
+        return '"-"'
+    earlier = f"({'|'.join(map(str, range(1, number)))})"
+    return f"/-|{earlier}(,{earlier}){{0,{number - 2}}}/"

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from jaxinfer.constraints.automaton import TokenAutomaton
+from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.frontend.input_processor import InputProcessor
 from jaxinfer.frontend.jobs import Answer, Item
 from jaxinfer.outputs import CompletionOutput, RequestOutput
@@ -41,7 +41,7 @@ class SkeletonJob:
         inputs: makes requests.
         prompts: of the protocol.
         params: sampling parameters of the plan.
-        automaton: the plan's constraint; None: any text is allowed.
+        grammar: the plan's; None: any text is allowed.
         written: the text of a given plan; None: the model writes one.
         on_event: called with new text as it lands.
         num_steps: returns the engine's number of steps so far.
@@ -57,14 +57,14 @@ class SkeletonJob:
         params: SamplingParams,
         ways: Ways,
         *,
-        automaton: TokenAutomaton | None,
+        grammar: StructuredOutputsParams | None,
         written: str | None,
         on_event: Callable[[SkeletonEvent], object] | None,
         num_steps: Callable[[], int],
     ) -> None:
         self._inputs, self._prompts, self._question, self._ways = inputs, prompts, question, ways
-        self._params = dataclasses.replace(params, max_tokens=MOST_SKELETON_TOKENS)
-        self._automaton, self._written, self._on_event = automaton, written, on_event
+        self._params = dataclasses.replace(params, max_tokens=MOST_SKELETON_TOKENS, structured_outputs=grammar)
+        self._written, self._on_event = written, on_event
         self._num_steps = num_steps
         self._metrics = SkeletonMetrics()
         self._skeleton: Skeleton | None = None
@@ -87,7 +87,7 @@ class SkeletonJob:
             return self._expand(self._written)
         prompt = self._inputs.render(self._prompts.ask_skeleton(self._question), 0, {})
         self._expect([None])
-        return self._inputs.requests([prompt], self._params, stream=self.stream, constraint=self._automaton)
+        return self._inputs.requests([prompt], self._params, stream=self.stream)
 
     def take(self, outputs: Sequence[RequestOutput]) -> Sequence[Item] | Answer[SkeletonOutput]:
         """Collect new outputs; once the plan or a wave is whole, ask for the next wave."""
