@@ -93,6 +93,8 @@ def _land_walked(
     error: str | None,
 ) -> None:
     """Land the tokens that a walk has kept, and those that follow in any case."""
+    had_mask = request.mask is not None
+    assert walk.num_kept or not (walk.is_refused and had_mask), "a token that was drawn with a mask is refused"
     kept = list(tokens[: walk.num_kept])
     # All but the last drawn one are computed; those that follow in any case are not.
     request.num_computed_tokens = len(request.token_ids) + walk.num_kept - 1

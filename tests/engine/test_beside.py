@@ -63,8 +63,8 @@ def test_a_prompt_that_is_cached_whole_takes_part_in_the_rounds():
 
 @pytest.mark.parametrize(
     ("params", "most"),
-    [({"max_tokens": 1}, None), ({"bad_token_ids": [(1, 2)]}, None), ({"logprobs": 1}, None), ({"max_tokens": 3}, 2)],
-    ids=["it has ended", "its next draw needs the host", "it is looked at", "it ends soon"],
+    [({"max_tokens": 1}, None), ({"bad_token_ids": [(1, 2)]}, 4), ({"logprobs": 1}, None), ({"max_tokens": 3}, 2)],
+    ids=["it has ended", "it has a guard", "it is looked at", "it ends soon"],
 )
 def test_of_a_row_that_comes_to_its_seat_as_many_tokens_may_land_as_it_may_draw(params, most):
     sim = Simulation(budget=8, max_decode_steps=4, beside=lambda most: most)
@@ -121,7 +121,7 @@ def everybody_comes_again(split):
 )
 def test_a_planted_bug_is_found(where, name, plant, monkeypatch):
     monkeypatch.setattr(where, name, plant(getattr(where, name)))
-    few = settings(max_examples=400, stateful_step_count=40, phases=[Phase.generate], report_multiple_bugs=False)
+    few = settings(max_examples=1600, stateful_step_count=40, phases=[Phase.generate], report_multiple_bugs=False)
     with pytest.raises(Exception) as found:
         run_state_machine_as_test(SchedulerLife, settings=few)
     assert not isinstance(found.value, TypeError | AttributeError | NameError), "the planted piece itself is broken"

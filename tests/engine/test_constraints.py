@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import Any
+from unittest import mock
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from jaxinfer.constraints.workers import Workers
+from jaxinfer.engine import core as core_module
 from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.seat_entries import SeatEntries
+from jaxinfer.programs import seats as seats_module
+from jaxinfer.sampling import next_tokens as next_tokens_module
+from jaxinfer.sampling.sampler import sample
+from jaxinfer.scheduling import request as request_module
 from jaxinfer.scheduling.request import Request
+from tests.branching.builders import alone, make_group, run_groups
 from tests.builders import make_engine, make_request, model_config, random_model, random_prompts, run_requests
 from tests.constraints.oracle import constrained_output
 from tests.constraints.toys import RandomAutomaton
@@ -79,3 +92,169 @@ def test_the_kinds_differ_in_how_much_they_refuse(expected):
 @pytest.mark.parametrize("way", WAYS)
 def test_constrained_requests_get_the_tokens_of_the_oracle(way, engines, expected):
     assert outcomes(engines(way), requests()) == expected
+
+
+@pytest.fixture
+def masks(monkeypatch):
+    """(way) -> constrained draws have masks "always", or "never" until one is refused."""
+
+    def choose(way: str) -> None:
+        monkeypatch.setattr(request_module, "_FREQUENT", {"always": -1.0, "never": 2.0}[way])
+        monkeypatch.setattr(request_module, "_SELDOM", {"always": -1.0, "never": 2.0}[way])
+
+    return choose
+
+
+@pytest.mark.parametrize("when", ["always", "never"])
+@pytest.mark.parametrize("way", ["loops", pytest.param("chains", marks=pytest.mark.slow), "trees"])
+def test_tokens_are_those_of_the_oracle_whenever_draws_have_masks(way, when, masks, engines, expected):
+    masks(when)
+    core = engines(way)
+    before = core.get_metrics()
+    assert outcomes(core, requests()) == expected
+    after = core.get_metrics()
+    assert after.constraint_refusals_total > before.constraint_refusals_total
+    dropped = after.constraint_dropped_tokens_total - before.constraint_dropped_tokens_total
+    assert (dropped > 100) == (when == "never"), dropped
+
+
+def test_forced_runs_save_steps(engines):
+    forced, free = (RandomAutomaton(VOCAB, [EOS], share=0.6, forces=share, ends=0, seed=4) for share in (0.97, 0.0))
+    steps = []
+    for constraint in (forced, free):
+        core = engines("loops")
+        before = core.get_metrics().num_steps_total
+        run_requests(core, [make_request("a", [1, 2, 3], max_tokens=90, constraint=constraint, temperature=0.5)])
+        steps.append(core.get_metrics().num_steps_total - before)
+    assert steps[0] < steps[1] / 2
+
+
+def test_preempted_requests_and_those_that_come_with_cached_prompts_get_their_tokens(model, expected):
+    core = make_engine(model, kv_cache_tokens=80, max_model_len=60)
+    for _ in range(2):
+        assert outcomes(core, requests()) == expected
+    metrics = core.get_metrics()
+    assert metrics.num_preemptions_total > 3 and metrics.prefix_cache_hits > 40
+
+
+@pytest.mark.parametrize("mode", ["in_one_sequence", "batching"])
+@pytest.mark.parametrize("way", ["loops", pytest.param("trees", marks=pytest.mark.slow)])
+def test_branches_have_constraints_of_their_own(way, mode, engines, model):
+    prefix, suffixes = random_prompts([13])[0], random_prompts([3, 5, 1, 4], seed=5)
+    each = [{"constraint": HALF}, {"constraint": RUNS, "temperature": 0.7}, {}, {"constraint": TIGHT, "top_p": 0.9}]
+    options: dict[str, Any] = {"each": each, "max_tokens": 14, "eos_token_ids": [EOS], "temperature": 0.3}
+    wanted = [constrained_output(model, one)[0] for one in alone("g", prefix, suffixes, **options) if one.guard]
+    got = run_groups(engines(way), [make_group("g", prefix, suffixes, branch_mode=mode, **options)])
+    assert [got[index] for index in (0, 1, 3)] == wanted
+
+
+class LateWorkers(Workers):
+    """Every third piece of work takes as long as several launches."""
+
+    num_pieces = 0
+
+    def submit(self, work):
+        self.num_pieces += 1
+        seconds = 0.05 * (self.num_pieces % 3 == 0)
+        return super().submit(lambda: (time.sleep(seconds), work())[1])
+
+
+def test_rows_whose_walks_are_late_land_later_and_get_their_tokens(model, expected, monkeypatch):
+    monkeypatch.setattr(core_module, "Workers", LateWorkers)
+    core = make_engine(model)
+    most = 0
+    for request in requests():
+        core.add_request(request)
+    held = [request for request in core.scheduler.requests.values() if request.guard]
+    while core.has_unfinished_requests():
+        core.step()
+        most = max(most, core.launcher.num_walking)
+    assert most > 1
+    assert {one.request_id: (one.output_token_ids, one.status.value) for one in held} == expected
+
+
+def test_a_walk_that_never_ends_ends_its_request_alone(model, expected, monkeypatch):
+    class Stuck(RandomAutomaton):
+        def advance(self, state, token):
+            if state != self.start:
+                time.sleep(5.0)
+            return super().advance(state, token)
+
+    monkeypatch.setattr(core_module, "Workers", lambda: Workers(patience=0.3))
+    core = make_engine(model)
+    stuck = make_request("stuck", [1, 2, 3], constraint=Stuck(VOCAB, [EOS], share=0.9), max_tokens=20)
+    others = [request for request in requests() if request.guard]
+    run_requests(core, [*others, stuck])
+    assert stuck.status.value == "error" and "took more than 0.3 seconds" in str(stuck.error)
+    assert {one.request_id: (one.output_token_ids, one.status.value) for one in others} == expected
+
+
+def test_where_nothing_may_follow_the_request_ends_with_the_reason(engines):
+    first = RandomAutomaton(VOCAB, [EOS], share=0.3, seed=5)
+    barred = [token for token in range(VOCAB) if first.mask(first.start)[token]]
+    excluded = make_request("set", [4, 5], constraint=first, bad_token_ids=[(token,) for token in barred])
+    forcing = RandomAutomaton(VOCAB, [EOS], share=0.6, forces=1.0, seed=6)
+    only = forcing.forced(forcing.start)
+    assert only is not None
+    forced = make_request("run", [4, 5], constraint=forcing, bad_token_ids=[(only,)])
+    beside = make_request("beside", [1, 2, 3], constraint=HALF, max_tokens=5)
+    run_requests(engines("loops"), [excluded, forced, beside])
+    assert [one.status.value for one in (excluded, forced)] == ["error", "error"]
+    assert "no token may follow" in str(excluded.error) and f"allows token {only} alone" in str(forced.error)
+    assert not excluded.output_token_ids and not forced.output_token_ids
+    assert beside.num_output_tokens == 5
+
+
+def test_an_output_that_is_complete_ends_with_stop_before_min_tokens(engines):
+    ended = RandomAutomaton(VOCAB, [EOS], share=0.9, ends=0.3, seed=11)
+    request = make_request(
+        "a", [1, 2, 3], constraint=ended, eos_token_ids=[EOS], min_tokens=60, max_tokens=80, temperature=1.0, seed=3
+    )
+    run_requests(engines("loops"), [request])
+    assert request.status.value == "stop" and request.num_output_tokens < 60 and request.token_ids[-1] == EOS
+
+
+@pytest.mark.parametrize("way", ["loops", pytest.param("chains", marks=pytest.mark.slow)])
+def test_after_failures_and_interruptions_the_tokens_are_the_same(way, engines, expected):
+    core = engines(way)
+    made = requests()
+    for request in made:
+        core.add_request(request)
+    num_steps = 0
+    while core.has_unfinished_requests():
+        num_steps += 1
+        if num_steps % 4 == 0:
+            with mock.patch.object(core.launcher.scheduler, "update_from_output", side_effect=KeyboardInterrupt):
+                with contextlib.suppress(KeyboardInterrupt):
+                    core.step()
+        else:
+            core.step()
+    assert {one.request_id: (one.output_token_ids, one.status.value) for one in made if one.guard} == expected
+
+
+def keeps_masks(bounds, seat):
+    return bounds
+
+
+def masked_first(tokens, sampling, bounded, logits):
+    return jnp.where(bounded.are_masked, sample(bounded.within_masks(logits()), sampling), tokens), bounded.are_masked
+
+
+def of_the_next_seat(self, packed, place, used, entering):
+    fill(self, packed, place, used, entering)
+    packed["mask"][:] = np.roll(packed["mask"], 1, axis=0)
+
+
+fill = SeatEntries._fill
+BUGS = {
+    "a mask that stays": (seats_module, "unmasked", keeps_masks),
+    "a draw from the mask alone": (next_tokens_module, "redrawn", masked_first),
+    "the mask of another seat": (SeatEntries, "_fill", of_the_next_seat),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_noticed(bug, model, expected, masks, monkeypatch):
+    masks("always" if bug == "a draw from the mask alone" else "never")
+    monkeypatch.setattr(*BUGS[bug])
+    assert outcomes(make_engine(model), requests()) != expected

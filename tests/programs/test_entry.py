@@ -85,17 +85,17 @@ def test_a_length_of_0_leaves_token_and_length_to_the_steps():
     assert after[BOUNDS].binds[2] == 1 and not after[BOUNDS].counts[2].any()
 
 
-def test_a_set_of_tokens_takes_the_place_of_another_and_nothing_else_changes():
+def test_a_mask_takes_the_place_of_another_and_nothing_else_changes():
     packed = PackedEntry(SHAPE, NUM_SEATS)
-    packed["seat"][:], packed["enters"][:] = [4, 1], Enters.ALLOWED
-    packed["allowed"][:], packed["binds"][:], packed["length"][:] = 77, [1, 0], 9
+    packed["seat"][:], packed["enters"][:] = [4, 1], Enters.MASK
+    packed["mask"][:], packed["is_masked"][:], packed["length"][:] = 77, [1, 0], 9
     before, after = run(packed)
-    assert (after[BOUNDS].allowed[[4, 1]] == 77).all() and after[BOUNDS].binds[[4, 1]].tolist() == [1, 0]
+    assert (after[BOUNDS].mask[[4, 1]] == 77).all() and after[BOUNDS].is_masked[[4, 1]].tolist() == [1, 0]
     others = [0, 2, 3]
-    for name in ("allowed", "binds"):
+    for name in ("mask", "is_masked"):
         of_others = (getattr(bounds[BOUNDS], name)[others] for bounds in (before, after))
         np.testing.assert_array_equal(*of_others)
-    after[BOUNDS] = replace(after[BOUNDS], allowed=before[BOUNDS].allowed, binds=before[BOUNDS].binds)
+    after[BOUNDS] = replace(after[BOUNDS], mask=before[BOUNDS].mask, is_masked=before[BOUNDS].is_masked)
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 

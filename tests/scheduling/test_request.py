@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jaxinfer.scheduling.landing import walk_of
 from jaxinfer.scheduling.request import RequestStatus
 from tests.builders import make_request
 
@@ -94,30 +95,47 @@ VOCAB = 40
 
 
 def banned(request) -> set[int]:
-    """Tokens that may not be sampled next."""
-    return set(np.flatnonzero(~request.set_now(VOCAB)).tolist())
+    """Tokens that its guard does not allow next."""
+    mask = request.next_mask(VOCAB)
+    if mask is None:
+        return set()
+    return set(np.flatnonzero(~np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)).tolist())
 
 
 def test_the_first_token_after_min_tokens_may_end_it():
     request = make_request("a", [4], eos_token_ids=[2], min_tokens=2)
-    assert request.is_bound and not request.depends_on_output
+    assert request.is_bound_for_good and not request.depends_on_output
     assert feed(request, 7, 8, 2) is RequestStatus.FINISHED_STOPPED
 
 
 def test_a_bad_word_of_one_token_is_banned_always_and_a_longer_one_before_its_last_token():
     request = make_request("a", [4, 5], bad_token_ids=[(8,), (5, 6), (5, 7, 9)])
+    assert np.flatnonzero(~request.base_set(VOCAB)).tolist() == [8] and request.is_bound_for_good
     seen = []
     for token in (5, 7, 5):
         seen.append(banned(request))
-        request.extend([token])
-    assert [*seen, banned(request)] == [{8}, {8, 6}, {8, 9}, {8, 6}]
-    assert request.has_changing_set and request.depends_on_output
+        request.extend([token], walk=walk_of(request, [token]))
+    assert [*seen, banned(request)] == [set(), {6}, {9}, {6}]
+    assert not request.depends_on_output
+
+
+def test_where_most_tokens_are_refused_the_next_draw_waits_for_the_latest_token():
+    request = make_request("a", [4, 5], bad_token_ids=[(5, 6)])
+    assert request.refusals.most_rounds(1.0) > 1000
+    for number in range(1, 8):
+        request.note_refusals(0, is_refused=True)
+        assert request.depends_on_output == request.has_masks == (number >= 4)
+    assert request.refusals.most_rounds(1.0) == 1
+    request.note_refusals(3, is_refused=False)
+    assert request.has_masks, "a few tokens that were allowed are no reason to change"
+    request.note_refusals(3, is_refused=False)
+    assert not request.has_masks and 1 < request.refusals.most_rounds(1.0) < 10
 
 
 def test_what_is_allowed_once_and_for_all_needs_no_output():
     request = make_request("a", [4, 5], allowed_token_ids=[5, 6, 8], bad_token_ids=[(8,)])
     assert np.flatnonzero(request.base_set(VOCAB)).tolist() == [5, 6]
-    assert request.is_bound and not request.depends_on_output
+    assert request.is_bound_for_good and not request.depends_on_output
 
 
 def test_the_tokens_of_the_prompt_are_made_bits_once():
@@ -128,7 +146,7 @@ def test_the_tokens_of_the_prompt_are_made_bits_once():
 
 def test_a_plain_request_is_bound_to_nothing():
     request = make_request("a", [4], temperature=1.0, top_k=3, logprobs=2, stop_token_ids=[3], stream=True)
-    assert not (request.is_bound or request.has_changing_set or request.depends_on_output)
+    assert not (request.is_bound_for_good or request.guard or request.depends_on_output)
 
 
 def test_truncating_the_output_leaves_the_prompt_and_the_first_tokens():

@@ -187,7 +187,7 @@ def test_a_loop_follows_a_loop_that_was_not_read():
     [
         {"stop": ["x"]}, {"frequency_penalty": 1.0}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 1.0}},
         {"allowed_token_ids": list(range(VOCAB))}, {"stop_token_ids": list(range(100, 120))}, {"min_tokens": 4},
-        {"bad_token_ids": [(3,)]},
+        {"bad_token_ids": [(3,)]}, {"bad_token_ids": [(3, 4)]},
     ],
     ids=lambda parameters: next(iter(parameters)),
 )  # fmt: skip
@@ -196,12 +196,20 @@ def test_what_lies_with_a_seat_or_is_seen_behind_a_launch_shortens_no_loop(param
     assert sim.launch().rounds_of == [8, 8]
 
 
-ONE_ROUND = {"logprobs": {"logprobs": 1}, "bad words": {"bad_token_ids": [(3, 4)]}}
+def refusing(request):
+    """The request, whose guard has refused most tokens of late."""
+    for _ in range(10):
+        request.note_refusals(0, is_refused=True)
+    return request
 
 
-@pytest.mark.parametrize("parameters", ONE_ROUND.values(), ids=list(ONE_ROUND))
-def test_a_row_that_the_host_looks_at_takes_one_round_and_the_others_go_on(parameters):
-    sim = decoding(make_request("a", prompt(5), max_tokens=40), make_request("b", [1, 2], max_tokens=9, **parameters))
+LOOKED_AT = make_request("b", [1, 2], max_tokens=9, logprobs=1)
+REFUSING = refusing(make_request("b", [1, 2], max_tokens=9, bad_token_ids=[(3, 4)]))
+
+
+@pytest.mark.parametrize("request_b", [LOOKED_AT, REFUSING], ids=["log probabilities", "refusals"])
+def test_a_row_that_the_host_looks_at_takes_one_round_and_the_others_go_on(request_b):
+    sim = decoding(make_request("a", prompt(5), max_tokens=40), request_b)
     assert sim.step().rounds_of == [1, 1], "nothing is known of how long launches take"
     for rounds in (1, 4, 1, 4):
         sim.scheduler.pace.note(RowKind.DECODE, rounds, 0.06 + 0.01 * rounds)
@@ -215,9 +223,8 @@ def test_a_row_that_the_host_looks_at_takes_one_round_and_the_others_go_on(param
 
 
 def test_a_row_whose_next_draw_needs_its_token_sits_out_until_that_has_landed():
-    sim = decoding(
-        make_request("a", prompt(5), max_tokens=40), make_request("b", [1, 2], max_tokens=9, bad_token_ids=[(3, 4)])
-    )
+    refused = refusing(make_request("b", [1, 2], max_tokens=30, bad_token_ids=[(3, 4)]))
+    sim = decoding(make_request("a", prompt(5), max_tokens=40), refused)
     taking_part = []
     for _ in range(6):
         taking_part.append(sorted(sim.launch().num_scheduled_tokens))
@@ -258,7 +265,6 @@ DRAFTS = Rounds(RowKind.VERIFICATION, most=2, most_tokens=5, plain=Rounds(RowKin
 NO_DRAFTS = {
     "no program": (replace(DRAFTS, holds=lambda rows, pages, lanes: rows < 2), {}, {}),
     "no pages": (DRAFTS, {}, {"num_pages": 4}),
-    "no row may draft": (DRAFTS, {"bad_token_ids": [(3, 4)]}, {}),
 }
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from jaxinfer.speculative.constrained import along_tree
+
 from jaxinfer.speculative.tails import bits_between, num_words, one_bit
 from jaxinfer.speculative.tree import ROOT, Tree, accepted_path, ancestor_bits, best_of_pool, no_tree, pool_size
 
