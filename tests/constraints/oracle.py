@@ -1,4 +1,4 @@
-"""What a constrained output is, in a plain loop: draw, and where the grammar refuses, draw again with the whole mask."""
+"""The output of a constrained request by a plain loop: draw and, where the grammar refuses, draw again with a mask."""
 
 from __future__ import annotations
 

@@ -224,9 +224,9 @@ def test_after_failures_and_interruptions_the_tokens_are_the_same(way, engines, 
     while core.has_unfinished_requests():
         num_steps += 1
         if num_steps % 4 == 0:
-            with mock.patch.object(core.launcher.scheduler, "update_from_output", side_effect=KeyboardInterrupt):
-                with contextlib.suppress(KeyboardInterrupt):
-                    core.step()
+            fails = mock.patch.object(core.launcher.scheduler, "update_from_output", side_effect=KeyboardInterrupt)
+            with fails, contextlib.suppress(KeyboardInterrupt):
+                core.step()
         else:
             core.step()
     assert {one.request_id: (one.output_token_ids, one.status.value) for one in made if one.guard} == expected
