@@ -23,6 +23,9 @@ class Later:
     def __getitem__(self, key: Any) -> Later:
         return Later(self._array[key], self._ready)
 
+    def is_ready(self) -> bool:
+        return time.perf_counter() >= self._ready and bool(np.all(jax.tree.map(lambda x: x.is_ready(), self._array)))
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         found = np.asarray(self._array, dtype)
         time.sleep(max(0.0, self._ready - time.perf_counter()))
