@@ -177,7 +177,7 @@ class AsyncLLM:
         for params in given:
             if isinstance(params, SamplingParams) and params.structured_outputs is not None:
                 with contextlib.suppress(ValueError, ConstraintError):  # raised again where the request is made
-                    await asyncio.to_thread(self._client.inputs.grammar_of, params)
+                    await asyncio.to_thread(self._client.inputs.grammar_of, params.structured_outputs)
 
     async def generate(
         self,

@@ -6,7 +6,9 @@ import math
 import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.limits import MAX_LOGPROBS
 
 
@@ -22,6 +24,8 @@ class BeamSearchParams:
         early_stopping: stop as soon as `beam_width` continuations have ended; else when no beam can become better than
             the worst of them at its present length.
         ignore_eos: continue after end-of-sequence tokens.
+        structured_outputs: the grammar that continuations follow: the candidates are the most likely tokens that it
+            allows, with their log probabilities among all. A dict has the arguments of `StructuredOutputsParams`.
     """
 
     beam_width: int
@@ -29,6 +33,7 @@ class BeamSearchParams:
     length_penalty: float = 1.0
     early_stopping: bool = False
     ignore_eos: bool = False
+    structured_outputs: StructuredOutputsParams | dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("beam_width", "max_tokens"):
@@ -43,6 +48,10 @@ class BeamSearchParams:
         for name in ("early_stopping", "ignore_eos"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.structured_outputs is not None:
+            object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
+            if self.ignore_eos:
+                raise ValueError("ignore_eos=True and structured_outputs exclude each other: a grammar ends its texts")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ import numpy as np
 
 from jaxinfer.constraints.guard import Walk
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
-from jaxinfer.engine.logprobs import logprobs_of_launch, prompt_targets, take_prompt_logprobs, wants_logprobs
+from jaxinfer.engine.logprobs import (
+    logprobs_of_launch,
+    prompt_targets,
+    seats_of_lists,
+    take_prompt_logprobs,
+    wants_logprobs,
+)
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.engine.strategy import RoundsResult, Strategy
@@ -149,7 +155,9 @@ class Launcher:
         launched = _Launch(output, built, result.token_ids, result.width, result, result.was_redrawn)
         if result.sampled_after is not None and wants_logprobs(output):
             num_tokens = (int(built.logits_rows.max()) + 1) * result.width
-            launched.logprobs = self._logprobs(*result.sampled_after, num_tokens)
+            launched.logprobs = self._logprobs(
+                *result.sampled_after, num_tokens, seats_of_lists(output, built, result.width)
+            )
         if result.logprobs is not None and wants_logprobs(output):
             launched.logprobs = result.logprobs
         return launched
@@ -170,10 +178,23 @@ class Launcher:
             prompt_logprobs=prompt_logprobs,
         )  # fmt: skip
 
-    def _logprobs(self, hidden: jax.Array, targets: jax.Array | np.ndarray, num_tokens: int) -> TokenLogprobs:
-        """Launch log probabilities of the first `num_tokens` of `targets`, int32 [T], each after its hidden state."""
+    def _logprobs(
+        self,
+        hidden: jax.Array,
+        targets: jax.Array | np.ndarray,
+        num_tokens: int,
+        seats: Mapping[int, int] | None = None,
+    ) -> TokenLogprobs:
+        """Launch log probabilities of the first `num_tokens` of `targets`, int32 [T], each after its hidden state.
+
+        Args:
+            seats: target -> the seat whose mask binds its list of likely tokens.
+        """
+        seat = np.full(hidden.shape[0], -1, np.int32)
+        for place, number in (seats or {}).items():
+            seat[place] = number
         return self.runner.launch(
-            self.programs.prompt_logprobs, hidden.shape[0], hidden, targets, np.asarray(num_tokens, np.int32)
+            self.programs.prompt_logprobs, hidden.shape[0], hidden, targets, np.asarray(num_tokens, np.int32), seat
         )
 
     def land(self) -> None:

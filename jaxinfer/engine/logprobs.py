@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -32,6 +33,15 @@ def logprobs_of_launch(built: BuiltBatch, logprobs: TokenLogprobs, width: int = 
         return [_as_dict(arrays, row + place, token, wanted) for place, token in enumerate(tokens)]
 
     return entries
+
+
+def seats_of_lists(output: SchedulerOutput, built: BuiltBatch, width: int = 1) -> dict[int, int]:
+    """Return the seats whose masks bind the lists of rows that a search steers, by the places of their entries."""
+    return {
+        int(built.logits_rows[index]) * width: request.seat
+        for index, request in enumerate(output.requests)
+        if request.is_steered and request.guard is not None
+    }
 
 
 def prompt_targets(output: SchedulerOutput, built: BuiltBatch) -> np.ndarray | None:
@@ -72,5 +82,6 @@ def _as_dict(logprobs: TokenLogprobs, index: int, token: int, count: int) -> dic
     found = {token: Logprob(float(logprobs.logprob[index]), int(logprobs.rank[index]))}
     top = zip(logprobs.top_token[index].tolist(), logprobs.top_logprob[index].tolist(), strict=True)
     for rank, (other, logprob) in enumerate(list(top)[:count], start=1):
-        found.setdefault(other, Logprob(logprob, rank))
+        if logprob > -math.inf:  # a list with a mask may be shorter
+            found.setdefault(other, Logprob(logprob, rank))
     return found

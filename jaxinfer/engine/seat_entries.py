@@ -112,7 +112,9 @@ class SeatEntries:
         if entering.what is Enters.COUNTS:
             return
         if entering.mask is not None:
-            packed["is_masked"][place], packed["mask"][place] = 1, entering.mask
+            # A search chooses from the list of likely tokens.
+            packed["is_masked"][place] = 2 if request.is_steered else 1
+            packed["mask"][place] = entering.mask
         if entering.what is Enters.MASK:
             return
         packed["binds"][place] = request.is_bound_for_good

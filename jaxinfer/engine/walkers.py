@@ -72,7 +72,7 @@ class Walkers:
         begun: dict[int, Future[Walk]] = {}
         rows = zip(output.requests, output.most_tokens, output.epochs, sampled, strict=True)
         for index, (request, most, epoch, tokens) in enumerate(rows):
-            if request.guard is not None and most and tokens and is_awaited(request, epoch):
+            if request.is_walked and most and tokens and is_awaited(request, epoch):
                 begun[index] = self._begin(request, most, tokens)
         if not begun:
             return None

@@ -43,6 +43,7 @@ class BeamSearchJob:
             raise ValueError("beam search goes from token to token, and a diffusion model makes blocks of them at once")
         self._core, self._inputs, self._tokenizer, self._params = core, inputs, tokenizer, params
         self._prompts = inputs.tokenized(as_prompt_list(prompts))
+        self._grammar = inputs.grammar_of(params.structured_outputs)
         self._runs: list[tuple[TokenizedPrompt, BeamRun]] = []
 
     def begin(self) -> Sequence[Item] | Answer[list[BeamSearchOutput]]:
@@ -66,7 +67,7 @@ class BeamSearchJob:
             number, prompt = self._prompts[len(self._runs)]
             max_tokens = min(self._params.max_tokens, limits.max_model_len - len(prompt.token_ids))
             search = BeamSearch(dataclasses.replace(self._params, max_tokens=max_tokens), self._inputs.eos_token_ids)
-            self._runs.append((prompt, BeamRun(self._core, number, prompt.token_ids, search)))
+            self._runs.append((prompt, BeamRun(self._core, number, prompt.token_ids, search, self._grammar)))
             self._runs[-1][1].start()
             running += 1
         return () if running else Answer(self._outputs())

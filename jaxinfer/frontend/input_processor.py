@@ -13,6 +13,7 @@ import numpy as np
 from jaxinfer.config import EngineConfig
 from jaxinfer.constraints.automaton import ConstraintError, TokenAutomaton
 from jaxinfer.constraints.guidance import Guidance
+from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.constraints.workers import Workers
 from jaxinfer.field_checks import check_positive_integer
 from jaxinfer.frontend.prompts import TokenizedPrompt, check_prompt, is_conversation, joined_prompts, tokenize_prompt
@@ -212,21 +213,20 @@ class InputProcessor:
                     )
         self._check_something_is_left(params, index)
         try:
-            self.grammar_of(params)
+            self.grammar_of(params.structured_outputs)
         except (ValueError, ConstraintError) as error:
             raise ValueError(f"sampling_params of prompt {index}: {error}") from error
 
-    def grammar_of(self, params: SamplingParams) -> TokenAutomaton[Any] | None:
-        """Return the automaton of a request's structured output; None: it asks for none. Compiled ones are kept.
+    def grammar_of(self, wanted: StructuredOutputsParams | dict[str, Any] | None) -> TokenAutomaton[Any] | None:
+        """Return the automaton of structured output; None: none is wanted. Compiled ones are kept.
 
         Raises:
             ValueError: the grammar is refused, or the engine cannot follow any.
             ConstraintError: it takes too long to compile.
         """
-        wanted = params.structured_outputs
         if wanted is None:
             return None
-        assert not isinstance(wanted, dict), "sampling parameters hold their own form"
+        wanted = StructuredOutputsParams.of(wanted)
         if self._guidance is None:
             missing = "a tokenizer" if self.tokenizer is None else "end-of-sequence tokens"
             raise ValueError(f"structured_outputs needs {missing}, and this engine has none")
@@ -269,7 +269,7 @@ class InputProcessor:
             request_id=str(number), prompt_token_ids=prompt.token_ids, sampling_params=params,
             max_total_tokens=limit, eos_token_ids=self.eos_token_ids, prompt=prompt.text, request_key=key,
             stream=stream, bad_token_ids=self._bad_token_ids(params), cache_key=prompt.cache_salt,
-            constraint=self.grammar_of(params),
+            constraint=self.grammar_of(params.structured_outputs),
         )  # fmt: skip
 
     def _take_number(self) -> int:

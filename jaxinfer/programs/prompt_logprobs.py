@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxinfer.programs.program import TARGET, Device, Place
+from jaxinfer.programs.program import BOUNDS, TARGET, Device, Place
+from jaxinfer.sampling.bounds import Bounds, masked_lists
 from jaxinfer.sampling.logprobs import TokenLogprobs, token_logprobs
 
 # Positions whose logits are computed at a time, which takes [positions, vocabulary] in float32.
@@ -23,11 +24,11 @@ _FEW = 8
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs:
     """Program of log probabilities; its shape is the number of (padded) hidden states, its inputs are these, the tokens
-    after them, and how many of them are wanted."""
+    after them, how many of them are wanted, and the seats whose masks bind their lists of likely tokens."""
 
     shapes: Sequence[int] = ()
     reads = (TARGET,)
-    writes = ()
+    writes = (BOUNDS,)
 
     @property
     def planned(self) -> dict[str, int]:
@@ -40,37 +41,49 @@ class PromptLogprobs:
         embedding = place.model.embed.embedding.get_value()
         extent = (shape, place.model.config.hidden_size)
         hidden = jax.ShapeDtypeStruct(extent, embedding.dtype, sharding=place.whole)
-        return hidden, np.zeros(shape, np.int32), np.zeros((), np.int32)
+        return hidden, np.zeros(shape, np.int32), np.zeros((), np.int32), np.full(shape, place.num_seats, np.int32)
 
     def run(
-        self, device: Device, shape: int, hidden: jax.Array, targets: jax.Array, num_tokens: jax.Array
+        self, device: Device, shape: int, hidden: jax.Array, targets: jax.Array, num_tokens: jax.Array, seat: jax.Array
     ) -> tuple[dict[str, Any], TokenLogprobs]:
-        """Return no state, and the log probabilities of the first `num_tokens`, int32 [], of `targets` int32 [T], each
-        after its hidden state [T, hidden]; zeros after those."""
+        """Return the bounds, unchanged, and log probabilities.
+
+        Args:
+            hidden: [T, hidden].
+            targets: int32 [T], the token after each.
+            num_tokens: int32 [], how many of these are wanted; those after them get zeros.
+            seat: int32 [T], the seat whose mask binds the list of each; out of range: none.
+        """
         model = device.models[TARGET]
         each = min(_BLOCK, shape)
 
-        def found(hidden: jax.Array, targets: jax.Array) -> TokenLogprobs:
-            return token_logprobs(model.logits(hidden), targets)
+        bounds: Bounds = device.state[BOUNDS]
+
+        def found(hidden: jax.Array, targets: jax.Array, seat: jax.Array) -> TokenLogprobs:
+            logits = model.logits(hidden)
+            return token_logprobs(logits, targets, masked_lists(logits, bounds, seat))
 
         blocks = jnp.pad(hidden, ((0, -shape % each), (0, 0))).reshape(-1, each, hidden.shape[1])
         targets = jnp.pad(targets, (0, -shape % each)).reshape(-1, each)
+        seat = jnp.pad(seat, (0, -shape % each), constant_values=-1).reshape(-1, each)
         few = min(_FEW, each)
 
-        def one(index: jax.Array, hidden: jax.Array, targets: jax.Array) -> TokenLogprobs:
+        def one(index: jax.Array, hidden: jax.Array, targets: jax.Array, seat: jax.Array) -> TokenLogprobs:
             def of_few() -> TokenLogprobs:
-                first = found(hidden[:few], targets[:few])
+                first = found(hidden[:few], targets[:few], seat[:few])
                 return jax.tree.map(lambda x: jnp.pad(x, ((0, each - few), *((0, 0),) * (x.ndim - 1))), first)
 
             def none() -> TokenLogprobs:
-                like = jax.eval_shape(found, hidden, targets)
+                like = jax.eval_shape(found, hidden, targets, seat)
                 return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
             left = num_tokens - index * each
             return lax.switch(
-                (left > 0).astype(jnp.int32) + (left > few), [none, of_few, lambda: found(hidden, targets)]
+                (left > 0).astype(jnp.int32) + (left > few), [none, of_few, lambda: found(hidden, targets, seat)]
             )
 
         indices = jnp.arange(blocks.shape[0], dtype=jnp.int32)
-        of_blocks = lax.map(lambda block: one(*block), (indices, blocks, targets))
-        return {}, device.readable(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:shape], of_blocks))
+        of_blocks = lax.map(lambda block: one(*block), (indices, blocks, targets, seat))
+        return {BOUNDS: device.placed(bounds)}, device.readable(
+            jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:shape], of_blocks)
+        )

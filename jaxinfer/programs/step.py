@@ -63,7 +63,7 @@ def step(
     tokens, refused = redrawn(
         sample(held, batch.samples.sampling, greedy), batch.samples.sampling, bounded, lambda: held
     )
-    logprobs = logprobs_if(batch.wants_logprobs > 0, logits, tokens)
+    logprobs = logprobs_if(batch.wants_logprobs > 0, logits, tokens, bounded.listed)
     seats, landed = write_seats(seats, batch, tokens)
     bounds = count_latest(batch, bounds, landed)
     return Stepped(kv, seats, bounds, StepOutput(landed, refused, logprobs, hidden), batch, features)

@@ -48,7 +48,7 @@ class Bounds:
     """
 
     binds: Any  # int32 [S], 1: anything here but a mask changes draws of the sequence
-    is_masked: Any  # int32 [S], 1: the next draw of the sequence has a mask
+    is_masked: Any  # int32 [S], 1: the next draw of the sequence has a mask; 2: so has the list of likely tokens
     mask: Any  # uint32 [S, W], bits
     counts: Any  # uint16 [S, V], how often each token is in the output; the greatest uint16 also stands for more
     in_prompt: Any  # uint32 [S, W], bits
@@ -152,6 +152,11 @@ class Bounded:
         allowed = unpacked(self.bounds.mask.at[self.seat].get(mode="clip"), logits.shape[-1])
         return self.split(jnp.where(self.are_masked[:, None] & ~allowed, -jnp.inf, logits))
 
+    def listed(self, logits: jax.Array) -> jax.Array:
+        """Return logits float32 [Q, V], -inf for tokens that the list of a sequence's likely tokens leaves out."""
+        has_list = of_seats(self.bounds.is_masked, self.seat) > 1
+        return masked_lists(logits, self.bounds, jnp.where(has_list, self.seat, self.bounds.binds.shape[0]))
+
     def split(self, logits: jax.Array) -> jax.Array:
         """Return logits float32 [Q, V] with their sharding: split by word, or as they are."""
         by_word = self.bounds.by_word
@@ -207,6 +212,18 @@ def _penalized(logits: jax.Array, count: jax.Array, in_prompt: jax.Array, bounds
     logits = jnp.where(logits > 0, logits / penalty, logits * penalty)
     logits = logits - bounds.frequency_penalty[:, None] * count
     return logits - jnp.where(count > 0, bounds.presence_penalty[:, None], 0.0)
+
+
+def masked_lists(logits: jax.Array, bounds: Bounds, seat: jax.Array) -> jax.Array:
+    """Return logits float32 [Q, V], -inf for tokens that the masks of seats int32 [Q] do not allow. Nothing is computed
+    if all seats are out of range, which have no mask."""
+    has_mask = (seat >= 0) & (seat < bounds.binds.shape[0])
+
+    def masked(logits: jax.Array) -> jax.Array:
+        allowed = unpacked(bounds.mask.at[seat].get(mode="clip"), logits.shape[-1])
+        return jnp.where(has_mask[:, None] & ~allowed, -jnp.inf, logits)
+
+    return lax.cond(jnp.any(has_mask), masked, lambda logits: logits, logits)
 
 
 def packed_bits(mask: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -23,11 +24,15 @@ class TokenLogprobs:
     top_logprob: jax.Array  # float32 [Q, K]
 
 
-def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
-    """Return log probabilities of tokens int32 [Q], from float32 logits [Q, V] before temperature and bounds."""
+def token_logprobs(logits: jax.Array, tokens: jax.Array, listed: jax.Array | None = None) -> TokenLogprobs:
+    """Return log probabilities of tokens int32 [Q], from float32 logits [Q, V] before temperature and bounds.
+
+    Args:
+        listed: logits with -inf for tokens that the lists of likely tokens leave out; None: they leave out none.
+    """
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
-    top_logit, top_token = top_of_rows(logits, min(MAX_LOGPROBS, logits.shape[-1]))
+    top_logit, top_token = top_of_rows(logits if listed is None else listed, min(MAX_LOGPROBS, logits.shape[-1]))
     return TokenLogprobs(
         logprob=chosen[:, 0] - normalizer,
         rank=1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32),
@@ -36,10 +41,19 @@ def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
     )
 
 
-def logprobs_if(wanted: jax.Array, logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
-    """Return `token_logprobs` if `wanted`, bool []; else zeros, at no cost."""
+def logprobs_if(
+    wanted: jax.Array, logits: jax.Array, tokens: jax.Array, list_of: Callable[[jax.Array], jax.Array]
+) -> TokenLogprobs:
+    """Return `token_logprobs` if `wanted`, bool []; else zeros, at no cost.
+
+    Args:
+        list_of: (logits) -> the logits that lists of likely tokens are made of.
+    """
+
+    def found(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
+        return token_logprobs(logits, tokens, list_of(logits))
 
     def none(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(token_logprobs, logits, tokens))
 
-    return lax.cond(wanted, token_logprobs, none, logits, tokens)
+    return lax.cond(wanted, found, none, logits, tokens)

@@ -54,14 +54,16 @@ def land(
             before(request)
         error = None
         if tokens[-1] == NO_SCORE:
-            tokens, error = tokens[:-1], NO_SCORE_ERROR if request.guard is None else NOTHING_LEFT_ERROR
+            tokens, error = tokens[:-1], NO_SCORE_ERROR
+            if request.guard is not None:
+                error = request.guard_error or NOTHING_LEFT_ERROR
         entries = () if logprobs_of is None else logprobs_of(request, index, tokens)
         if request.num_to_skip:
             skipped = min(request.num_to_skip, len(tokens))
             request.num_to_skip -= skipped
             tokens, entries = tokens[skipped:], entries[skipped:]
         first = len(request.token_ids)
-        if request.guard is None:
+        if not request.is_walked:
             request.extend(tokens, entries, error=error)
         else:
             _land_walked(request, tokens, entries, walk or walk_of(request, tokens), error)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxinfer.cache.prefix_cache import CacheMatch
+from jaxinfer.constraints.automaton import ConstraintError
 from jaxinfer.constraints.guard import Guard, GuardState, Walk, WalkLimits
 from jaxinfer.outputs import Logprob, RequestMetrics
-from jaxinfer.sampling.bounds import packed_bits
+from jaxinfer.sampling.bounds import num_words, packed_bits
 from jaxinfer.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ class Request:
     guard: Guard | None = field(init=False, default=None)  # what its output has to keep to
     guard_state: GuardState | None = field(init=False, default=None)  # after the output tokens that have landed
     mask: np.ndarray | None = field(init=False, default=None)  # bits, of its next draw, if they are known
+    guard_error: str | None = field(init=False, default=None)  # why its next mask is not known
     refusals: Refusals = field(init=False, default_factory=Refusals)
     depends_on_output: bool = field(init=False)  # the next draw needs its latest token on the host
     draws_alone: bool = field(init=False)  # without drafts: the host has to know each token before the next draw
@@ -196,9 +198,14 @@ class Request:
         self.takes_one_round = self.draws_alone or self.sampling_params.logprobs is not None
 
     @property
+    def is_walked(self) -> bool:
+        """Whether its guard judges drawn tokens; those of a steered request are drawn, and chosen, within its masks."""
+        return self.guard is not None and not self.is_steered
+
+    @property
     def has_masks(self) -> bool:
         """Whether all of its draws have masks, because too many would be refused without."""
-        return self.guard is not None and self.refusals.are_frequent
+        return self.guard is not None and (self.is_steered or self.refusals.are_frequent)
 
     @property
     def skips_cached_prefix(self) -> bool:
@@ -360,7 +367,10 @@ class Request:
             self.status = RequestStatus.PREEMPTED if has_run else RequestStatus.WAITING
 
     def begin_with(self, tokens: Sequence[int]) -> None:
-        """Begin with output tokens that were chosen for the request, none of which is sampled or handed out."""
+        """Begin with output tokens that were chosen for the request, none of which is sampled or handed out.
+
+        The state of its guard is to be set by `continue_guard_of`, or follows from the tokens.
+        """
         self.token_ids[self.num_prompt_tokens :] = tokens
         self.landed = Landed(len(self.token_ids), len(self.logprobs))
         self.num_handed_out = max(self.num_handed_out, len(self.token_ids))
@@ -370,6 +380,18 @@ class Request:
         """Continue with `token` in place of the one that was sampled last, which no step has computed yet."""
         self.token_ids[-1] = token
         self.is_held = False
+        self._advance_guard(token)
+
+    def continue_guard_of(self, parent: Request) -> None:
+        """Take over the state of a request that has the same tokens but the last, which a search has not chosen yet."""
+        self.guard_state = parent.guard_state
+        self._advance_guard(self.token_ids[-1])
+
+    def _advance_guard(self, token: int) -> None:
+        """Let the guard of a steered request follow a token that was chosen: draws do not move it."""
+        if self.guard is not None and self.guard_state is not None:
+            self.guard_state, self.mask = self.guard.advance(self.guard_state, token), None
+            assert self.guard_state is not None, "a search chooses among tokens that are allowed"
 
     def base_set(self, vocab: int) -> np.ndarray:
         """bool [vocab]: the tokens that may ever be drawn."""
@@ -385,7 +407,11 @@ class Request:
         if self.guard is None or self.guard_state is None:
             return None
         if self.mask is None:
-            self.mask = self.guard.mask(self.guard_state, vocab)
+            try:
+                self.mask = self.guard.mask(self.guard_state, vocab)
+            except ConstraintError as error:
+                # With an empty mask nothing can be drawn, which ends the request.
+                self.guard_error, self.mask = str(error), np.zeros(num_words(vocab), np.uint32)
         return self.mask
 
     def prompt_bits(self, vocab: int) -> np.ndarray:

@@ -305,7 +305,7 @@ class Scheduler:
             request = landing.request
             if request.is_finished:
                 ended.append(request)
-            if request.guard is None:
+            if not request.is_walked:
                 request.num_computed_tokens = self.kv.num_settled(landing.last)
             computed = request.num_computed_tokens
             landings.append(landing)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxinfer.branching.beam_search import BeamSearch, Extension
+from jaxinfer.constraints.automaton import TokenAutomaton
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduling.request import Request, RequestStatus
@@ -33,18 +34,28 @@ class BeamRun:
         prompt: token ids, at least one.
         search: the bookkeeping that chooses.
 
+        grammar: automaton that the beams follow; None: any text.
+
     Raises:
         ValueError: there are more beams than requests may run at once.
     """
 
-    def __init__(self, core: EngineCore, request_id: str, prompt: Sequence[int], search: BeamSearch) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        request_id: str,
+        prompt: Sequence[int],
+        search: BeamSearch,
+        grammar: TokenAutomaton[Any] | None = None,
+    ) -> None:
         width, most = search.params.beam_width, core.config.max_num_seqs
         if width > most:
             raise ValueError(f"beam_width={width} needs as many requests at once, max_num_seqs is {most}")
         self._core, self._request_id = core, request_id
+        self._eos = search.eos_token_ids if grammar is not None else frozenset[int]()
         self._max_total_tokens = len(prompt) + search.params.max_tokens
         self._params = SamplingParams(temperature=0.0, max_tokens=None, logprobs=search.num_candidates, ignore_eos=True)
-        self._num_beams = 0
+        self._num_beams, self._grammar = 0, grammar
         first = self._beam(list(prompt))
         page_size = core.config.page_size
         self._group = RequestGroup(
@@ -148,13 +159,14 @@ class BeamRun:
         self._num_beams += 1
         return Request(
             f"{self._request_id}-{number}", prompt, self._params, self._max_total_tokens, publishes=False,
-            is_steered=True,
+            is_steered=True, constraint=self._grammar, eos_token_ids=self._eos,
         )  # fmt: skip
 
     def _child(self, parent: Request, tokens: Sequence[int]) -> Request:
         child = self._beam(self._group.prompt_token_ids)
         child.group, child.trunk = parent.group, parent.trunk
         child.begin_with(tokens)
+        child.continue_guard_of(parent)
         return child
 
     def _candidates(self, beam: Request) -> list[tuple[int, float]]:
