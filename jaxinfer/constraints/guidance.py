@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -25,7 +25,9 @@ INITIAL_LEXER_FUEL = 1_000_000
 MAX_GRAMMAR_SIZE = 500_000
 MAX_LEXER_STATES = 50_000  # 1 to 2 KB each
 MOST_GRAMMARS = 128  # that stay compiled
+_WORDS = np.dtype("<u4")
 _NO_TOKEN = "no token is allowed here: nothing that the vocabulary can spell leads to a text that the grammar accepts"
+_MOST_CHILDREN = 64  # of a state, before those that are gone are dropped
 _KEPT_DEPTH, _MOST_KEPT_STATES = 32, 512  # states after few tokens, which many requests share
 
 
@@ -43,8 +45,19 @@ class GuidanceState:
         self.bits: np.ndarray | None = None  # once computed
         self.num_allowed = -1  # tokens whose bit is on, once counted
         self.error: str | None = None  # why there are no bits
-        self.children: WeakValueDictionary[int, GuidanceState] = WeakValueDictionary()
+        self.children: dict[int, ref[GuidanceState]] = {}  # by token; a WeakValueDictionary takes longer than a step
         self.lock = threading.Lock()  # a matcher is used by one thread at a time
+
+    def child(self, token: int) -> GuidanceState | None:
+        """Return the state after a token if there is one; the lock is held."""
+        found = self.children.get(token)
+        return None if found is None else found()
+
+    def add_child(self, token: int, child: GuidanceState) -> None:
+        """Remember the state after a token as long as something else holds it; the lock is held."""
+        if len(self.children) >= _MOST_CHILDREN:
+            self.children = {token: child for token, child in self.children.items() if child() is not None}
+        self.children[token] = ref(child)
 
 
 class GuidanceAutomaton(HostAutomaton):
@@ -75,9 +88,10 @@ class GuidanceAutomaton(HostAutomaton):
         if token in self._tokens.eos:
             return self._ended
         with state.lock:
-            following = state.children.get(token)
+            following = state.child(token)
             if following is None:
-                following = state.children[token] = self._after(state, token)
+                following = self._after(state, token)
+                state.add_child(token, following)
         if following.depth <= _KEPT_DEPTH:
             self._kept.use(following)
         return following
@@ -135,12 +149,13 @@ class GuidanceAutomaton(HostAutomaton):
         matcher = state.matcher
         assert matcher is not None
         # It may have a word too many. The bytes are read-only, and the array with them.
-        bits = np.frombuffer(matcher.compute_bitmask(), np.dtype("<u4"))[: num_words(self._tokens.size)]
+        bits = np.frombuffer(matcher.compute_bitmask(), _WORDS)[: num_words(self._tokens.size)]
         if matcher.is_error():
             _fail(state, matcher.get_error())
             return
-        bits = self._tokens.with_eos(bits, matcher.is_accepting())
-        if not bits.any():
+        is_accepting = matcher.is_accepting()
+        bits = self._tokens.with_eos(bits, is_accepting)
+        if not is_accepting and not np.count_nonzero(bits):
             _fail(state, _NO_TOKEN)
             return
         state.bits = bits

@@ -219,7 +219,18 @@ def test_states_of_dropped_drafts_are_freed_and_kept_ones_are_bounded(monkeypatc
     drafts = [weakref.ref(automaton.advance(automaton.start, token)) for token in on(automaton, automaton.start)[:50]]
     gc.collect()
     assert [each() is not None for each in drafts] == [False] * 46 + [True] * 4
-    assert len(automaton.start.children) == 4
+
+
+def test_a_state_forgets_those_after_it_that_are_gone(monkeypatch):
+    monkeypatch.setattr(guidance_module, "_MOST_CHILDREN", 10)
+    automaton = compiled(regex="[a-z]{41}")
+    state = automaton.start
+    monkeypatch.setattr(automaton, "_kept", guidance_module._KeptStates(4))
+    held = [automaton.advance(state, token) for token in on(automaton, state)[:3]]
+    for token in on(automaton, state)[:60]:
+        automaton.advance(state, token)
+        assert len(state.children) <= 11
+    assert [automaton.advance(state, token) for token in on(automaton, state)[:3]] == held
 
 
 def test_a_grammar_that_costs_too_much_ends_with_the_same_error_again_and_spoils_no_other_state(monkeypatch):
