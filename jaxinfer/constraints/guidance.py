@@ -69,6 +69,9 @@ class GuidanceAutomaton(HostAutomaton):
     tokenizer's own only. End-of-sequence tokens are allowed where the grammar accepts, and after themselves; the
     parser never sees one. States after the same tokens are mostly the same object. Any thread may use any state.
 
+    Where the bits of a state cannot be found, what asks for them raises ConstraintError, each time with the same
+    message; the states before it and beside it are as they were.
+
     llguidance limits what a mask may cost by counting work that it has not cached: whether a mask just above a limit
     is found may depend on the masks that were found before it.
     """
@@ -83,7 +86,7 @@ class GuidanceAutomaton(HostAutomaton):
         """The state after a token; None for a token whose bit is off.
 
         Raises:
-            ConstraintError: the bits of `state` cannot be found.
+            ConstraintError: the bits of `state` cannot be found. Those of the state after it are found later.
         """
         if not 0 <= token < self._tokens.size or not _is_on(self.bits(state), token):
             return None
