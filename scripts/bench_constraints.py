@@ -1,4 +1,4 @@
-"""Measure what structured output costs the host: compiling a grammar, one step with its mask, and a chain of drafts.
+"""Measure what structured output costs the host: compiling a grammar, and one step along a text with its mask.
 
     nice .venv/bin/python scripts/bench_constraints.py
     nice .venv/bin/python scripts/bench_constraints.py --vocab 129280 --tokens 2000
@@ -14,7 +14,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def drawn(automaton: GuidanceAutomaton, end: int, seed: int, most: int) -> Itera
         state = following or automaton.start
 
 
-def steps(automaton: GuidanceAutomaton, tokens: Iterator[int], end: int) -> list[float]:
+def steps(automaton: GuidanceAutomaton, tokens: Iterable[int], end: int) -> list[float]:
     """Microseconds of each step along tokens: to the state after one, and its mask."""
     state, spent = automaton.start, []
 
@@ -144,27 +144,31 @@ def summary(spent: list[float]) -> str:
     return f"{median:.0f} / {late:.0f} / {later:.0f} / {max(spent):.0f} ({len(spent)})"
 
 
+def other_text(kind: str, grammar: Any, number: int) -> StructuredOutputsParams:
+    """The same grammar in other words, so that it is compiled again."""
+    same = {**grammar, "title": str(number)} if kind == "json" else f"(?:{grammar})" + "(?:)" * number
+    return StructuredOutputsParams.of({kind: same})
+
+
 def measure(num_tokens: int, most: int, table: Table) -> None:
-    embedded = num_tokens == 0
-    text = EMBEDDED.read_text(encoding="utf-8") if embedded else bpe(num_tokens)
+    text = EMBEDDED.read_text(encoding="utf-8") if num_tokens == 0 else bpe(num_tokens)
     tokenizer = tokenizers.Tokenizer.from_str(text)
     size, end = tokenizer.get_vocab_size(), tokenizer.token_to_id(END)
+    assert end is not None
     guidance = Guidance(text, size, [end])
     _, reading = timed(lambda: guidance.compile(StructuredOutputsParams(regex="a")))
     for name, (given, instance) in GRAMMARS.items():
         kind, grammar = next(iter(given.items()))
-        compiling = []
-        for number in range(15):  # each is another text with the same meaning
-            same = {**grammar, "title": str(number)} if kind == "json" else f"(?:{grammar}){{1}}" + "(?:)" * number
-            params = StructuredOutputsParams(**{kind: same})
-            compiling.append(timed(lambda params=params: guidance.compile(params))[1])
-        # Its own states: those that the walks above have made are another grammar's.
-        walk = list(drawn(guidance.compile(params), end, seed=1, most=most))
-        random_steps = steps(guidance.compile(StructuredOutputsParams(**given)), iter(walk), end)
-        fresh = Guidance(text, size, [end])
-        fresh.compile(StructuredOutputsParams(regex="a"))
-        spelled = iter(tokenizer.encode(instance, add_special_tokens=False).ids[:most])
-        text_steps = steps(fresh.compile(StructuredOutputsParams(**given)), spelled, end)
+        automata, compiling = [], []
+        for number in range(15):
+            params = other_text(kind, grammar, number)
+            automaton, microseconds = timed(lambda params=params: guidance.compile(params))
+            automata.append(automaton)
+            compiling.append(microseconds)
+        # A walk is drawn with one automaton and measured with another, which has none of its masks yet.
+        random_steps = steps(automata[1], drawn(automata[0], end, seed=1, most=most), end)
+        spelled = tokenizer.encode(instance, add_special_tokens=False).ids[:most]
+        text_steps = steps(automata[2], spelled, end)
         table.add_row(
             f"{size:,}", f"{reading / 1e6:.2f}", name, f"{np.median(compiling) / 1e3:.2f}", summary(random_steps),
             summary(text_steps), f"{np.median(random_steps[-100:]):.0f}",
