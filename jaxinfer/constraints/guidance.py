@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from weakref import ref
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from jaxinfer.constraints.automaton import ConstraintError, HostAutomaton, TokenSet
 from jaxinfer.constraints.guidance_grammar import grammar_of, one_line
+from jaxinfer.constraints.guidance_states import KEPT_DEPTH, GuidanceState, KeptStates, Track
 from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.sampling.bounds import WORD_BITS, num_words, packed_bits
 from jaxinfer.tokenizer import Tokenizer
@@ -29,37 +29,7 @@ MAX_LEXER_STATES = 50_000  # 1 to 2 KB each
 MOST_GRAMMARS = 128  # that stay compiled
 _WORDS = np.dtype("<u4")
 _NO_TOKEN = "no token is allowed here: nothing that the vocabulary can spell leads to a text that the grammar accepts"
-_MOST_CHILDREN = 64  # of a state, before those that are gone are dropped
-_KEPT_DEPTH, _MOST_KEPT_STATES = 32, 512  # states after few tokens, which many requests share
-
-
-class GuidanceState:
-    """A state of a `GuidanceAutomaton`, which alone uses its fields; equal to itself only.
-
-    It does not hold the states before it, and those after it weakly: what nothing else refers to is freed.
-    """
-
-    __slots__ = ("__weakref__", "bits", "children", "depth", "error", "lock", "matcher", "num_allowed")
-
-    def __init__(self, matcher: LLMatcher | None, depth: int) -> None:
-        self.matcher = matcher  # after the tokens of the state; None: after the end, or after an error
-        self.depth = depth  # tokens
-        self.bits: np.ndarray | None = None  # once computed
-        self.num_allowed = -1  # tokens whose bit is on, once counted
-        self.error: str | None = None  # why there are no bits
-        self.children: dict[int, ref[GuidanceState]] = {}  # by token; a WeakValueDictionary takes longer than a step
-        self.lock = threading.Lock()  # a matcher is used by one thread at a time
-
-    def child(self, token: int) -> GuidanceState | None:
-        """Return the state after a token if there is one; the lock is held."""
-        found = self.children.get(token)
-        return None if found is None else found()
-
-    def add_child(self, token: int, child: GuidanceState) -> None:
-        """Remember the state after a token as long as something else holds it; the lock is held."""
-        if len(self.children) >= _MOST_CHILDREN:
-            self.children = {token: child for token, child in self.children.items() if child() is not None}
-        self.children[token] = ref(child)
+_MOST_KEPT_STATES = 512
 
 
 class GuidanceAutomaton(HostAutomaton):
@@ -76,11 +46,12 @@ class GuidanceAutomaton(HostAutomaton):
     is found may depend on the masks that were found before it.
     """
 
-    def __init__(self, matcher: LLMatcher, tokens: _Tokens, kept: _KeptStates) -> None:
+    def __init__(self, matcher: LLMatcher, tokens: _Tokens, kept: KeptStates) -> None:
         self._tokens, self._kept = tokens, kept
         self._ended = GuidanceState(None, 0)
         self._ended.bits, self._ended.num_allowed = tokens.eos_bits, len(tokens.eos)
-        self.start = GuidanceState(matcher, 0)
+        self._track = Track(matcher, [])  # stays at the start
+        self.start = GuidanceState(self._track, 0)
 
     def advance(self, state: GuidanceState, token: int) -> GuidanceState | None:
         """The state after a token; None for a token whose bit is off.
@@ -97,7 +68,7 @@ class GuidanceAutomaton(HostAutomaton):
             if following is None:
                 following = self._after(state, token)
                 state.add_child(token, following)
-        if following.depth <= _KEPT_DEPTH:
+        if following.depth <= KEPT_DEPTH:
             self._kept.use(following)
         return following
 
@@ -142,28 +113,37 @@ class GuidanceAutomaton(HostAutomaton):
 
     def _after(self, state: GuidanceState, token: int) -> GuidanceState:
         """Return a new state after an allowed token; the state's lock is held."""
-        assert state.matcher is not None
-        matcher = state.matcher.deep_copy()
-        following = GuidanceState(matcher, state.depth + 1)
-        if not matcher.consume_token(token):  # an allowed token is refused when a limit is reached
-            _fail(following, matcher.get_error())
+        track = state.track
+        assert track is not None
+        with track.lock:
+            if state.depth <= KEPT_DEPTH or len(track.tokens) != state.depth or track.parser is None:
+                track = track.branch(state.depth, self._track)
+            message = track.read(token)
+        following = GuidanceState(track, state.depth + 1)
+        if message is not None:  # an allowed token is refused when a limit is reached
+            _fail(following, message)
         return following
 
     def _find_bits(self, state: GuidanceState) -> None:
         """Set the bits of a state, or its error; its lock is held."""
-        matcher = state.matcher
-        assert matcher is not None
-        # It may have a word too many. The bytes are read-only, and the array with them.
-        bits = np.frombuffer(matcher.compute_bitmask(), _WORDS)[: num_words(self._tokens.size)]
-        if matcher.is_error():
-            _fail(state, matcher.get_error())
-            return
-        is_accepting = matcher.is_accepting()
+        track = state.track
+        assert track is not None
+        with track.lock:
+            parser = track.parser
+            # No state is entered from one that has no bits.
+            assert parser is not None and len(track.tokens) == state.depth
+            words = parser.compute_bitmask()
+            if parser.is_error():
+                _fail(state, track.fail())
+                return
+            is_accepting = parser.is_accepting()
+        # There may be a word too many. The bytes are read-only, and the array with them.
+        bits = np.frombuffer(words, _WORDS)[: num_words(self._tokens.size)]
         bits = self._tokens.with_eos(bits, is_accepting)
-        if not is_accepting and not np.count_nonzero(bits):
+        if is_accepting or np.count_nonzero(bits):
+            state.bits = bits
+        else:
             _fail(state, _NO_TOKEN)
-            return
-        state.bits = bits
 
 
 class Guidance:
@@ -186,7 +166,7 @@ class Guidance:
             raise ValueError(f"eos_token_ids must be tokens below {vocab_size}, got {sorted(eos_token_ids)}")
         self._tokenizer_json = tokenizer_json
         self._tokens = _Tokens(vocab_size, eos_token_ids)
-        self._kept = _KeptStates(_MOST_KEPT_STATES)
+        self._kept = KeptStates(_MOST_KEPT_STATES)
         self._lock = threading.Lock()
         self._tokenizer_lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
@@ -281,28 +261,10 @@ class _Tokens:
         return bits
 
 
-class _KeptStates:
-    """The latest used of states that many requests share, which keep each other's masks that way."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._states: OrderedDict[GuidanceState, None] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def use(self, state: GuidanceState) -> None:
-        """Keep a state, in place of the one that was used longest ago if there are too many."""
-        with self._lock:
-            self._states[state] = None
-            self._states.move_to_end(state)
-            if len(self._states) > self._most:
-                self._states.popitem(last=False)
-
-
 def _is_on(bits: np.ndarray, token: int) -> bool:
     return bool(int(bits[token // WORD_BITS]) >> token % WORD_BITS & 1)
 
 
 def _fail(state: GuidanceState, message: str) -> None:
-    state.matcher = None
     # llguidance's word for a text that ends before the grammar accepts it.
     state.error = _NO_TOKEN if message.startswith("NoExtension") else one_line(message)
