@@ -3,11 +3,16 @@
 import random
 
 import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models
 
 from jaxinfer.constraints.automaton import RegularAutomaton
 from jaxinfer.constraints.characters import Characters
+from jaxinfer.constraints.guidance import Guidance
 from jaxinfer.constraints.regular import character, choice, literal, repeat, sequence
+from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.constraints.vocabulary import Vocabulary
+from jaxinfer.tokenizer import Tokenizer
 from tests.constraints.guided import EOS, EOS_TOO, PIECES, SIZE, compiled, on
 
 VOCABULARY = Vocabulary([PIECES.get(token) for token in range(max(PIECES) + 1)], size=SIZE)
@@ -78,3 +83,43 @@ def test_a_choice_allows_tokens_that_continue_one_of_its_texts(seed):
         token = rng.choice(sorted(allowed))
         state, written = automaton.advance(state, token), written + PIECES[token]
     assert written in texts
+
+
+ANYTHING = repeat(character(Characters.but()), 0, None)
+WORDS = ["<unk>", "▁the", "▁", "ca", "fé", "日", "!", *(f"<0x{byte:02X}>" for byte in range(255))]
+
+
+def saved(directory, decoder):
+    """A tokenizer of words with this decoder, of which one token is special and one is not, though added too."""
+    fast = tokenizers.Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(WORDS)}, merges=[]))
+    fast.decoder = decoder
+    fast.add_tokens([AddedToken("[PLAN]", special=False)])
+    fast.add_special_tokens([AddedToken("<s>", special=True)])
+    fast.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return Tokenizer(directory)
+
+
+def test_tokens_with_byte_fallback_are_the_bytes_that_they_are_for_regular_automata(tmp_path):
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer, size, eos = saved(tmp_path, decoders.Sequence(steps)), len(WORDS) + 9, len(WORDS) + 1
+    grammar = Guidance.of(tokenizer, size, [eos]).compile(StructuredOutputsParams(regex="(?s:.*)"))
+    automaton = RegularAutomaton(ANYTHING, Vocabulary.from_tokenizer(tokenizer, size), [eos])
+    rng, states = random.Random(0), (grammar.start, automaton.start)
+    for _ in range(30):
+        assert on(grammar, states[0]) == on(automaton, states[1])
+        token = rng.choice([token for token in on(grammar, states[0]) if token != eos])
+        states = grammar.advance(states[0], token), automaton.advance(states[1], token)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "eos", "reason"),
+    [
+        (decoders.Metaspace(), 0, "can't determine decoder type"),
+        (decoders.ByteLevel(), len(WORDS) + 2, f"EOS token ID {len(WORDS) + 2} is out of range"),
+    ],
+)
+def test_a_tokenizer_whose_bytes_are_not_known_and_one_without_the_end_are_refused(decoder, eos, reason, tmp_path):
+    own = Guidance.of(saved(tmp_path, decoder), len(WORDS) + 9, [eos])
+    with pytest.raises(ValueError, match=f"no grammar can be followed with this tokenizer .*{reason}"):
+        own.compile(StructuredOutputsParams(regex="a"))
