@@ -145,7 +145,7 @@ def summary(spent: list[float]) -> str:
 
 
 def other_text(kind: str, grammar: Any, number: int) -> StructuredOutputsParams:
-    """The same grammar in other words, so that it is compiled again."""
+    """A grammar in other words, so that it is compiled again."""
     same = {**grammar, "title": str(number)} if kind == "json" else f"(?:{grammar})" + "(?:)" * number
     return StructuredOutputsParams.of({kind: same})
 

@@ -180,7 +180,7 @@ class Guidance:
     def compile(self, params: StructuredOutputsParams) -> GuidanceAutomaton:
         """Return the automaton of a grammar, whose first mask is found; the latest are kept, refusals included.
 
-        The first call reads the vocabulary, which takes 0.3 s for 64k tokens and 0.7 s for 129k.
+        The first call reads the vocabulary, which takes most of a second for a large one.
 
         Raises:
             ValueError: llguidance refuses the grammar or the tokenizer, or nothing can be written by the grammar.
