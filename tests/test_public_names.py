@@ -10,7 +10,7 @@ import jaxinfer
 
 EXPORTED = {
     "LLM", "AsyncLLM", "BeamSearchParams", "CompletionOutput", "DiffusionConfig", "RequestOutput", "SamplingParams",
-    "SpeculativeConfig", "__version__",
+    "SpeculativeConfig", "StructuredOutputsParams", "__version__",
 }  # fmt: skip
 
 PUBLIC = {

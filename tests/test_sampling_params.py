@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.sampling_params import SamplingParams
 
 NAN, INF = float("nan"), float("inf")
@@ -54,6 +55,7 @@ GOOD = {
     "allowed_token_ids": (None, [1, 2]),
     "logit_bias": (None, {}, {3: -100, 4: 100.0}),
     "bad_words": (None, [], ["word"]),
+    "structured_outputs": (None, StructuredOutputsParams(regex="a")),
 }
 
 

@@ -13,6 +13,7 @@ from jaxinfer.cli.bench import BENCH_EXAMPLES, add_benchmarks
 from jaxinfer.cli.config_field_options import add_config_field_options, config_options
 from jaxinfer.cli.plan import PLAN_EXAMPLES, add_plan_arguments
 from jaxinfer.cli.speculative_options import add_speculative_options, speculative_config
+from jaxinfer.cli.structured_output_options import add_structured_output_options, structured_outputs
 
 if TYPE_CHECKING:
     from jaxinfer import LLM, RequestOutput, SamplingParams
@@ -32,6 +33,8 @@ examples:
   jaxinfer generate "One question." "Another question." --show-cache
   jaxinfer generate "Write a guide with three points: build a drum." --speculative draft_model --show-drafts
   jaxinfer generate "Once upon a time" --raw --model path/to/diffusion-model --show-denoising
+  jaxinfer generate "Describe a kettle." --json-schema kettle.json
+  jaxinfer generate "Is a drum loud?" --choice yes no
 """
 CHAT_EXAMPLES = """\
 examples:
@@ -107,6 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument(
         "--trace-schedule", action="store_true", help="print, on stderr, every launch of the scheduler and what landed"
     )
+    add_structured_output_options(generate)
     generate.set_defaults(run=run_generate)
 
     chat = add_verb("chat", "talk with a model, line by line", CHAT_EXAMPLES, [engine, sampling, verbose])
@@ -160,7 +164,7 @@ def run_generate(args: argparse.Namespace) -> None:
         raise ValueError("--show-drafts shows the drafts of one prompt: give one, and --speculative METHOD")
     if args.show_denoising and len(args.prompts) > 1:
         raise ValueError("--show-denoising shows the blocks of one prompt: give one")
-    llm, params = _open(args)
+    llm, params = _open(args, structured_outputs=structured_outputs(args))
     if args.trace_schedule:
         from jaxinfer.cli.show_schedule import tracing
 
@@ -251,12 +255,17 @@ def run_convert(args: argparse.Namespace) -> None:
     print(f"converted {args.source} to {args.destination}")
 
 
-def _open(args: argparse.Namespace) -> tuple[LLM, SamplingParams]:
-    """Return the engine, and the checkpoint's sampling defaults overridden by the given options."""
+def _open(args: argparse.Namespace, **asked: Any) -> tuple[LLM, SamplingParams]:
+    """Return the engine, and the checkpoint's sampling defaults overridden by the given options.
+
+    Args:
+        asked: further sampling parameters; None: not given.
+    """
     from jaxinfer import LLM, SamplingParams
 
     names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    asked |= {name: getattr(args, name) for name in names}
+    given = {name: value for name, value in asked.items() if value is not None}
     SamplingParams(**given)  # a bad value is reported before a model is loaded
     llm = LLM(
         args.model, dtype=args.dtype, max_model_len=args.max_model_len, speculative_config=speculative_config(args),

@@ -5,46 +5,31 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from weakref import WeakValueDictionary
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from jaxinfer.constraints.automaton import ConstraintError, HostAutomaton, TokenSet
 from jaxinfer.constraints.guidance_grammar import grammar_of, one_line
+from jaxinfer.constraints.guidance_states import KEPT_DEPTH, GuidanceState, KeptStates, Track
 from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.sampling.bounds import WORD_BITS, num_words, packed_bits
 from jaxinfer.tokenizer import Tokenizer
 
-# What one mask may cost before its request ends with an error, lest it stop all others.
+# What one mask may cost before its request ends with an error, lest it stop all others. Masks of usual schemas take
+# far less; one of 300 optional properties that begin alike takes over 10,000 items, and an enum of 2,000 over 50,000
+# units of fuel. Where rules are very ambiguous (`s: s s | "a"`), an item may take 10 microseconds.
 STEP_LEXER_FUEL = 200_000
-STEP_MAX_ITEMS = 50_000
+STEP_MAX_ITEMS = 20_000
 MAX_ITEMS_IN_ROW = 2_000
 # What a grammar may cost when it is compiled.
 INITIAL_LEXER_FUEL = 1_000_000
 MAX_GRAMMAR_SIZE = 500_000
 MAX_LEXER_STATES = 50_000  # 1 to 2 KB each
 MOST_GRAMMARS = 128  # that stay compiled
+_WORDS = np.dtype("<u4")
 _NO_TOKEN = "no token is allowed here: nothing that the vocabulary can spell leads to a text that the grammar accepts"
-_KEPT_DEPTH, _MOST_KEPT_STATES = 32, 512  # states after few tokens, which many requests share
-
-
-class GuidanceState:
-    """A state of a `GuidanceAutomaton`, which alone uses its fields; equal to itself only.
-
-    It does not hold the states before it, and those after it weakly: what nothing else refers to is freed.
-    """
-
-    __slots__ = ("__weakref__", "bits", "children", "depth", "error", "lock", "matcher", "num_allowed")
-
-    def __init__(self, matcher: LLMatcher | None, depth: int) -> None:
-        self.matcher = matcher  # after the tokens of the state; None: after the end, or after an error
-        self.depth = depth  # tokens
-        self.bits: np.ndarray | None = None  # once computed
-        self.num_allowed = -1  # tokens whose bit is on, once counted
-        self.error: str | None = None  # why there are no bits
-        self.children: WeakValueDictionary[int, GuidanceState] = WeakValueDictionary()
-        self.lock = threading.Lock()  # a matcher is used by one thread at a time
+_MOST_KEPT_STATES = 512
 
 
 class GuidanceAutomaton(HostAutomaton):
@@ -54,31 +39,36 @@ class GuidanceAutomaton(HostAutomaton):
     tokenizer's own only. End-of-sequence tokens are allowed where the grammar accepts, and after themselves; the
     parser never sees one. States after the same tokens are mostly the same object. Any thread may use any state.
 
+    Where the bits of a state cannot be found, what asks for them raises ConstraintError, each time with the same
+    message; the states before it and beside it are as they were.
+
     llguidance limits what a mask may cost by counting work that it has not cached: whether a mask just above a limit
     is found may depend on the masks that were found before it.
     """
 
-    def __init__(self, matcher: LLMatcher, tokens: _Tokens, kept: _KeptStates) -> None:
+    def __init__(self, matcher: LLMatcher, tokens: _Tokens, kept: KeptStates) -> None:
         self._tokens, self._kept = tokens, kept
         self._ended = GuidanceState(None, 0)
         self._ended.bits, self._ended.num_allowed = tokens.eos_bits, len(tokens.eos)
-        self.start = GuidanceState(matcher, 0)
+        self._track = Track(matcher, [])  # stays at the start
+        self.start = GuidanceState(self._track, 0)
 
     def advance(self, state: GuidanceState, token: int) -> GuidanceState | None:
         """The state after a token; None for a token whose bit is off.
 
         Raises:
-            ConstraintError: the bits of `state` cannot be found.
+            ConstraintError: the bits of `state` cannot be found. Those of the state after it are found later.
         """
         if not 0 <= token < self._tokens.size or not _is_on(self.bits(state), token):
             return None
         if token in self._tokens.eos:
             return self._ended
         with state.lock:
-            following = state.children.get(token)
+            following = state.child(token)
             if following is None:
-                following = state.children[token] = self._after(state, token)
-        if following.depth <= _KEPT_DEPTH:
+                following = self._after(state, token)
+                state.add_child(token, following)
+        if following.depth <= KEPT_DEPTH:
             self._kept.use(following)
         return following
 
@@ -123,27 +113,37 @@ class GuidanceAutomaton(HostAutomaton):
 
     def _after(self, state: GuidanceState, token: int) -> GuidanceState:
         """Return a new state after an allowed token; the state's lock is held."""
-        assert state.matcher is not None
-        matcher = state.matcher.deep_copy()
-        following = GuidanceState(matcher, state.depth + 1)
-        if not matcher.consume_token(token):  # an allowed token is refused when a limit is reached
-            _fail(following, matcher.get_error())
+        track = state.track
+        assert track is not None
+        with track.lock:
+            if state.depth <= KEPT_DEPTH or len(track.tokens) != state.depth or track.parser is None:
+                track = track.branch(state.depth, self._track)
+            message = track.read(token)
+        following = GuidanceState(track, state.depth + 1)
+        if message is not None:  # an allowed token is refused when a limit is reached
+            _fail(following, message)
         return following
 
     def _find_bits(self, state: GuidanceState) -> None:
         """Set the bits of a state, or its error; its lock is held."""
-        matcher = state.matcher
-        assert matcher is not None
-        # It may have a word too many. The bytes are read-only, and the array with them.
-        bits = np.frombuffer(matcher.compute_bitmask(), np.dtype("<u4"))[: num_words(self._tokens.size)]
-        if matcher.is_error():
-            _fail(state, matcher.get_error())
-            return
-        bits = self._tokens.with_eos(bits, matcher.is_accepting())
-        if not bits.any():
+        track = state.track
+        assert track is not None
+        with track.lock:
+            parser = track.parser
+            # No state is entered from one that has no bits.
+            assert parser is not None and len(track.tokens) == state.depth
+            words = parser.compute_bitmask()
+            if parser.is_error():
+                _fail(state, track.fail())
+                return
+            is_accepting = parser.is_accepting()
+        # There may be a word too many. The bytes are read-only, and the array with them.
+        bits = np.frombuffer(words, _WORDS)[: num_words(self._tokens.size)]
+        bits = self._tokens.with_eos(bits, is_accepting)
+        if is_accepting or np.count_nonzero(bits):
+            state.bits = bits
+        else:
             _fail(state, _NO_TOKEN)
-            return
-        state.bits = bits
 
 
 class Guidance:
@@ -166,7 +166,7 @@ class Guidance:
             raise ValueError(f"eos_token_ids must be tokens below {vocab_size}, got {sorted(eos_token_ids)}")
         self._tokenizer_json = tokenizer_json
         self._tokens = _Tokens(vocab_size, eos_token_ids)
-        self._kept = _KeptStates(_MOST_KEPT_STATES)
+        self._kept = KeptStates(_MOST_KEPT_STATES)
         self._lock = threading.Lock()
         self._tokenizer_lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
@@ -180,7 +180,7 @@ class Guidance:
     def compile(self, params: StructuredOutputsParams) -> GuidanceAutomaton:
         """Return the automaton of a grammar, whose first mask is found; the latest are kept, refusals included.
 
-        The first call reads the vocabulary, which takes 0.3 s for 64k tokens and 0.7 s for 129k.
+        The first call reads the vocabulary, which takes most of a second for a large one.
 
         Raises:
             ValueError: llguidance refuses the grammar or the tokenizer, or nothing can be written by the grammar.
@@ -261,28 +261,10 @@ class _Tokens:
         return bits
 
 
-class _KeptStates:
-    """The latest used of states that many requests share, which keep each other's masks that way."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._states: OrderedDict[GuidanceState, None] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def use(self, state: GuidanceState) -> None:
-        """Keep a state, in place of the one that was used longest ago if there are too many."""
-        with self._lock:
-            self._states[state] = None
-            self._states.move_to_end(state)
-            if len(self._states) > self._most:
-                self._states.popitem(last=False)
-
-
 def _is_on(bits: np.ndarray, token: int) -> bool:
     return bool(int(bits[token // WORD_BITS]) >> token % WORD_BITS & 1)
 
 
 def _fail(state: GuidanceState, message: str) -> None:
-    state.matcher = None
     # llguidance's word for a text that ends before the grammar accepts it.
     state.error = _NO_TOKEN if message.startswith("NoExtension") else one_line(message)

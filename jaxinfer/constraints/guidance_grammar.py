@@ -21,6 +21,7 @@ _NEEDS_CONTROL_CHARACTERS = re.compile(r"\\u00[01]|\x7f|\\\\[xuUv0ac]")  # as su
 _ESCAPES = '"\\bfnrt'
 # Schemas that are a bool: that of any value, and that of none.
 _BOOLS = {"true": "{}", "false": '{"allOf": [false]}'}
+_MOST_OF_LINE = 160  # characters
 # llguidance appends the state of its parser to messages.
 _STATE = ("<state>", "<non-verbose/>")
 
@@ -44,11 +45,12 @@ def grammar_of(params: StructuredOutputsParams) -> str:
 
 
 def one_line(message: object) -> str:
-    """Return a message without the parser's state, its whitespace made single spaces."""
+    """Return a message on one line, without the parser's state; long lines, which quote the grammar, are cut."""
     text = str(message)
     for mark in _STATE:
         text = text.partition(mark)[0]
-    return " ".join(text.split())
+    lines = [line if len(line) <= _MOST_OF_LINE else f"{line[:_MOST_OF_LINE]}..." for line in text.splitlines()]
+    return " ".join(" ".join(lines).split())
 
 
 def _json_options(params: StructuredOutputsParams) -> dict[str, Any]:

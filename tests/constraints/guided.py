@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
+from llguidance import LLMatcher, LLParserLimits
 
 from jaxinfer.constraints.guidance import Guidance, GuidanceAutomaton
+from jaxinfer.constraints.guidance_grammar import grammar_of
 from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.constraints.vocabulary import _BYTE_OF_LETTER
+from jaxinfer.sampling.bounds import num_words
 
 TINY = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
 TOKENIZER_JSON = (TINY / "tokenizer.json").read_text(encoding="utf-8")
@@ -46,6 +49,16 @@ def tokens_of(text: str) -> list[int]:
 
 def text_of(tokens: list[int]) -> bytes:
     return b"".join(PIECES[token] for token in tokens)
+
+
+def fresh_bits(given, tokens):
+    """The bits after tokens as a new matcher finds them, which no other token was ever shown to."""
+    tokenizer = guidance()._llguidance_tokenizer()
+    limits = LLParserLimits(verbose_errors=False)
+    matcher = LLMatcher(tokenizer, grammar_of(StructuredOutputsParams(**given)), log_level=0, limits=limits)
+    for token in tokens:
+        assert matcher.consume_token(token)
+    return np.frombuffer(matcher.compute_bitmask(), np.uint32)[: num_words(SIZE)]
 
 
 def on(automaton, state) -> list[int]:
@@ -137,3 +150,14 @@ def _closing_walk(automaton, state, at: Strings, rng: random.Random, most: int) 
         tokens.append(token)
         state = automaton.advance(state, token)
     return tokens
+
+
+# Of every kind, with text that is forced and text that is not.
+GRAMMARS = [
+    {"json": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array"}}, "required": ["a"]}},
+    {"json": {"$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "$ref": "#/$defs/t"}},
+    {"json_object": True, "disable_any_whitespace": True},
+    {"regex": "(ab|[0-9]{2,5}|日本)+!?"},
+    {"choice": ["yes", "no", "no way", "日本語"]},
+    {"grammar": 'start: "(" start ")" | /[a-z ]+/'},
+]

@@ -1,18 +1,15 @@
 """Token automata of grammars: a state is a function of its tokens, and the bit of a mask alone decides."""
 
-import gc
-import random
 import threading
-import weakref
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher, LLParserLimits
 
 from jaxinfer.constraints import guidance as guidance_module
 from jaxinfer.constraints.automaton import ConstraintError
-from jaxinfer.constraints.guidance import Guidance, GuidanceState
+from jaxinfer.constraints.guidance import Guidance
 from jaxinfer.constraints.guidance_grammar import grammar_of
+from jaxinfer.constraints.guidance_states import KEPT_DEPTH
 from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.sampling.bounds import num_words, packed_bits
 from jaxinfer.sampling.constraint import AutomatonLimits
@@ -20,6 +17,7 @@ from jaxinfer.tokenizer import Tokenizer
 from tests.constraints.guided import (
     EOS,
     EOS_TOO,
+    GRAMMARS,
     NUM_TOKENS,
     PIECES,
     SIZE,
@@ -29,73 +27,14 @@ from tests.constraints.guided import (
     accepts,
     after,
     compiled,
-    guidance,
+    fresh_bits,
     on,
     random_walk,
-    text_of,
     tokens_of,
 )
 
-GRAMMARS = [
-    {"json": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array"}}, "required": ["a"]}},
-    {"json": {"$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "$ref": "#/$defs/t"}},
-    {"json_object": True, "disable_any_whitespace": True},
-    {"regex": "(ab|[0-9]{2,5}|日本)+!?"},
-    {"choice": ["yes", "no", "no way", "日本語"]},
-    {"grammar": 'start: "(" start ")" | /[a-z ]+/'},
-]
 # Two tokens of the vocabulary spell it; only one of the spellings is the tokenizer's own.
 FORCED = "abcdef"
-TOO_AMBIGUOUS = 'start: "a" s\ns: s s s | s s | /[a-z ]/ | /[a-z ][a-z]/ | '
-
-
-def fresh_bits(given, tokens):
-    """The bits after tokens as a new matcher finds them, which no other token was ever shown to."""
-    tokenizer = guidance()._llguidance_tokenizer()
-    limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(tokenizer, grammar_of(StructuredOutputsParams(**given)), log_level=0, limits=limits)
-    for token in tokens:
-        assert matcher.consume_token(token)
-    return np.frombuffer(matcher.compute_bitmask(), np.uint32)[: num_words(SIZE)]
-
-
-def walk_with_drafts(automaton, seed, most):
-    """(tokens, bits) at each state of a walk from which wrong and right drafts were tried and dropped."""
-    rng, state, tokens = random.Random(seed), automaton.start, []
-    found = [(tuple(tokens), automaton.bits(state))]
-    while len(tokens) < most:
-        for draft in rng.sample(range(SIZE), 20) + rng.sample(on(automaton, state), 1):
-            branch = automaton.advance(state, draft)
-            if branch is not None:
-                automaton.bits(branch)
-        token = rng.choice(on(automaton, state))
-        if token in (EOS, EOS_TOO):
-            break
-        tokens.append(token)
-        state = automaton.advance(state, token)
-        found.append((tuple(tokens), automaton.bits(state)))
-    return found
-
-
-@pytest.mark.parametrize("given", GRAMMARS, ids=[str(number) for number in range(len(GRAMMARS))])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_state_has_the_bits_of_a_fresh_matcher_whatever_was_tried_before(given, seed):
-    for tokens, bits in walk_with_drafts(compiled(**given), seed, most=40):
-        assert (bits == fresh_bits(given, tokens)).all(), text_of(tokens)
-
-
-def test_bits_of_an_automaton_that_forgets_a_token_are_found_out(monkeypatch):
-    after_ = guidance_module.GuidanceAutomaton._after
-    monkeypatch.setattr(
-        guidance_module.GuidanceAutomaton,
-        "_after",
-        lambda self, state, token: (
-            GuidanceState(state.matcher.deep_copy(), 99) if state.depth == 2 else after_(self, state, token)
-        ),
-    )
-    given = {"regex": "([0-9][a-z]){5}"}
-    found = walk_with_drafts(compiled(**given), seed=0, most=6)
-    assert any((bits != fresh_bits(given, tokens)).any() for tokens, bits in found)
 
 
 @pytest.mark.parametrize("given", GRAMMARS, ids=[str(number) for number in range(len(GRAMMARS))])
@@ -122,8 +61,8 @@ def test_forced_text_has_the_spelling_of_the_tokenizer_alone():
     automaton = compiled(regex=FORCED)
     first = tokens_of(FORCED)[0]
     shorter = next(token for token, piece in PIECES.items() if piece == FORCED[:1].encode())
-    matcher = automaton.start.matcher
-    assert shorter != first and matcher is not None and matcher.deep_copy().validate_tokens([shorter]) == 1
+    parser = automaton.start.track.parser
+    assert shorter != first and parser.deep_copy().validate_tokens([shorter]) == 1
     assert on(automaton, automaton.start) == [first] and automaton.advance(automaton.start, shorter) is None
     assert automaton.forced(automaton.start) == first
     state, tokens = automaton.start, []
@@ -139,6 +78,12 @@ def test_a_token_that_is_not_allowed_leaves_no_error():
     for token in (-1, 0, SIZE - 1, SIZE, 2**31, EOS, *SPECIAL):
         assert automaton.advance(automaton.start, token) is None
     assert on(automaton, automaton.start) == allowed and accepts(automaton, "aba")
+
+
+def test_a_token_may_be_an_integer_of_numpy():
+    automaton = compiled(regex="[ab]{3}")
+    token = np.int32(on(automaton, automaton.start)[0])
+    assert automaton.advance(automaton.start, token) is automaton.advance(automaton.start, int(token)) is not None
 
 
 def test_the_end_is_allowed_where_the_grammar_accepts_with_every_token_that_ends():
@@ -193,66 +138,6 @@ def test_special_tokens_and_padding_are_never_allowed():
         assert not allowed & set(range(NUM_TOKENS, SIZE))
 
 
-def test_states_after_the_same_tokens_are_shared_and_differ_from_others():
-    automaton = compiled(regex="[a-d]{20}")
-    first, second = after(automaton, "abcd"), after(automaton, "abcd")
-    assert first is second and first != after(automaton, "dcba") and len({first, second}) == 1
-
-
-def test_states_of_a_long_output_are_freed_as_it_grows():
-    automaton = compiled(regex="[a-z ]+")
-    tokens = [token for token, piece in PIECES.items() if piece.isalpha() and piece.islower() and piece.isascii()]
-    state, states = automaton.start, []
-    for token in random.Random(0).choices(tokens, k=500):
-        state = automaton.advance(state, token)
-        automaton.bits(state)
-        states.append(weakref.ref(state))
-    gc.collect()
-    alive = [number for number, each in enumerate(states) if each() is not None]
-    assert alive == [*range(guidance_module._KEPT_DEPTH), 499]
-
-
-def test_states_of_dropped_drafts_are_freed_and_kept_ones_are_bounded(monkeypatch):
-    kept = guidance_module._KeptStates(4)
-    automaton = compiled(regex="[a-z]{40}")
-    monkeypatch.setattr(automaton, "_kept", kept)
-    drafts = [weakref.ref(automaton.advance(automaton.start, token)) for token in on(automaton, automaton.start)[:50]]
-    gc.collect()
-    assert [each() is not None for each in drafts] == [False] * 46 + [True] * 4
-    assert len(automaton.start.children) == 4
-
-
-def test_a_grammar_that_costs_too_much_ends_with_the_same_error_again_and_spoils_no_other_state(monkeypatch):
-    monkeypatch.setattr(guidance_module, "STEP_MAX_ITEMS", 2_000)
-    automaton = Guidance(TOKENIZER_JSON, SIZE, [EOS]).compile(StructuredOutputsParams(grammar=TOO_AMBIGUOUS))
-    following, state, message = automaton.start, automaton.start, None
-    while message is None:
-        state, following = following, automaton.advance(following, on(automaton, following)[0])
-        try:
-            automaton.bits(following)
-        except ConstraintError as error:
-            message = str(error)
-    assert message.startswith("structured_outputs: parser error: Too many items (limit 2000")
-    assert "\n" not in message and "verbose" not in message
-    for ask in (automaton.bits, automaton.allowed, automaton.is_final, automaton.forced, automaton.ends):
-        with pytest.raises(ConstraintError) as caught:
-            ask(following)
-        assert str(caught.value) == message
-    with pytest.raises(ConstraintError, match="Too many items"):
-        automaton.advance(following, 0)
-    assert automaton.advance(state, on(automaton, state)[0]) is following
-    assert len(on(automaton, state)) > 10 and automaton.advance(state, on(automaton, state)[1]) is not None
-
-
-def test_a_grammar_that_fails_between_masks_is_an_error_at_the_next_one():
-    automaton = compiled(grammar='start: "a" start')
-    state = automaton.advance(automaton.start, tokens_of("a")[0])
-    for _ in range(2):
-        with pytest.raises(ConstraintError, match="^structured_outputs: parser error: Too many items"):
-            automaton.bits(state)
-    assert on(automaton, automaton.start) == tokens_of("a")
-
-
 def test_an_output_that_no_token_can_continue_is_an_error_and_no_end():
     automaton = compiled(grammar='start: "a" <|end|> "b"')  # a token that ends outputs cannot be text
     state = automaton.advance(automaton.start, tokens_of("a")[0])
@@ -290,7 +175,9 @@ def test_the_latest_grammars_stay_compiled(monkeypatch):
     assert [params.text for params in calls] == ["a", "b", "c", "b"] and len(own._compiled) == 2
 
 
-def test_threads_that_ask_for_one_grammar_compile_it_once_and_find_the_same_states(monkeypatch):
+@pytest.mark.parametrize("kept_depth", [0, KEPT_DEPTH])
+def test_threads_that_ask_for_one_grammar_compile_it_once_and_find_the_same_states(kept_depth, monkeypatch):
+    monkeypatch.setattr(guidance_module, "KEPT_DEPTH", kept_depth)
     calls = counted(monkeypatch)
     own = Guidance(TOKENIZER_JSON, SIZE, [EOS, EOS_TOO])
     barrier, walks = threading.Barrier(8), {}

@@ -68,6 +68,22 @@ def test_the_state_of_a_parser_is_cut_from_messages():
     assert one_line(ValueError("plain")) == "plain"
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"regex": "(" * 30_000}, "unclosed group"),
+        ({"regex": "a" * 60_000 + "(?=b)"}, "look-around, including look-ahead and look-behind, is not supported"),
+        ({"grammar": "start: " + "(" * 30_000}, "lark grammar too deeply nested"),
+        ({"grammar": "start: %json " + "[" * 30_000}, "recursion limit exceeded"),
+        ({"json": {"type": "string", "pattern": "(" * 30_000}}, "regex parse error"),
+    ],
+)
+def test_a_grammar_as_deep_as_it_is_long_is_refused_by_a_short_message(given, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        compiled(**given)
+    assert len(str(caught.value)) < 1_000
+
+
 def test_a_text_of_a_schema_is_never_read_as_a_part_of_the_grammar():
     """llguidance pastes texts of schemas into its own form, where such a text would add a grammar."""
     injection = '"}}, {"lark_grammar": "start: /x/"}], "a": [{"b": {"c": "'
