@@ -8,7 +8,6 @@ from typing import Any
 
 from jaxinfer.branching.beam_search import BeamSearchParams
 from jaxinfer.build import build_client
-from jaxinfer.constraints.vocabulary import Vocabulary
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.metrics import EngineMetrics
@@ -135,15 +134,6 @@ class LLM:
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a sequence: the generation config's, or else the model config's."""
         return self.client.eos_token_ids
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The bytes that each token adds to a text.
-
-        Raises:
-            ValueError: the engine has no tokenizer, or the bytes of its tokens are unknown.
-        """
-        return self.client.vocabulary
 
     def generate(
         self,

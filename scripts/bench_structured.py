@@ -27,7 +27,7 @@ from cpu_bench.held_out_prompts import held_out_prompts
 from cpu_bench.slow_device import slow_down
 from jaxinfer import LLM, AsyncLLM, SamplingParams
 from jaxinfer.bench.environment import describe_environment
-from jaxinfer.scheduling import request as request_module
+from jaxinfer.scheduling import refusals as refusals_module
 
 METHODS = ("plain", "ngram", "draft_model", "eagle3")
 ANYTHING = {"regex": "(.|\n)*"}
@@ -113,7 +113,7 @@ def measure_free(llm: LLM, batch: int, count: int) -> dict[str, Any]:
 
 def measure_refused(llm: LLM, batch: int, count: int) -> dict[str, Any]:
     def masked(share: float) -> dict[str, float]:
-        with mock.patch.multiple(request_module, _FREQUENT=share, _SELDOM=share):
+        with mock.patch.multiple(refusals_module, FREQUENT=share, SELDOM=share):
             return run(llm, batch, PERSON)
 
     ways = {"chosen": lambda: run(llm, batch, PERSON), "always": lambda: masked(-1.0), "never": lambda: masked(2.0)}

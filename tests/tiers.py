@@ -31,9 +31,10 @@ SLOW: dict[str, dict[str, str]] = {
         "test_branches_go_on_beside_chunks[in_one_sequence-draft model]": "[loops]",
     },
     "engine/test_constraints.py": {
-        "test_tokens_are_those_that_the_host_holds_requests_to[trees]": "[loops]",
-        "test_streams_and_other_automata_are_held_as_well[trees]": "[loops]",
-        "test_planted_bugs_are_found[root]": "[stale]",
+        "test_constrained_requests_get_the_tokens_of_the_oracle[ngram]": "[draft model]",
+        "test_constrained_requests_get_the_tokens_of_the_oracle[chains]": "[trees]",
+        "test_tokens_are_those_of_the_oracle_whenever_draws_have_masks[trees": "[loops",
+        "test_branches_have_constraints_of_their_own[batching-loops]": "[in_one_sequence-loops]",
     },
     "engine/test_core_greedy.py": {
         "test_requests_alone_get_the_oracles_tokens[LlamaForCausalLM]":

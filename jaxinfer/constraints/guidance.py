@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from jaxinfer.constraints.automaton import ConstraintError, HostAutomaton, TokenSet
+from jaxinfer.constraints.automaton import ConstraintError
 from jaxinfer.constraints.guidance_grammar import grammar_of, one_line
 from jaxinfer.constraints.guidance_states import KEPT_DEPTH, GuidanceState, KeptStates, Track
 from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
@@ -32,7 +32,7 @@ _NO_TOKEN = "no token is allowed here: nothing that the vocabulary can spell lea
 _MOST_KEPT_STATES = 512
 
 
-class GuidanceAutomaton(HostAutomaton):
+class GuidanceAutomaton:
     """Automaton over tokens that follows one compiled grammar; implements `TokenAutomaton`.
 
     A token is allowed if its bit is on in llguidance's mask, which of several spellings of a forced text has the
@@ -85,10 +85,6 @@ class GuidanceAutomaton(HostAutomaton):
         if state.bits is None:
             raise ConstraintError(f"structured_outputs: {state.error}")
         return state.bits
-
-    def allowed(self, state: GuidanceState) -> TokenSet:
-        """The tokens that `advance` takes from this state, as a set."""
-        return TokenSet.from_bits(self.bits(state), self._tokens.size)
 
     def is_final(self, state: GuidanceState) -> bool:
         """Whether the output is complete: end-of-sequence tokens are allowed."""

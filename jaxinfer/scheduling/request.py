@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import sys
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
@@ -18,6 +17,7 @@ from jaxinfer.constraints.guard import Guard, GuardState, Walk, WalkLimits
 from jaxinfer.outputs import Logprob, RequestMetrics
 from jaxinfer.sampling.bounds import num_words, packed_bits
 from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.scheduling.refusals import Excluded, Refusals
 
 if TYPE_CHECKING:
     from jaxinfer.branching.branch_state import BranchLanes
@@ -60,48 +60,6 @@ class Group(Protocol):
     max_parallel: int
     num_unfinished: int
     num_running: int
-
-
-# Weight of a token in the moving share of refused tokens, and shares between which all draws get masks, or none again.
-_WEIGHT_OF_TOKEN = 0.2
-_FREQUENT, _SELDOM = 0.55, 0.35
-
-
-class Refusals:
-    """Share of a request's tokens that its guard has refused of late.
-
-    A refusal loses what is in flight for the request. Where most tokens are refused, every draw gets a mask, and the
-    request waits for each token: that loses less.
-    """
-
-    def __init__(self) -> None:
-        self.share = 0.0
-        self.are_frequent = False
-
-    def note(self, num_kept: int, *, is_refused: bool) -> None:
-        """Note tokens that were allowed, and one after them that was not."""
-        self.share *= (1 - _WEIGHT_OF_TOKEN) ** num_kept
-        if is_refused:
-            self.share += _WEIGHT_OF_TOKEN * (1 - self.share)
-        self.are_frequent = self.share > (_SELDOM if self.are_frequent else _FREQUENT)
-
-    def most_rounds(self, tokens_per_round: float) -> int:
-        """Return after how many rounds the next refusal is expected, at least 1."""
-        if self.share <= 0:
-            return sys.maxsize
-        return max(1, round((1 - self.share) / self.share / tokens_per_round))
-
-
-class _Excluded:
-    """The tokens that a request may never draw, as a container."""
-
-    def __init__(self, request: Request) -> None:
-        allowed = request.sampling_params.allowed_token_ids
-        self._allowed = None if allowed is None else frozenset(allowed)
-        self._bad = frozenset(sequence[0] for sequence in request.bad_token_ids if len(sequence) == 1)
-
-    def __contains__(self, token: object) -> bool:
-        return token in self._bad or (self._allowed is not None and token not in self._allowed)
 
 
 @dataclass(eq=False, slots=True)  # with slots, because hundreds of requests are visited in every step
@@ -180,7 +138,8 @@ class Request:
         self.ending_token_ids = stop_ids if params.ignore_eos else stop_ids | self.eos_token_ids
         sequences = [sequence for sequence in self.bad_token_ids if len(sequence) > 1]
         if self.constraint is not None or sequences:
-            self.guard = Guard(self.constraint, sequences, self.eos_token_ids, _Excluded(self))
+            excluded = Excluded(params.allowed_token_ids, self.bad_token_ids)
+            self.guard = Guard(self.constraint, sequences, self.eos_token_ids, excluded)
             self.guard_state = self.guard.start
         self.is_penalized = (
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1

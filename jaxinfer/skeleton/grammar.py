@@ -12,6 +12,7 @@ from jaxinfer.skeleton.plan import DIRECT, END, PLAN
 _CONTROLS = r"\x00-\x1F\x7F-\x9F\u2028\u2029"
 _SPACES = r"\t\n\v\f\r\x1C-\x1F \x85\u00A0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
 _DIGITS_OF_LENGTH = 4
+_END, _ANY_TAG = r"\[END\]", r"\[(PLAN|DIRECT|END)\]"
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,15 @@ class SkeletonGrammar:
         """Return the grammar as text, for `StructuredOutputsParams(grammar=...)`.
 
         Args:
-            markers: tokens of the protocol's tags, which are written as these tokens and appear nowhere else; a tag
-                without a token is plain text.
+            markers: tokens of the protocol's tags, which are written as these tokens; a tag without one is plain text.
         """
         plan, direct, end = (_tag(tag, markers) for tag in (PLAN, DIRECT, END))
         tools = " | ".join(json.dumps(name, ensure_ascii=False) for name in dict.fromkeys(("None", *self.tools)))
-        # A text that has the last tag in it would end there.
-        without_end = "" if END in markers else r" & ~/(.|\n)*\[END\](.|\n)*/"
+        # A text that had a tag in it would be read as something else. A tag that is plain text belongs to the same
+        # terminal, because the lexer takes the longest match.
+        is_token = END in markers
+        closing, more = ("", "*") if is_token else (_END, "+")
+        text = rf"/[^{_SPACES}](.|\n)*{closing}/ & ~/(.|\n)*{_ANY_TAG}(.|\n){more}/"
         rules = [
             "start: plan | direct" if self.direct_allowed else "start: plan",
             f'plan: {plan} "\\n" line1 {end}',
@@ -65,7 +68,7 @@ class SkeletonGrammar:
             rf"TITLE: /[^\[{_CONTROLS}{_SPACES}][^\[{_CONTROLS}]{{0,{self.max_title - 1}}}/",
         ]
         if self.direct_allowed:
-            rules += [f'direct: {direct} "\\n" TEXT {end}', rf"TEXT: /[^{_SPACES}](.|\n)*/{without_end}"]
+            rules += [f'direct: {direct} "\\n" TEXT {end if is_token else ""}', f"TEXT: {text}"]
         for number in range(1, self.max_points + 1):
             following = f" [line{number + 1}]" if number < self.max_points else ""
             line = f'"{number}.<" LENGTH "><" TOOL ">[" {_dependencies(number)} "]" TITLE "\\n"'

@@ -11,7 +11,6 @@ from llguidance import LLMatcher, LLParserLimits
 from jaxinfer.constraints.guidance import Guidance, GuidanceAutomaton
 from jaxinfer.constraints.guidance_grammar import grammar_of
 from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
-from jaxinfer.constraints.vocabulary import _BYTE_OF_LETTER
 from jaxinfer.sampling.bounds import num_words
 
 TINY = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
@@ -23,6 +22,11 @@ EOS = TOKENIZER.token_to_id("<|end|>")
 EOS_TOO = TOKENIZER.token_to_id("<|endoftext|>")
 ADDED = TOKENIZER.get_added_tokens_decoder()
 SPECIAL = {token for token, about in ADDED.items() if about.special}
+# The byte that each letter of a byte-level vocabulary stands for: printable ones of Latin-1 for themselves, and letters
+# from U+0100 on for the other bytes.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF_LETTER = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
 PIECES = {
     token: text.encode() if token in ADDED else bytes(_BYTE_OF_LETTER[letter] for letter in text)
     for text, token in TOKENIZER.get_vocab(with_added_tokens=True).items()

@@ -7,7 +7,6 @@ from collections.abc import Collection
 
 import numpy as np
 
-from jaxinfer.constraints.automaton import TokenSet
 from jaxinfer.sampling.bounds import packed_bits
 
 _ENDED = -1
@@ -51,9 +50,6 @@ class RandomAutomaton:
         if not 0 <= token < self.vocab or not self.mask(state)[token]:
             return None
         return _ENDED if token in self.eos else (31 * state + 7 * token + 1) % _STATES
-
-    def allowed(self, state: int) -> TokenSet:
-        return TokenSet.from_mask(self.mask(state))
 
     def bits(self, state: int) -> np.ndarray:
         return packed_bits(self.mask(state))

@@ -18,7 +18,7 @@ from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.programs import seats as seats_module
 from jaxinfer.sampling import next_tokens as next_tokens_module
 from jaxinfer.sampling.sampler import sample
-from jaxinfer.scheduling import request as request_module
+from jaxinfer.scheduling import refusals as refusals_module
 from jaxinfer.scheduling.request import Request
 from tests.branching.builders import alone, make_group, run_groups
 from tests.builders import make_engine, make_request, model_config, random_model, random_prompts, run_requests
@@ -99,8 +99,8 @@ def masks(monkeypatch):
     """(way) -> constrained draws have masks "always", or "never" until one is refused."""
 
     def choose(way: str) -> None:
-        monkeypatch.setattr(request_module, "_FREQUENT", {"always": -1.0, "never": 2.0}[way])
-        monkeypatch.setattr(request_module, "_SELDOM", {"always": -1.0, "never": 2.0}[way])
+        monkeypatch.setattr(refusals_module, "FREQUENT", {"always": -1.0, "never": 2.0}[way])
+        monkeypatch.setattr(refusals_module, "SELDOM", {"always": -1.0, "never": 2.0}[way])
 
     return choose
 

@@ -1,100 +1,69 @@
 """The grammar of skeletons: what it accepts is read back as it was written, and what it must not accept it refuses."""
 
+import functools
 import random
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from jaxinfer.constraints.vocabulary import Vocabulary
-from jaxinfer.skeleton import grammar as skeleton_grammar
+from jaxinfer.constraints.guidance import GuidanceAutomaton
+from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.skeleton.grammar import SkeletonGrammar
 from jaxinfer.skeleton.plan import parse_skeleton
-from jaxinfer.tokenizer import Tokenizer
+from tests.constraints.guided import EOS, EOS_TOO, SIZE, TOKENIZER, guidance
 from training.plans import draw_skeleton, draw_task
 
-TOKENIZER = Tokenizer(Path(__file__).resolve().parents[2] / "checkpoints" / "tiny")
-EMBEDDED = Vocabulary.from_tokenizer(TOKENIZER, 2048)
-(EMBEDDED_EOS,) = TOKENIZER.encode("<|end|>")
-BYTES = [bytes([byte]) for byte in range(256)]
-# No markers, and tokens that go over the seams of a line.
-WORDS = [
-    b"[P",
-    b"LAN]\n",
-    b"[PLAN]\n1.<",
-    b"0><None>[-]",
-    b"><",
-    b"]A",
-    b"e\n2.<",
-    b"\n[END]",
-    b"[E",
-    b"D]",
-    b"\xe6\x97",
-]
-SPELLED = Vocabulary([*BYTES, *WORDS, None])
-SPELLED_EOS = SPELLED.size - 1
+MARKERS = {tag: TOKENIZER.token_to_id(tag) for tag in ("[PLAN]", "[DIRECT]", "[END]")}
 LINE = re.compile(r"(\d+)\.<([1-9]\d{0,3})><([^<>]+)>\[(-|\d+(?:,\d+)*)\]([^\n[]+)")
 
-VOCABULARIES = {"embedded": (EMBEDDED, EMBEDDED_EOS), "spelled": (SPELLED, SPELLED_EOS)}
-AUTOMATA = {
-    (name, direct): SkeletonGrammar(direct, max_points=5, max_title=12, tools=("Search", "计算")).automaton(
-        words, [eos]
-    )
-    for name, (words, eos) in VOCABULARIES.items()
-    for direct in (True, False)
-}
-PLAIN = SkeletonGrammar().automaton(SPELLED, [SPELLED_EOS])
-PLAIN_EMBEDDED = SkeletonGrammar().automaton(EMBEDDED, [EMBEDDED_EOS])
+
+@functools.cache
+def automaton(markers: bool = True, **options) -> GuidanceAutomaton:
+    text = SkeletonGrammar(**options).lark(MARKERS if markers else {})
+    return guidance().compile(StructuredOutputsParams(grammar=text))
 
 
-def state_after(automaton, text):
-    """The state after a text that is written byte by byte; None if it is not accepted."""
-    state = automaton.start
-    for byte in text.encode():
-        state = state if state is None else automaton.advance(state, byte)
+def on(state, held) -> list[int]:
+    bits = np.unpackbits(held.bits(state).view(np.uint8), bitorder="little")[:SIZE]
+    return np.flatnonzero(bits).tolist()
+
+
+def state_after(held, text):
+    """The state after the tokens of a text; None if one is not allowed."""
+    state = held.start
+    for token in TOKENIZER.encode(text, add_special_tokens=False).ids:
+        state = state if state is None else held.advance(state, token)
     return state
 
 
 def accepts(text, **options):
-    automaton = SkeletonGrammar(**options).automaton(SPELLED, [SPELLED_EOS]) if options else PLAIN
-    state = state_after(automaton, text)
-    return state is not None and automaton.is_final(state)
+    held = automaton(**options)
+    state = state_after(held, text)
+    return state is not None and held.is_final(state)
 
 
-def random_text(automaton, vocabulary, rng, patience):
+def random_text(held, rng, patience):
     """What a random walk writes, which is led to an end when its patience is over."""
-    whole = [vocabulary.markers.get("[END]"), vocabulary.pieces.index(b"\n[END]") if vocabulary is SPELLED else None]
-    whole.append(vocabulary.pieces.index(b"["))
-    closing = whole + [vocabulary.pieces.index(text) for text in (b"\n", b"]", b">")]
-    state, written = automaton.start, []
-    while not automaton.is_final(state):
-        allowed = automaton.allowed(state)
-        choices = np.flatnonzero(allowed.mask())
-        assert choices.size and all(int(token) in allowed for token in choices[:20])
+    closing = [MARKERS["[END]"], *[TOKENIZER.token_to_id(text) for text in ("\u010a", "]", ">", "[")]]
+    state, written = held.start, []
+    while not held.is_final(state):
+        choices = on(state, held)
         hurries = len(written) >= patience
-        ways = (
-            closing if hurries or rng.random() < 0.1 else closing[len(whole) :]
-        )  # what ends all, or a part of a line only
-        ends = [token for token in ways if token is not None and token in allowed]
-        token = ends[0] if ends and (hurries or rng.random() < 0.3) else int(rng.choice(choices))
-        state = automaton.advance(state, token)
+        ends = [token for token in closing if token in choices]
+        token = ends[0] if ends and (hurries or rng.random() < 0.2) else rng.choice(choices)
+        state = held.advance(state, token)
         assert state is not None
         written.append(token)
-    names = {token: text for text, token in vocabulary.markers.items()}
-    return b"".join(
-        names[token].encode() if token in names else vocabulary.pieces[token] or b"" for token in written
-    ).decode()
+    return TOKENIZER.decode(written, skip_special_tokens=False)
 
 
-@pytest.mark.parametrize("name", VOCABULARIES)
-@given(seed=st.integers(0, 2**32), direct=st.booleans(), patience=st.integers(0, 120))
-@settings(max_examples=120)
-def test_whatever_is_accepted_is_read_back_as_it_was_written(name, seed, direct, patience):
-    text = random_text(AUTOMATA[name, direct], VOCABULARIES[name][0], random.Random(seed), patience)
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_accepted_is_read_back_as_it_was_written(seed, direct):
+    held = automaton(direct_allowed=direct, max_points=5, max_title=12, tools=("Search", "\u8ba1\u7b97"))
+    text = random_text(held, random.Random(seed), 3 * seed)
     skeleton = parse_skeleton(text, 10**4)
     assert text.endswith("[END]") and skeleton.is_direct == text.startswith("[DIRECT]\n")
     if skeleton.is_direct:
@@ -107,29 +76,42 @@ def test_whatever_is_accepted_is_read_back_as_it_was_written(name, seed, direct,
         written_ids = [] if line[4] == "-" else [int(other) for other in line[4].split(",")]
         assert point.id == int(line[1]) == number
         assert point.stated_length == int(line[2])
-        assert (point.tool or "None") == line[3] in ("None", "Search", "计算")
+        assert (point.tool or "None") == line[3] in ("None", "Search", "\u8ba1\u7b97")
         assert point.dependencies == tuple(dict.fromkeys(written_ids)) and all(other < number for other in written_ids)
         assert point.title == line[5].strip() and len(line[5]) <= 12
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_prefix_of_the_plans_of_the_embedded_model_is_accepted(seed):
-    rng = random.Random(seed)
+    rng, held = random.Random(seed), automaton()
     plan = draw_skeleton(rng, draw_task(rng, held_out=bool(seed % 2))).plan()
     for answer in (plan, "[DIRECT]\nThe doctor is Runa Frost, who visits her patients by bicycle.\n[END]"):
-        automaton = PLAIN_EMBEDDED
-        state = automaton.start
-        for token in TOKENIZER.encode(answer, add_special_tokens=False):
-            assert token in automaton.allowed(state)
-            state = automaton.advance(state, token)
-        assert automaton.is_final(state) and EMBEDDED_EOS in automaton.allowed(state)
-        assert len(automaton.allowed(state)) == 1
+        state = held.start
+        for token in TOKENIZER.encode(answer, add_special_tokens=False).ids:
+            assert token in on(state, held)
+            state = held.advance(state, token)
+        assert held.ends(state) and on(state, held) == sorted((EOS, EOS_TOO))
 
 
-def test_the_embedded_model_writes_tags_as_tokens_and_nothing_else_at_the_start():
-    automaton = PLAIN_EMBEDDED
-    tags = {EMBEDDED.markers["[PLAN]"], EMBEDDED.markers["[DIRECT]"]}
-    assert set(np.flatnonzero(automaton.allowed(automaton.start).mask())) == tags
+def test_tags_are_written_as_tokens_and_nothing_else_is_at_the_start():
+    held = automaton()
+    assert on(held.start, held) == sorted((MARKERS["[PLAN]"], MARKERS["[DIRECT]"]))
+    state = held.advance(held.start, MARKERS["[DIRECT]"])
+    for text in ("\n", "Yes"):
+        (token,) = TOKENIZER.encode(text, add_special_tokens=False).ids[:1]
+        state = held.advance(state, token)
+    assert MARKERS["[PLAN]"] not in on(state, held) and MARKERS["[END]"] in on(state, held)
+
+
+def test_without_tokens_for_them_tags_are_plain_text():
+    held = automaton(markers=False)
+    text = "[DIRECT]\nNo [EN and [[END here[END]"
+    state = held.start
+    for letter in text:
+        ids = [token for token in on(state, held) if TOKENIZER.decode([token]) == letter]
+        assert ids, f"{letter!r} is not allowed"
+        state = held.advance(state, ids[0])
+    assert held.is_final(state)
 
 
 PLAN = "[PLAN]\n1.<40><None>[-]One\n2.<9><None>[1]Two\n[END]"
@@ -212,42 +194,9 @@ def test_options_that_no_line_could_have_are_refused(options, message):
         SkeletonGrammar(**options)
 
 
-@pytest.mark.parametrize(
-    ("before", "allowed", "forbidden"),
-    [
-        ("", [b"[P", b"[PLAN]\n1.<", b"[D"], [b"[X", b"[PLAN]1", b"[DIRECT]\n\n"]),
-        ("[PLAN]\n", [b"1", b"1.", b"1.<4"], [b"1x", b"1.4", b"12", b"1.<0"]),
-        ("[PLAN]\n1.", [b"<", b"<1", b"<40><None>[-]T"], [b"<x", b"<>", b"<40><None>[-]\n"]),
-        ("[PLAN]\n1.<40", [b"><", b"0>", b"><No"], [b">x", b">[", b"000>", b"><no"]),
-        ("[PLAN]\n1.<40><None>[-]T", [b"i\n", b"\n2", b"\n[END]"], [b"i[", b"\n3", b"\n\n", b"\xff", b"a\xc3("]),
-        ("[DIRECT]\nYes", [b"[END]", b"[EN[", b"\n\n[END]"], [b"[END].", b"\x80"]),
-    ],
-)
-def test_a_token_is_allowed_only_if_all_its_characters_are(before, allowed, forbidden):
-    vocabulary = Vocabulary([*BYTES, *allowed, *forbidden, None])
-    automaton = SkeletonGrammar().automaton(vocabulary, [vocabulary.size - 1])
-    tokens = automaton.allowed(state_after(automaton, before))
-    assert [256 + index in tokens for index in range(len(allowed))] == [True] * len(allowed)
-    assert [256 + len(allowed) + index in tokens for index in range(len(forbidden))] == [False] * len(forbidden)
-
-
-def test_states_are_not_changed_by_drafts_that_go_on_from_them():
-    state = state_after(PLAIN, "[PLAN]\n1.<40><None>[-]T")
-    before = PLAIN.allowed(state).mask()
-    following = PLAIN.advance(state, ord("i"))
-    for token in range(SPELLED.size):
-        PLAIN.advance(state, token)
-        PLAIN.advance(following, token)
-    assert PLAIN.advance(state, ord("i")) == following
-    assert (
-        SkeletonGrammar().automaton(SPELLED, [SPELLED_EOS]).allowed(PLAIN.start).mask()
-        == PLAIN.allowed(PLAIN.start).mask()
-    ).all()
-    PLAIN._allowed.clear()
-    assert (PLAIN.allowed(state).mask() == before).all()
-
-
 def test_every_space_that_reading_strips_is_excluded_from_the_first_character():
     spaces = [chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()]
-    assert spaces and not any(space in skeleton_grammar._FIRST_OF_TITLE for space in spaces)
-    assert not any(space in skeleton_grammar._FIRST_OF_TEXT for space in spaces)
+    assert spaces
+    for space in spaces:
+        assert not accepts(PLAN.replace("One", f"{space}One")), repr(space)
+        assert not accepts(f"[DIRECT]\n{space}Yes.[END]"), repr(space)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxinfer.speculative.constrained import along_tree
 
 from jaxinfer.speculative.tails import bits_between, num_words, one_bit
 from jaxinfer.speculative.tree import ROOT, Tree, accepted_path, ancestor_bits, best_of_pool, no_tree, pool_size
@@ -132,28 +128,3 @@ def test_bits_between(first, last):
 def test_one_bit():
     got = np.asarray(one_bit(jnp.asarray([0, 31, 32, 63, 64, -1]), 2))
     assert got.tolist() == [[1, 0], [2**31, 0], [0, 1], [0, 2**31], [0, 0], [0, 0]]
-
-
-def test_states_of_constraints_go_along_trees(monkeypatch):
-    """Node by node, with an automaton that adds tokens up and has a dead end."""
-    from jaxinfer.sampling.constraint import DEAD
-    from jaxinfer.speculative import constrained
-
-    def advance(constraint, state, token, most_bytes=None):
-        return jnp.where((state == DEAD) | (token == 5), DEAD, (state * 7 + token) % 1000 + 2)
-
-    monkeypatch.setattr(constrained, "advance", advance)
-    nobody: Any = None
-    for seed in range(20):
-        tree = tree_of(Pool(seed))
-        pruned, along = along_tree(nobody, jnp.asarray([9]), tree, max_depth=DEPTH)
-        states = np.asarray(along)[0]
-        assert states[0] == 9
-        tokens, there = np.asarray(tree.tokens)[0], np.asarray(tree.there)[0]
-        for place, path in enumerate(paths_of(tree)):
-            state = 9
-            for node in path:
-                state = int(advance(None, jnp.asarray(state), jnp.asarray(tokens[node])))
-            assert states[1 + place] == state
-            assert bool(np.asarray(pruned.there)[0, place]) == (there[place] and state != DEAD)
-    assert jax.tree.structure(pruned) == jax.tree.structure(tree)
