@@ -33,6 +33,10 @@ PUBLIC = {
     "jaxinfer.textbook.diffusion.iteration": ("DiffusionIteration", "DiffusionIterationResult"),
     "jaxinfer.textbook.diffusion.worker": ("DiffusionWorker",),
     "jaxinfer.textbook.kv_view": ("KVCache",),
+    "jaxinfer.textbook.prefix_cache": (
+        "PrefixCache", "PrefixCacheConfig", "PrefixCacheManager", "PrefixCacheStats", "PrefixMatchResult",
+        "RadixMatchResult", "RadixNode", "RadixTree",
+    ),
     "jaxinfer.textbook.speculative.generate": (
         "autoregressive_generate", "beam_search_generate", "ngram_assisted_speculative_generate",
         "speculative_generate",

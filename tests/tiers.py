@@ -256,6 +256,7 @@ FAST = (
     "tests/test_sampling_params.py",
     "tests/test_tokenizer.py",
     "tests/test_words.py",
+    "tests/textbook/prefix_cache",
 )
 # What compiles engines in these folders.
 COMPILING = ("tests/cache/test_page_log.py", "tests/cli/test_bench.py", "tests/frontend/test_jobs.py")

@@ -40,7 +40,8 @@ class PrefixCache:
 
     - `insert` checks the limit after it has inserted, as the source's story of a small cache has it. Its code checks
       before, so that the newest sequence may exceed the limit. Other sequences are evicted first, the new one only if
-      the cache is still above `max_cached_tokens`; after that, only sequences in use are above the limit.
+      the cache is still above `max_cached_tokens`. After that, only sequences in use and their cached beginnings can
+      exceed the limit.
     - The source finds a prefix and references it in two steps, between which another thread may evict it.
     """
 
@@ -115,7 +116,7 @@ class PrefixCache:
             self._tree.clear()
 
     def evict(self, target_tokens: int) -> int:
-        """Evict until at most `target_tokens` tokens are cached, or all that are left are in use.
+        """Evict until at most `target_tokens` tokens are cached, or only sequences in use and their beginnings are.
 
         The engine's `evict_to_tokens` does this, and its `evict_pages` frees so many pages.
 

@@ -173,10 +173,10 @@ class RadixTree:
             return True
 
     def evict_lru(self, max_tokens: int) -> int:
-        """Evict sequences until at most `max_tokens` tokens are cached, or all that are left are in use.
+        """Evict sequences until at most `max_tokens` tokens are cached, or no sequence is left that may be evicted.
 
-        The least recently used sequence is first among those that are not referenced and that no cached sequence
-        continues.
+        A sequence may be evicted if it is not referenced and no cached sequence continues it. The least recently used
+        one is first.
 
         Returns:
             The lengths of the evicted sequences, summed.
