@@ -29,6 +29,11 @@ PUBLIC = {
     "jaxinfer.scheduling.scheduler_output": ("CachedRequestData", "NewRequestData", "SchedulerOutput"),
     "jaxinfer.skeleton.answer": ("SkeletonEvent", "SkeletonOfThought", "SkeletonOutput"),
     "jaxinfer.textbook.alignment": ("AlignmentManager", "AlignmentState", "ContinuousDecodingState"),
+    "jaxinfer.textbook.branching": (
+        "AlignmentManager", "AlignmentState", "BranchForward", "BranchStateManager", "CachedForward",
+        "ContinuousDecodingState", "DraftTrees", "DrafterBIM", "Eagle3Forward", "KVCache", "ModelKVCache",
+        "decode_branches",
+    ),
     "jaxinfer.textbook.diffusion.batch_state": ("DiffusionBatchState", "DiffusionBlockContext", "DiffusionBlockMeta"),
     "jaxinfer.textbook.diffusion.iteration": ("DiffusionIteration", "DiffusionIterationResult"),
     "jaxinfer.textbook.diffusion.worker": ("DiffusionWorker",),
