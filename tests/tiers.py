@@ -147,6 +147,10 @@ SLOW: dict[str, dict[str, str]] = {
         "test_tokens_and_counters_are_those_of_the_loop[prefix smoothed]": "[vicinity smoothed]",
         "test_tokens_and_counters_are_those_of_the_loop[no cache, credit]": "[vicinity smoothed]",
     },
+    "textbook/diffusion/test_block_causal.py": {
+        "test_every_iteration_is_that_of_the_loop[SDARForCausalLM]": "[LLaDA2MoeModelLM]",
+        "test_tokens_and_counters_are_those_of_the_loop": "test_every_iteration_is_that_of_the_loop[LLaDA2MoeModelLM]",
+    },
     "faults/test_faults.py": {
         "test_no_line_that_raises_changes_a_token[eagle3]": "[draft_model]",
         "test_no_line_that_raises_changes_a_token[ngram]": "[draft_model]",

@@ -1,0 +1,141 @@
+"""Placement of a model and of a batch's state: one device, or a mesh of devices that share every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.extend
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+
+from jaxinfer.attention.backend import AttentionBackend, select_backend
+from jaxinfer.attention.tensor_parallel import over_devices, sharding_of_pages
+from jaxinfer.checkpoint.load import load_parameters, module_around
+from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
+from jaxinfer.checkpoint.weight_map import MESH_AXIS, parameters
+from jaxinfer.field_checks import check_positive_integer
+from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.programs.program import everywhere_on
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Devices of a batch's arrays: those of a mesh, or one; with neither, the devices of the model's parameters."""
+
+    mesh: Mesh | None = None
+    device: jax.Device | None = None
+
+    @property
+    def whole(self) -> Sharding | None:
+        """Sharding of arrays that every device has whole; None: JAX's default."""
+        return everywhere_on(self.mesh) if self.device is None else SingleDeviceSharding(self.device)
+
+    @property
+    def pages(self) -> Sharding | None:
+        """Sharding of the KV pool's arrays, by heads; None: JAX's default."""
+        return sharding_of_pages(self.mesh) if self.device is None else SingleDeviceSharding(self.device)
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """Code that computes attention there."""
+        # "auto" is chosen for the default platform, whose kernels another one cannot run.
+        elsewhere = self.device is not None and self.device.platform != jax.default_backend()
+        return over_devices(select_backend("xla" if elsewhere else "auto"), self.mesh)
+
+
+def placed(model: DecoderLM, device: Any = None) -> tuple[DecoderLM, Placement]:
+    """Return the model on a device, and the placement of what is computed with it.
+
+    Args:
+        device: see `device_named`; None: where its parameters are, which may be a mesh.
+
+    Raises:
+        ValueError: as for `device_named`, or the model is sharded over several devices.
+    """
+    mesh = mesh_of(model)
+    if device is None:
+        return model, Placement(mesh)
+    if mesh is not None:
+        raise ValueError(f"device must be None for a model that is sharded over {mesh.size} devices, got {device!r}")
+    found = device_named(device)
+    graph, state = nnx.split(model)
+    return nnx.merge(graph, jax.device_put(state, found)), Placement(None, found)
+
+
+def device_named(device: Any) -> jax.Device:
+    """Return the device with a name such as "cpu", "gpu" or "cuda:1"; without a number, the first of its platform.
+
+    Args:
+        device: a `jax.Device`, or a name, or an object whose `str` is one.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    if isinstance(device, jax.Device):
+        return device
+    platform, colon, number = str(device).partition(":")
+    there: list[jax.Device] = []
+    if platform:
+        try:
+            there = jax.devices(platform)
+        except RuntimeError:  # there is no such platform, which the message below says
+            there = []
+    index = int(number) if number.isdecimal() else -1 if colon else 0
+    if not 0 <= index < len(there):
+        names = [
+            f"{name}:{place}"
+            for name, client in jax.extend.backend.backends().items()
+            for place in range(len(client.devices()))
+        ]
+        raise ValueError(f"device must be one of {', '.join(names)} or a jax.Device, got {device!r}")
+    return there[index]
+
+
+def mesh_of(model: DecoderLM) -> Mesh | None:
+    """Return the mesh over which a model's parameters are sharded; None: they are on one device."""
+    sharding = getattr(model.embed.embedding[...], "sharding", None)
+    return sharding.mesh if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh) else None
+
+
+def make_mesh(tp_size: int) -> Mesh | None:
+    """Return a mesh of the first `tp_size` devices; None for one device.
+
+    Raises:
+        ValueError: `tp_size` is no number of devices that there are.
+    """
+    check_positive_integer("tp_size", tp_size)
+    devices = jax.devices()
+    if tp_size > len(devices):
+        raise ValueError(f"tp_size must be at most {len(devices)}, the number of devices, got {tp_size}")
+    return None if tp_size == 1 else Mesh(np.array(devices[:tp_size]), (MESH_AXIS,))
+
+
+def over_mesh(model: DecoderLM, mesh: Mesh) -> DecoderLM:
+    """Return a model of one device sharded over a mesh, as `load_checkpoint` shards it.
+
+    Raises:
+        ValueError: the mesh cannot split the model evenly.
+    """
+    try:
+        effective = for_tensor_parallel(model.config, mesh.size)
+    except ValueError as error:
+        raise ValueError(f"tp_size={mesh.size} does not split the model: {error}") from error
+    effective = replace(effective, dtype=str(model.dtype))
+    stored, final = parameters(model.config), parameters(effective)
+    return module_around(effective, load_parameters(_Held(model), stored, final, effective.num_kv_heads, mesh))
+
+
+class _Held:
+    """Parameters of a model in memory, read like those of a checkpoint."""
+
+    def __init__(self, model: DecoderLM) -> None:
+        self._arrays = {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(model))}
+
+    def view(self, name: str, index: Any = ...) -> Callable[[Any], np.ndarray]:
+        """Return a function that gives parts (a slice per axis) of what `index` selects of a parameter."""
+        array = np.asarray(self._arrays[name])[index]
+        return lambda part: array[part]
