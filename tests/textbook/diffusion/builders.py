@@ -46,7 +46,8 @@ def worker_of(model: DecoderLM, server_args: Any = None, **more: Any) -> Diffusi
 
 
 def batch_of(eos: tuple[int, ...] = (), **more: Any) -> ModelWorkerBatch:
-    return ModelWorkerBatch(PROMPTS, MAX_NEW_TOKENS, TEMPERATURE, SEEDS, eos, **more)
+    given = {"input_ids": PROMPTS, "max_new_tokens": MAX_NEW_TOKENS, "temperature": TEMPERATURE, "seeds": SEEDS}
+    return ModelWorkerBatch(**{**given, "eos_token_ids": eos, **more})
 
 
 def decoded(
