@@ -27,7 +27,7 @@ class Placement:
     """Devices of a batch's arrays: those of a mesh, or one; with neither, the devices of the model's parameters."""
 
     mesh: Mesh | None = None
-    device: jax.Device | None = None
+    device: Any = None  # a `jax.Device`
 
     @property
     def whole(self) -> Sharding | None:
@@ -66,8 +66,8 @@ def placed(model: DecoderLM, device: Any = None) -> tuple[DecoderLM, Placement]:
     return nnx.merge(graph, jax.device_put(state, found)), Placement(None, found)
 
 
-def device_named(device: Any) -> jax.Device:
-    """Return the device with a name such as "cpu", "gpu" or "cuda:1"; without a number, the first of its platform.
+def device_named(device: Any) -> Any:
+    """Return the `jax.Device` with a name such as "cpu", "gpu" or "cuda:1"; without a number, its platform's first.
 
     Args:
         device: a `jax.Device`, or a name, or an object whose `str` is one.
@@ -78,7 +78,7 @@ def device_named(device: Any) -> jax.Device:
     if isinstance(device, jax.Device):
         return device
     platform, colon, number = str(device).partition(":")
-    there: list[jax.Device] = []
+    there: list[Any] = []
     if platform:
         try:
             there = jax.devices(platform)

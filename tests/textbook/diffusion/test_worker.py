@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -131,7 +132,7 @@ def test_the_example_of_the_source(model):
     iteration = DiffusionIteration(
         model=model, hidden_size=config.hidden_size, block_size=config.block_size, maximum_unroll=4, expected_tpf=8,
         warmup_steps=2, cont_weight=0.3, cont_weight_init=0.15, cont_weight_growth=0.02, threshold_decay=0.02,
-        graph_runner=None, device=None,
+        graph_runner=None, device=jax.default_backend(),
     )  # fmt: skip
     worker = DiffusionWorker(
         server_args=server_args, model_config=config, gpu_id=0, tp_rank=0, pp_rank=0, moe_ep_rank=0,
