@@ -30,8 +30,8 @@ from jaxinfer.models.registry import build_model
 from jaxinfer.models.unknown_fields import ConfigOptions
 
 
-class ParameterSource(Protocol):
-    """Reader of parameters by their paths."""
+class ParameterViews(Protocol):
+    """Source of parameters by their paths."""
 
     def view(self, name: str, index: Any = ..., /) -> Callable[[Any], np.ndarray]:
         """Return a function that reads any part (a slice per axis) of a parameter, or of what `index` selects of it."""
@@ -84,7 +84,7 @@ def load_checkpoint(
 
 
 def load_parameters(
-    source: ParameterSource,
+    source: ParameterViews,
     stored: Sequence[Parameter],
     final: Sequence[Parameter],
     num_kv_heads: int,

@@ -16,8 +16,7 @@ from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.tensor_parallel import over_devices, sharding_of_pages
 from jaxinfer.checkpoint.load import load_parameters, module_around
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
-from jaxinfer.checkpoint.weight_map import MESH_AXIS, parameters
-from jaxinfer.field_checks import check_positive_integer
+from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.program import everywhere_on
 
@@ -99,19 +98,6 @@ def mesh_of(model: DecoderLM) -> Mesh | None:
     """Return the mesh over which a model's parameters are sharded; None: they are on one device."""
     sharding = getattr(model.embed.embedding[...], "sharding", None)
     return sharding.mesh if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh) else None
-
-
-def make_mesh(tp_size: int) -> Mesh | None:
-    """Return a mesh of the first `tp_size` devices; None for one device.
-
-    Raises:
-        ValueError: `tp_size` is no number of devices that there are.
-    """
-    check_positive_integer("tp_size", tp_size)
-    devices = jax.devices()
-    if tp_size > len(devices):
-        raise ValueError(f"tp_size must be at most {len(devices)}, the number of devices, got {tp_size}")
-    return None if tp_size == 1 else Mesh(np.array(devices[:tp_size]), (MESH_AXIS,))
 
 
 def over_mesh(model: DecoderLM, mesh: Mesh) -> DecoderLM:

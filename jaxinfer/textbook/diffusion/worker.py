@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxinfer.attention.tensor_parallel import make_mesh
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.diffusion.drawing import Places, sample_places
 from jaxinfer.diffusion.vicinity import BLOCK_SIZE
@@ -17,7 +18,7 @@ from jaxinfer.sampling.sampler import SamplingBatch
 from jaxinfer.textbook.diffusion.batch_state import DiffusionBatchState
 from jaxinfer.textbook.diffusion.batches import ForwardBatch
 from jaxinfer.textbook.diffusion.iteration import DiffusionIteration
-from jaxinfer.textbook.diffusion.placement import make_mesh, mesh_of, over_mesh
+from jaxinfer.textbook.diffusion.placement import mesh_of, over_mesh
 
 
 @dataclass
@@ -178,7 +179,7 @@ _sample_places = jax.jit(sample_places)
 def _model_of(server_args: Any, model: DecoderLM | None) -> DecoderLM:
     """Return the given model, or the one that `server_args` names, over as many devices as it says."""
     tp_size = getattr(server_args, "tp_size", None)
-    mesh = None if tp_size is None else make_mesh(tp_size)
+    mesh = None if tp_size is None else make_mesh("tp_size", tp_size)
     if model is None:
         path = getattr(server_args, "model_path", None)
         if path is None:

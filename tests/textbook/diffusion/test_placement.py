@@ -16,7 +16,7 @@ import pytest
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.rope import RopeConfig
-from jaxinfer.textbook.diffusion.placement import device_named, make_mesh, over_mesh
+from jaxinfer.textbook.diffusion.placement import device_named, over_mesh
 from jaxinfer.textbook.diffusion.worker import DiffusionWorker
 from tests.builders import model_config, random_model
 from tests.diffusion.builders import MASK
@@ -96,11 +96,11 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(name):
 def test_more_devices_than_there_are_and_uneven_shares_are_refused():
     model = random_model(model_config("LLaDAModelLM", mask_token_id=MASK))
     count = len(jax.devices())
-    with pytest.raises(ValueError, match=f"tp_size must be at most {count}, the number of devices, got {count + 1}"):
+    with pytest.raises(ValueError, match=f"tp_size={count + 1}, but there are {count} devices"):
         DiffusionWorker(SimpleNamespace(tp_size=count + 1), None, model=model)
     for bad in (0, True, "2"):
         with pytest.raises(ValueError, match="tp_size must be an integer of at least 1, got"):
-            make_mesh(bad)
+            DiffusionWorker(SimpleNamespace(tp_size=bad), None, model=model)
     two = SimpleNamespace(size=2)
     with pytest.raises(ValueError, match="tp_size=2 does not split the model: .* does not divide vocab_size=101"):
         over_mesh(model, two)  # type: ignore[arg-type]

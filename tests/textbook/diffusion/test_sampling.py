@@ -55,7 +55,7 @@ def without_mask(logits: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_tokens_are_sampled_from_the_distribution_that_the_filters_keep(name, small):
-    """Of logits whose likeliest token is the mask."""
+    """Logits may find the mask the likeliest: it is never sampled."""
     worker, draws = DiffusionWorker(None, None, model=small), 8192
     logits = np.asarray([0.1, 1.3, -0.7, 0.9, 1.1, -1.5, 4.0], np.float32)
     batch = many(worker, FILTERS[name], draws)
