@@ -66,7 +66,7 @@ class DiffusionIteration:
         warmup_steps, cont_weight, cont_weight_init, cont_weight_growth, threshold_decay, threshold, prefix_look,
             after_look, cache, unmask, low_threshold, factor, credit_alpha, boost_gamma, decay_beta: see
             `DiffusionConfig`; a `cont_weight` of 0 turns smoothing off.
-        graph_runner: must be None: XLA handles it itself.
+        graph_runner: must be None: XLA makes one program of a launch.
         device: device of the parameters and of the state of batches: "cpu", "gpu", "cuda:0" or a `jax.Device`; None:
             the parameters stay where they are.
         page_size: of the KV pool.

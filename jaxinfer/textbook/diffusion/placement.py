@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from jaxinfer.attention.backend import AttentionBackend, select_backend
 from jaxinfer.attention.tensor_parallel import over_devices, sharding_of_pages
-from jaxinfer.checkpoint.load import load_parameters, module_around
+from jaxinfer.checkpoint.load import load_parameters, module_around, tensor_size
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.models.decoder import DecoderLM
@@ -53,9 +53,11 @@ def placed(model: DecoderLM, device: Any = None) -> tuple[DecoderLM, Placement]:
         device: see `device_named`; None: where its parameters are, which may be a mesh.
 
     Raises:
-        ValueError: as for `device_named`, or the model is sharded over several devices.
+        ValueError: as for `device_named`; or the model is sharded over several devices and a device is given, or over a
+            mesh without an axis "tensor".
     """
     mesh = mesh_of(model)
+    tensor_size(mesh)
     if device is None:
         return model, Placement(mesh)
     if mesh is not None:

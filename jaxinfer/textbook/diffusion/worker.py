@@ -41,7 +41,7 @@ class DiffusionWorker:
             else from `server_args`; by default they are the model's, and 32 for a model without trained blocks.
             `model_path` and the sizes of parallel groups are read from `server_args`: `tp_size` devices share every
             layer.
-        gpu_id, tp_rank, pp_rank, moe_ep_rank: must be 0: one worker drives all devices.
+        gpu_id, tp_rank, pp_rank, moe_ep_rank: must be 0 or None: one worker drives all devices.
         graph_runner, enable_cuda_graph_sampling: must be None and False.
         model: a diffusion model, see `DiffusionIteration`; None: the checkpoint at `server_args.model_path`.
         settings: of the `DiffusionIteration`; they override the two objects.
@@ -56,10 +56,10 @@ class DiffusionWorker:
         self,
         server_args: Any,
         model_config: Any,
-        gpu_id: int = 0,
-        tp_rank: int = 0,
-        pp_rank: int = 0,
-        moe_ep_rank: int = 0,
+        gpu_id: int | None = 0,
+        tp_rank: int | None = 0,
+        pp_rank: int | None = 0,
+        moe_ep_rank: int | None = 0,
         graph_runner: Any = None,
         enable_cuda_graph_sampling: bool = False,
         *,
@@ -68,10 +68,10 @@ class DiffusionWorker:
     ) -> None:
         ranks = {"gpu_id": gpu_id, "tp_rank": tp_rank, "pp_rank": pp_rank, "moe_ep_rank": moe_ep_rank}
         for name, value in ranks.items():
-            if value != 0:
+            if value not in (None, 0):
                 raise ValueError(f"{name} must be 0, got {value!r}: one worker computes the whole model")
         for name in ("pp_size", "ep_size"):
-            if getattr(server_args, name, 1) != 1:
+            if getattr(server_args, name, None) not in (None, 0, 1):
                 raise ValueError(
                     f"{name} must be 1, got {getattr(server_args, name)!r}: devices share each layer, by tp_size"
                 )

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.rope import RopeConfig
@@ -105,3 +106,19 @@ def test_more_devices_than_there_are_and_uneven_shares_are_refused():
     with pytest.raises(ValueError, match="tp_size=2 does not split the model: .* does not divide vocab_size=101"):
         over_mesh(model, two)  # type: ignore[arg-type]
     assert DiffusionWorker(SimpleNamespace(tp_size=1), None, model=model).model is model
+
+
+def test_a_mesh_without_the_axis_of_layers_is_refused():
+    model = random_model(model_config("LLaDAModelLM", mask_token_id=MASK))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    graph, state = nnx.split(model)
+    spread = nnx.merge(graph, jax.device_put(state, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())))
+    with pytest.raises(ValueError, match="the mesh must have an axis 'tensor', got axes"):
+        DiffusionWorker(None, None, model=spread)
+
+
+def test_settings_that_ask_for_nothing_are_taken():
+    model = random_model(model_config("LLaDAModelLM", mask_token_id=MASK))
+    arguments = SimpleNamespace(tp_size=None, pp_size=None, ep_size=0)
+    worker = DiffusionWorker(arguments, None, None, None, None, None, None, False, model=model, device=None)
+    assert worker.model is model
