@@ -9,30 +9,31 @@ import numpy as np
 from jax.extend.backend import backends
 
 type JaxDevice = Any  # a jax.Device, which JAX declares without a type
-type Device = str | JaxDevice | None
+type Device = str | JaxDevice | None  # None: wherever JAX places arrays
 type Array = np.ndarray | jax.Array
 
 
-def device_of(device: str | JaxDevice) -> JaxDevice:
+def device_of(device: Any) -> JaxDevice:
     """Return the JAX device of a name, or the device itself.
 
     Args:
-        device: "cpu", "gpu", "cuda", "rocm" or "tpu", for the first of that kind, or with a number, as in "cuda:1".
+        device: a `jax.Device`; or a name such as "cpu", "gpu" or "cuda", for the first of that platform, or with a
+            number, as in "cuda:1"; or an object whose `str` is such a name.
 
     Raises:
-        ValueError: it is no such name, or there is no such device here; the message lists the devices that there are.
+        ValueError: there is no such device; the message lists those that there are.
     """
     if isinstance(device, jax.Device):
         return device
-    if isinstance(device, str):
-        kind, colon, number = device.partition(":")
-        if kind and (number.isdecimal() or not colon):
-            found = _devices(kind.lower())
-            index = int(number or 0)
-            if index < len(found):
-                return found[index]
-    there = ", ".join(f'"{kind}:{i}"' for kind in backends() for i in range(len(jax.devices(kind))))
-    raise ValueError(f"device: {device!r}, allowed are a jax.Device and the names of the devices here: {there}")
+    platform, colon, number = str(device).partition(":")
+    there = _devices(platform.lower()) if platform else []
+    index = int(number) if number.isdecimal() else -1 if colon else 0
+    if 0 <= index < len(there):
+        return there[index]
+    names = ", ".join(
+        f"{kind}:{place}" for kind, client in backends().items() for place in range(len(client.devices()))
+    )
+    raise ValueError(f"device must be one of {names} or a jax.Device, got {device!r}")
 
 
 def placed(values: np.ndarray, device: JaxDevice | None) -> Array:

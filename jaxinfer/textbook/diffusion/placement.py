@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.extend
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
@@ -19,6 +18,7 @@ from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.program import everywhere_on
+from jaxinfer.textbook.devices import device_of
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ def placed(model: DecoderLM, device: Any = None) -> tuple[DecoderLM, Placement]:
     """Return the model on a device, and the placement of what is computed with it.
 
     Args:
-        device: see `device_named`; None: where its parameters are, which may be a mesh.
+        device: see `device_of`; None: where its parameters are, which may be a mesh.
 
     Raises:
-        ValueError: as for `device_named`; or the model is sharded over several devices and a device is given, or over a
+        ValueError: as for `device_of`; or the model is sharded over several devices and a device is given, or over a
             mesh without an axis "tensor".
     """
     mesh = mesh_of(model)
@@ -62,38 +62,9 @@ def placed(model: DecoderLM, device: Any = None) -> tuple[DecoderLM, Placement]:
         return model, Placement(mesh)
     if mesh is not None:
         raise ValueError(f"device must be None for a model that is sharded over {mesh.size} devices, got {device!r}")
-    found = device_named(device)
+    found = device_of(device)
     graph, state = nnx.split(model)
     return nnx.merge(graph, jax.device_put(state, found)), Placement(None, found)
-
-
-def device_named(device: Any) -> Any:
-    """Return the `jax.Device` with a name such as "cpu", "gpu" or "cuda:1"; without a number, its platform's first.
-
-    Args:
-        device: a `jax.Device`, or a name, or an object whose `str` is one.
-
-    Raises:
-        ValueError: there is no such device.
-    """
-    if isinstance(device, jax.Device):
-        return device
-    platform, colon, number = str(device).partition(":")
-    there: list[Any] = []
-    if platform:
-        try:
-            there = jax.devices(platform)
-        except RuntimeError:  # there is no such platform, which the message below says
-            there = []
-    index = int(number) if number.isdecimal() else -1 if colon else 0
-    if not 0 <= index < len(there):
-        names = [
-            f"{name}:{place}"
-            for name, client in jax.extend.backend.backends().items()
-            for place in range(len(client.devices()))
-        ]
-        raise ValueError(f"device must be one of {', '.join(names)} or a jax.Device, got {device!r}")
-    return there[index]
 
 
 def mesh_of(model: DecoderLM) -> Mesh | None:

@@ -136,7 +136,7 @@ def test_tokens_are_gathered_from_any_row_and_index():
         (lambda cache: cache.repeated(2, 12), "batch_size of what is repeated: 2"),
         (lambda cache: KVCache((1, 2, 3)), r"shape: \(1, 2, 3\), allowed are \(batch"),
         (lambda cache: KVCache((1, 2, 0, 3)), "shape: "),
-        (lambda cache: KVCache(SHAPE, "warp"), "device: 'warp'"),
+        (lambda cache: KVCache(SHAPE, "warp"), "got 'warp'"),
     ],
 )
 def test_a_misuse_is_refused_by_name_and_changes_nothing(misuse, message):

@@ -17,7 +17,7 @@ from flax import nnx
 
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.rope import RopeConfig
-from jaxinfer.textbook.diffusion.placement import device_named, over_mesh
+from jaxinfer.textbook.diffusion.placement import over_mesh
 from jaxinfer.textbook.diffusion.worker import DiffusionWorker
 from tests.builders import model_config, random_model
 from tests.diffusion.builders import MASK
@@ -79,19 +79,6 @@ def test_arrays_are_on_the_device_that_is_named():
     for name in ("one", "same"):
         check(found[name], "LLaDAModelLM", "dual")
         assert found[name]["devices"] == ["cpu:3"]
-
-
-def test_devices_have_the_names_of_their_platforms():
-    (first, *_), platform = jax.devices(), jax.default_backend()
-    assert device_named(platform) == device_named(f"{platform}:0") == device_named(first) == first
-    named = type("Named", (), {"__str__": lambda self: f"{platform}:0"})()
-    assert device_named(named) == first
-
-
-@pytest.mark.parametrize("name", ["abacus", "cpu:9000", "cpu:", "cpu:-1", "", 0, "cpu:one", ":0"])
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(name):
-    with pytest.raises(ValueError, match=rf"device must be one of .*cpu:0.* or a jax.Device, got {name!r}$"):
-        device_named(name)
 
 
 def test_more_devices_than_there_are_and_uneven_shares_are_refused():
