@@ -9,10 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-from jax.sharding import Mesh
-
+from jaxinfer.attention.tensor_parallel import make_mesh
 from jaxinfer.checkpoint.directory import embedded_checkpoint, find_checkpoint, read_config, read_generation_config
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.compile_cache import enable_compile_cache
@@ -67,7 +64,7 @@ def build_client(
     enable_compile_cache()
     set_jax_share(gpu_memory_utilization)  # before anything below starts JAX
     resolved = resolve_dtype(dtype)
-    mesh = _make_mesh(tensor_parallel_size)
+    mesh = make_mesh("tensor_parallel_size", tensor_parallel_size)
     for name, value in (
         ("max_model_len", max_model_len), ("page_size", page_size), ("kv_cache_tokens", kv_cache_tokens),
     ):  # fmt: skip
@@ -123,17 +120,3 @@ def build_client(
     if warm_up:
         core.warm_up_in_background()
     return EngineClient(core, inputs, tokenizer_of_model), budget
-
-
-def _make_mesh(size: int) -> Mesh | None:
-    """A mesh of `size` devices over the axis "tensor"; None for one device."""
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(f"tensor_parallel_size must be an integer of at least 1, got {size!r}")
-    devices = jax.devices()
-    if size > len(devices):
-        of_cpu = f"; with JAX_NUM_CPU_DEVICES={size} in the environment the CPU is as many"
-        raise ValueError(
-            f"tensor_parallel_size={size}, but there are {len(devices)} devices"
-            + (of_cpu if devices[0].platform == "cpu" else "")
-        )
-    return None if size == 1 else Mesh(np.array(devices[:size]), ("tensor",))

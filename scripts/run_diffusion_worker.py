@@ -1,8 +1,9 @@
 """Run a file of prompts through a diffusion worker, batch after batch, and print what each batch took.
 
 A line of the file is a JSON value: a text, a list of chat messages, or {"prompt_token_ids": [...]}. The model is a
-bidirectional one, or --random: one with random weights, whose text means nothing but whose time is real. The seconds
-of a batch are all that it took: for the first ones of a run, compiling too.
+diffusion model, whose tokens see the whole sequence here even if it is block-causal, or --random: one with random
+weights, whose text means nothing but whose time is real. The seconds of a batch are all that it took: for the first
+ones of a run, compiling too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from jaxinfer.diffusion.config import CACHES, UNMASK_RULES
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.experts_config import ExpertsConfig
+from jaxinfer.models.rope import RopeConfig
 from jaxinfer.textbook.diffusion.batches import ModelWorkerBatch
 from jaxinfer.textbook.diffusion.worker import DiffusionWorker
 from jaxinfer.tokenizer import Tokenizer
@@ -31,6 +33,23 @@ from jaxinfer.tokenizer import Tokenizer
 RANDOM: dict[str, dict[str, Any]] = {
     "LLaDAModelLM": {},
     "LLaDAMoEModelLM": {"qk_norm": True, "experts": ExpertsConfig(8, 2, 256, normalizes=False)},
+    "LLaDA2MoeModelLM": {
+        "qk_norm": True,
+        "block_size": 32,
+        "rope": RopeConfig(partial_rotary_factor=0.5),
+        "experts": ExpertsConfig(
+            8,
+            2,
+            256,
+            shared_size=256,
+            dense_layers=(0,),
+            score="sigmoid",
+            has_bias=True,
+            scaling=2.5,
+            num_groups=4,
+            kept_groups=2,
+        ),
+    },
 }
 SETTINGS: dict[str, tuple[Any, str]] = {
     "block_size": (32, "tokens that are denoised together"),
@@ -99,7 +118,7 @@ def token_ids_of(prompt: Any, tokenizer: Tokenizer | None) -> list[int]:
     return tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.apply_chat_template(prompt)
 
 
-def random_bidirectional(architecture: str, vocab_size: int) -> DecoderLM:
+def random_diffusion_model(architecture: str, vocab_size: int) -> DecoderLM:
     """A small model of random weights with one token more than a tokenizer has: the mask."""
     config = ModelConfig(
         architecture=architecture, vocab_size=vocab_size + 1, hidden_size=256, intermediate_size=704, num_layers=4,
@@ -142,6 +161,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="default: %(default)s")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
+    parser.add_argument("--top-p", type=float, default=1.0, help="default: %(default)s, off")
+    parser.add_argument("--top-k", type=int, default=0, help="default: %(default)s, off")
     parser.add_argument("--seed", type=int, default=0, help="of a batch's first request (default: %(default)s)")
     parser.add_argument("--unmask", choices=UNMASK_RULES, default="threshold", help="default: %(default)s")
     parser.add_argument("--cache", choices=CACHES[1:], default="dual", help="default: %(default)s")
@@ -159,14 +180,15 @@ def main() -> None:
     prompts = read_prompts(options.prompts.read_text(encoding="utf-8").splitlines(), tokenizer)
     if options.random:
         assert tokenizer is not None
-        model = random_bidirectional(options.random, tokenizer.fast.get_vocab_size())
+        model = random_diffusion_model(options.random, tokenizer.fast.get_vocab_size())
     else:
         _, model = load_checkpoint(directory, dtype=resolve_dtype(options.dtype))
     settings = {name: getattr(options, name) for name in ("unmask", "cache", *SETTINGS)}
     worker = DiffusionWorker(None, None, model=model, **settings)
     print(line_of(HEADINGS), line_of(["---:"] * len(HEADINGS)), sep="\n")
     measured, answers = [], []
-    how = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature, "seeds": options.seed}
+    how = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_p", "top_k")}
+    how["seeds"] = options.seed
     for number, (batch, found) in enumerate(run(worker, prompts, options.batch_size, **how), start=1):
         print(line_of(batch.cells(str(number))), flush=True)
         measured.append(batch)

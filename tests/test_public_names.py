@@ -29,10 +29,19 @@ PUBLIC = {
     "jaxinfer.scheduling.scheduler_output": ("CachedRequestData", "NewRequestData", "SchedulerOutput"),
     "jaxinfer.skeleton.answer": ("SkeletonEvent", "SkeletonOfThought", "SkeletonOutput"),
     "jaxinfer.textbook.alignment": ("AlignmentManager", "AlignmentState", "ContinuousDecodingState"),
+    "jaxinfer.textbook.branching": (
+        "AlignmentManager", "AlignmentState", "BranchForward", "BranchStateManager", "CachedForward",
+        "ContinuousDecodingState", "DraftTrees", "DrafterBIM", "Eagle3Forward", "KVCache", "ModelKVCache",
+        "decode_branches",
+    ),
     "jaxinfer.textbook.diffusion.batch_state": ("DiffusionBatchState", "DiffusionBlockContext", "DiffusionBlockMeta"),
     "jaxinfer.textbook.diffusion.iteration": ("DiffusionIteration", "DiffusionIterationResult"),
     "jaxinfer.textbook.diffusion.worker": ("DiffusionWorker",),
     "jaxinfer.textbook.kv_view": ("KVCache",),
+    "jaxinfer.textbook.prefix_cache": (
+        "PrefixCache", "PrefixCacheConfig", "PrefixCacheManager", "PrefixCacheStats", "PrefixMatchResult",
+        "RadixMatchResult", "RadixNode", "RadixTree",
+    ),
     "jaxinfer.textbook.speculative.generate": (
         "autoregressive_generate", "beam_search_generate", "ngram_assisted_speculative_generate",
         "speculative_generate",

@@ -148,6 +148,14 @@ SLOW: dict[str, dict[str, str]] = {
         "test_tokens_and_counters_are_those_of_the_loop[prefix smoothed]": "[vicinity smoothed]",
         "test_tokens_and_counters_are_those_of_the_loop[no cache, credit]": "[vicinity smoothed]",
     },
+    "textbook/diffusion/test_block_causal.py": {
+        "test_every_iteration_is_that_of_the_loop[SDARForCausalLM]": "[LLaDA2MoeModelLM]",
+        "test_tokens_and_counters_are_those_of_the_loop": "test_every_iteration_is_that_of_the_loop[LLaDA2MoeModelLM]",
+    },
+    "textbook/diffusion/test_placement.py": {
+        "test_devices_that_share_a_model_denoise_as_the_loop_does[LLaDAModelLM]": "[LLaDA2MoeModelLM]",
+        "test_devices_that_share_a_model_denoise_as_the_loop_does[LLaDAMoEModelLM]": "[LLaDA2MoeModelLM]",
+    },
     "faults/test_faults.py": {
         "test_no_line_that_raises_changes_a_token[eagle3]": "[draft_model]",
         "test_no_line_that_raises_changes_a_token[ngram]": "[draft_model]",
@@ -257,6 +265,7 @@ FAST = (
     "tests/test_sampling_params.py",
     "tests/test_tokenizer.py",
     "tests/test_words.py",
+    "tests/textbook/prefix_cache",
 )
 # What compiles engines in these folders.
 COMPILING = ("tests/cache/test_page_log.py", "tests/cli/test_bench.py", "tests/frontend/test_jobs.py")

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -16,6 +17,7 @@ from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.metadata import AttentionMetadata
 from jaxinfer.attention.residual import Residual, in_one_piece
+from jaxinfer.field_checks import check_positive_integer
 from kernels_pallas.branch_attention.blocks import AttentionSizes
 
 # Specs of queries and projected heads [T, heads, ...], of pages [num_pages, page_size, heads, head_dim], and of
@@ -23,6 +25,25 @@ from kernels_pallas.branch_attention.blocks import AttentionSizes
 _HEADS, _PAGES, _WHOLE = PartitionSpec(None, "tensor"), PartitionSpec(None, None, "tensor"), PartitionSpec()
 # Specs of the kernels of experts: gate and up [experts, inner, 2, hidden], down [experts, hidden, inner].
 _GATE_UP, _DOWN = PartitionSpec(None, "tensor"), PartitionSpec(None, None, "tensor")
+
+
+def make_mesh(name: str, size: int) -> Mesh | None:
+    """Return a mesh of the first `size` devices over the axis "tensor"; None for one device.
+
+    Args:
+        name: the setting's name, for messages.
+
+    Raises:
+        ValueError: `size` is not a number of devices that there are.
+    """
+    check_positive_integer(name, size)
+    devices = jax.devices()
+    if size > len(devices):
+        of_cpu = f"; with JAX_NUM_CPU_DEVICES={size} in the environment the CPU is as many"
+        raise ValueError(
+            f"{name}={size}, but there are {len(devices)} devices" + (of_cpu if devices[0].platform == "cpu" else "")
+        )
+    return None if size == 1 else Mesh(np.array(devices[:size]), ("tensor",))
 
 
 def sharding_of_pages(mesh: Mesh | None) -> NamedSharding | None:

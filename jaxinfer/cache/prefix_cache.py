@@ -16,6 +16,7 @@ from jaxinfer.cache.eviction import EvictionPolicy, make_eviction_policy
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.radix_node import TOKEN_BYTES, RadixNode, page_key
 from jaxinfer.cache.radix_tree import RadixTree
+from jaxinfer.cache.radix_view import TreeStats
 
 
 @dataclass(frozen=True)
@@ -319,6 +320,10 @@ class PrefixCache:
     def dump(self, show: Callable[[list[int]], str] | None = None) -> str:
         """Draw the tree; `show` formats a node's tokens, for instance as text."""
         return self._tree.dump(show)
+
+    def get_tree_stats(self) -> TreeStats:
+        """Return the size of the tree: nodes, depth, tokens, pages. Visits every node; `stats` counts its use."""
+        return self._tree.get_stats()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless tree and allocator are sound and know the same number of cached pages."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jaxinfer.cache.eviction import LRU, EvictionPolicy, EvictionQueue
 from jaxinfer.cache.radix_node import TOKEN_BYTES, RadixNode, page_key
-from jaxinfer.cache.radix_view import check_tree, draw_tree
+from jaxinfer.cache.radix_view import TreeStats, check_tree, draw_tree, measure_tree
 
 
 class TreeMatch(NamedTuple):
@@ -244,6 +244,10 @@ class RadixTree:
             show: formats a node's tokens, for instance as text.
         """
         return draw_tree(self.root, self.clock, show)
+
+    def get_stats(self) -> TreeStats:
+        """Return how many nodes, tokens and pages the tree has, and how deep it is. Visits every node."""
+        return measure_tree(self.root)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless structure, locks, sums and the eviction queue agree. Visits every node."""

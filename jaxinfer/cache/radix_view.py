@@ -1,10 +1,11 @@
-"""Views of a whole radix tree: a drawing, and a check that it is sound."""
+"""Views of a whole radix tree: a drawing, its size, and a check that it is sound."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from jaxinfer.cache.radix_node import RadixNode
+from jaxinfer.cache.radix_node import TOKEN_BYTES, RadixNode
 
 
 def draw_tree(root: RadixNode, clock: int, show: Callable[[list[int]], str] | None = None) -> str:
@@ -43,6 +44,33 @@ def _describe(node: RadixNode, clock: int, show: Callable[[list[int]], str] | No
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class TreeStats:
+    """Size of a tree. The root is no node of these counts: an empty tree has none."""
+
+    num_nodes: int
+    num_leaves: int  # ends of sequences that no other sequence continues
+    depth: int  # nodes on the longest path
+    num_tokens: int
+    num_pages: int
+    num_locked_pages: int  # pages of these that requests use
+
+
+def measure_tree(root: RadixNode) -> TreeStats:
+    """Return the size of the tree. Visits every node."""
+    num_nodes = num_leaves = num_tokens = num_pages = num_locked = 0
+    depths = {root: 0}
+    for node in walk_tree(root):
+        assert node.parent is not None, "the root is not walked"
+        depths[node] = depths[node.parent] + 1
+        num_nodes += 1
+        num_leaves += not node.children
+        num_tokens += len(node.edge) // TOKEN_BYTES
+        num_pages += len(node.pages)
+        num_locked += len(node.pages) * (node.locks > 0)
+    return TreeStats(num_nodes, num_leaves, max(depths.values()), num_tokens, num_pages, num_locked)
 
 
 def walk_tree(root: RadixNode) -> Iterator[RadixNode]:

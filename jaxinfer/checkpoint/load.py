@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,14 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.registry import build_model
 from jaxinfer.models.unknown_fields import ConfigOptions
+
+
+class ParameterViews(Protocol):
+    """Source of parameters by their paths."""
+
+    def view(self, name: str, index: Any = ..., /) -> Callable[[Any], np.ndarray]:
+        """Return a function that reads any part (a slice per axis) of a parameter, or of what `index` selects of it."""
+        ...
 
 
 def load_checkpoint(
@@ -76,7 +84,7 @@ def load_checkpoint(
 
 
 def load_parameters(
-    source: StoredParameters | HuggingFaceWeights,
+    source: ParameterViews,
     stored: Sequence[Parameter],
     final: Sequence[Parameter],
     num_kv_heads: int,

@@ -47,6 +47,20 @@ def logits_without(model: DecoderLM, hidden: jax.Array, mask_token_id: int) -> j
     return jnp.where(jnp.arange(logits.shape[1]) == mask_token_id, -jnp.inf, logits)
 
 
+def sample_places(places: Places, logits: jax.Array, sampling: SamplingBatch) -> jax.Array:
+    """Sample a token int32 [R * B] for each place from logits float32 [R * B, vocab], with the noise of its position
+    and the round, and the parameters [R] of its row."""
+    size = places.masked.shape[1]
+    sampling = jax.tree.map(lambda x: jnp.repeat(x, size, axis=0), sampling)
+    mixed = jnp.repeat(places.round, size).astype(jnp.uint32) * jnp.uint32(_ROUND_STEP)
+    sampling = replace(
+        sampling,
+        request_key=sampling.request_key.at[:, 1].add(mixed),
+        sample_position=(places.start[:, None] + jnp.arange(size)).reshape(-1),
+    )
+    return sample(logits, sampling)
+
+
 def draw(
     places: Places,
     logits: jax.Array,
@@ -64,19 +78,12 @@ def draw(
         wants_logprobs: int32 [], 1 if a request wants log probabilities.
     """
     rows, size = places.masked.shape
-    sampling = jax.tree.map(lambda x: jnp.repeat(x, size, axis=0), sampling)
-    mixed = jnp.repeat(places.round, size).astype(jnp.uint32) * jnp.uint32(_ROUND_STEP)
-    sampling = replace(
-        sampling,
-        request_key=sampling.request_key.at[:, 1].add(mixed),
-        sample_position=(places.start[:, None] + jnp.arange(size)).reshape(-1),
-    )
     credits, credited = before.credits, logits
     if isinstance(rule, Credit):
         flat = credits.reshape(rows * size, -1)
         flat, credited = rule.credited(flat, logits, places.masked.reshape(-1))
         credits = flat.reshape(credits.shape)
-    tokens = sample(credited, sampling)
+    tokens = sample_places(places, credited, sampling)
     chosen = jnp.take_along_axis(credited, tokens[:, None], axis=1)[:, 0]
     confidence = jnp.exp(chosen - jax.nn.logsumexp(credited, axis=1))
     noted = lax.cond(

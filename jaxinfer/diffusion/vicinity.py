@@ -1,4 +1,4 @@
-"""Denoising of a bidirectional model's sequences: tokens that a round computes, and additions to masks' embeddings.
+"""Denoising of sequences whose tokens all see each other: tokens that a round computes, additions to embeddings.
 
 Keys and values are those of the whole sequence as it was when its block began (a refresh), except in a window around
 the block, which every round recomputes (dInfer's vicinity cache). A mask's embedding may include the mean embedding of
@@ -50,7 +50,7 @@ class Smoothing:
 
 @dataclass(frozen=True)
 class Vicinity:
-    """Settings of denoising a bidirectional model's sequences.
+    """Settings of denoising sequences whose tokens all see each other, of bidirectional models or others.
 
     Attributes:
         block_size: tokens of a block; the first one starts after the prompt.
@@ -85,7 +85,11 @@ class Vicinity:
 
 
 def vicinity_of(config: DiffusionConfig, model: ModelConfig) -> Vicinity:
-    """Return the settings of denoising for a bidirectional model.
+    """Return the settings of denoising a diffusion model's sequences without a mask of blocks.
+
+    Layers have no mask of their own: what a token sees is part of each launch, and the launches of a canvas let it see
+    its whole sequence. A bidirectional model was trained so; a block-causal one, with the size of its blocks, may run
+    so too.
 
     Raises:
         ValueError: the configuration asks for token editing.
@@ -100,7 +104,7 @@ def vicinity_of(config: DiffusionConfig, model: ModelConfig) -> Vicinity:
             config.warmup_steps,
         )  # fmt: skip
     return Vicinity(
-        config.block_size or BLOCK_SIZE, model.mask_token_id, rule_of(config),
+        config.block_size or model.block_size or BLOCK_SIZE, model.mask_token_id, rule_of(config),
         "dual" if config.cache == "auto" else config.cache, config.prefix_look, config.after_look, smoothing,
     )  # fmt: skip
 

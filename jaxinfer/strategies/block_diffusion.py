@@ -44,7 +44,11 @@ def denoising_of(config: DiffusionConfig, model: ModelConfig) -> Denoising:
         )
     for name in ("prefix_look", "after_look", "cont_weight"):
         if getattr(config, name):
-            raise ValueError(f"{name}={getattr(config, name)} is for bidirectional models, not {model.architecture}")
+            raise ValueError(
+                f"{name}={getattr(config, name)} is for bidirectional models, not {model.architecture}, whose keys and "
+                "values are exact in LLM; jaxinfer.diffusion.DiffusionWorker, of the textbook, denoises such a model "
+                "without its mask of blocks, and takes it"
+            )
     if config.block_size not in (None, model.block_size):
         raise ValueError(f"block_size={config.block_size}: the model was trained with blocks of {model.block_size}")
     return Denoising(

@@ -16,6 +16,8 @@ from kernels_pallas.rotate_and_write.reference import write_kv
 class KVCache:
     """A view of one lane of the engine's pool (`jaxinfer.cache.kv_pool.KVPool`), with a length.
 
+    SpecSoT's own class, a tensor of one layer of its own, is `jaxinfer.textbook.branching.KVCache`.
+
     It owns no memory: it writes to the lane's pages, in all layers. Each operation that writes donates the pool, so it
     is updated in place, and the old object is used up. Take the pool from `pool`, and assign it there after other
     programs have written to it.
@@ -32,8 +34,14 @@ class KVCache:
             length: tokens that the lane holds already.
 
         Raises:
+            TypeError: `pool` is no KVPool.
             ValueError: a page is not one of the pool's or occurs twice; or the lane is shorter than `length`.
         """
+        if not isinstance(pool, KVPool):
+            raise TypeError(
+                f"pool: {pool!r}, allowed is a KVPool, of which this class is a view; "
+                "KVCache(shape, device, dtype) is jaxinfer.textbook.branching.KVCache"
+            )
         table = np.asarray(pages, np.int32)
         outside = table[(table < 0) | (table >= pool.num_pages)]
         if outside.size or len(set(table.tolist())) < len(table):
@@ -75,8 +83,9 @@ class KVCache:
     def copy(self, src_indices: Sequence[int] | np.ndarray, dst_start: int) -> None:
         """Move tokens to the lane indices from `dst_start` on; the lane then ends after the last of them.
 
-        Verification does this: drafts follow `dst_start`, the accepted ones close up, and the rest is dropped. All
-        tokens are read before any is written, so that sources and destinations may overlap in any way.
+        Verification does this: drafts follow `dst_start`, the accepted ones close up, and the rest is dropped.
+        SpecSoT's own `copy` leaves the length to a later `truncate`. All tokens are read before any is written, so that
+        sources and destinations may overlap in any way.
 
         Args:
             src_indices: int [N], lane indices of tokens, in their new order.

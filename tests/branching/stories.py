@@ -26,7 +26,7 @@ class Story:
     sequences: dict[int, list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.manager = AlignmentManager(self.num_branches, PAD, prefix_len=len(self.prefix))
+        self.manager = AlignmentManager(self.num_branches, pad_token_id=PAD, prefix_len=len(self.prefix))
         self.sequences = {branch: list(self.prefix) for branch in range(self.num_branches)}
 
     def some_tokens(self, count: int) -> list[int]:

@@ -296,6 +296,18 @@ def test_a_drawn_cache_may_show_text():
     assert cache.dump(lambda tokens: "".join(map(chr, tokens))).endswith("age 0  hi")
 
 
+def test_the_size_of_the_tree_is_that_of_what_is_cached():
+    cache = make_cache(page_size=2)
+    fill(cache, [1, 2, 3, 4, 5, 6])
+    fill(cache, [1, 2, 3, 4, 7, 8])
+    request = cache.match_and_lock([1, 2, 3, 4])
+    sizes = cache.get_tree_stats()
+    assert (sizes.num_nodes, sizes.num_leaves, sizes.depth) == (3, 2, 2)
+    assert (sizes.num_tokens, sizes.num_pages, sizes.num_locked_pages) == (8, cache.num_pages, 2)
+    cache.release(request.handle)
+    assert cache.get_tree_stats().num_locked_pages == 0
+
+
 def test_a_match_that_is_cancelled_counts_as_no_hit_of_its_pages():
     cache = make_cache(num_pages=4, page_size=2, eviction_policy="lfu")
     blocked, popular = [1, 2, 3, 4], [5, 6, 7, 8]

@@ -260,6 +260,9 @@ class PrefixCacheLife(RuleBasedStateMachine):
         assert allocator.num_held == sum(len(request.own) for request in self.requests)
         assert allocator.num_free + allocator.num_cached + allocator.num_held == NUM_PAGES
         assert self.cache.num_evictable == len(self.pages) - len(self.locked())
+        sizes = self.cache.get_tree_stats()
+        assert (sizes.num_pages, sizes.num_locked_pages) == (len(self.pages), len(self.locked()))
+        assert sizes.num_tokens == len(self.pages) * self.cache.config.page_size and sizes.depth <= sizes.num_nodes
 
     @invariant()
     def the_cache_holds_the_pages_of_the_model(self):

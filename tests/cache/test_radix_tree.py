@@ -7,7 +7,7 @@ import pytest
 
 from jaxinfer.cache.radix_node import RadixNode, page_key
 from jaxinfer.cache.radix_tree import RadixTree
-from jaxinfer.cache.radix_view import walk_tree
+from jaxinfer.cache.radix_view import TreeStats, walk_tree
 
 
 def make_tree(page_size: int = 1, *sequences: list[int]) -> RadixTree:
@@ -371,6 +371,18 @@ def test_a_path_deeper_than_the_recursion_limit_is_no_trouble():
         tree.lock(node)  # so that each gets a node of its own
         node = tree.extend(node, [token], [token]).node
     assert len(tree.dump().splitlines()) == depth + 1
+    assert tree.get_stats() == TreeStats(depth, 1, depth, depth, depth, depth)
     assert tree.match(range(depth)).pages == list(range(depth))
     tree.check_integrity()
     assert tree.path_key(node) == page_key(range(depth))
+
+
+def test_the_size_of_a_tree_is_counted_without_its_root():
+    assert make_tree().get_stats() == TreeStats(0, 0, 0, 0, 0, 0)
+    tree = make_tree(1, [1, 2, 3, 4, 5], [1, 2, 3, 6, 7], [1, 2, 8, 9, 10])
+    assert tree.get_stats() == TreeStats(
+        num_nodes=5, num_leaves=3, depth=3, num_tokens=10, num_pages=10, num_locked_pages=0
+    )
+    tree.lock(node_at(tree, [1, 2, 3, 6, 7]))
+    assert tree.get_stats().num_locked_pages == tree.num_protected == 5
+    assert tree.evict(1) and tree.get_stats().num_pages == tree.num_pages == 9

@@ -49,9 +49,10 @@ def decoded(model: DecoderLM, **more: Any) -> Decoded:
     return generate(model, PROMPT, NUM_TOKENS, **given)
 
 
-@pytest.mark.parametrize("family", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "Qwen3ForCausalLM", "LLaDAMoEModelLM", "LLaDA2MoeModelLM"])
 def test_without_cache_and_smoothing_it_is_the_models_greedy_choice_in_every_round(family):
-    model = random_model(model_config(family, **TINY))
+    rope = RopeConfig(partial_rotary_factor=0.5 if family == "LLaDA2MoeModelLM" else 1.0)
+    model = random_model(model_config(family, **{**TINY, "rope": rope}))
     x = [*PROMPT, *[MASK] * NUM_TOKENS]
     for found in decoded(model, cache="none").rounds:
         hidden = model(jnp.asarray(x), jnp.arange(len(x)), BlockAttend(len(x)))

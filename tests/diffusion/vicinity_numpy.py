@@ -7,13 +7,16 @@ and without unrolling. The forward computes in float64 and shares nothing with t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.experts import SparseMLP
 from tests.diffusion.oracle import Rule, draw
+from tests.models.mixture_numpy import ling_experts
 from tests.sampling.reference import Filters
 from tests.speculative.decoder_numpy import attend, log_softmax, rms_norm, rotate
 
@@ -29,6 +32,7 @@ BUGS = (
     "window_is_block",  # prefix_look and after_look are ignored
     "reembed_block_only",  # of what was forwarded, only the block gets new embeddings
     "mask_drawn",  # MASK is a token like any other
+    "block_causal",  # a token sees no block after its own, though both are on the canvas
 )
 
 
@@ -71,6 +75,7 @@ class Round:
     threshold: float  # tau
     tokens: tuple[int, ...]  # of the whole sequence after the round, masks included
     committed: tuple[int, ...]  # the places that got their tokens in this round, ascending
+    logits: np.ndarray = field(compare=False, repr=False)  # float32 [e - s, vocab] of the block, MASK's at -inf
 
 
 @dataclass
@@ -162,7 +167,8 @@ def generate(
                 kind, left = "window", max(0, start - looks[0])
                 right = total if cache == "prefix" else min(total, end + looks[1])
 
-            logits, kv = _forward(model, embeddings, left, right, stored if kind == "window" else None)
+            blocks = model.config.block_size or block_size if bug == "block_causal" else total
+            logits, kv = _forward(model, embeddings, left, right, stored if kind == "window" else None, blocks)
             # A window's K and V replace the stored ones for its own forward. Had they stayed, nothing would change: all
             # windows until the next refresh are the same, and each replaces all of its places.
             if kind == "refresh":
@@ -195,7 +201,7 @@ def generate(
                         kept = 1 - weight if bug == "convex" else 1
                         embeddings[place] = kept * table[mask] + weight * mix
             number += 1
-            rounds.append(Round(kind, start, (left, right), weight, tau, tuple(x.tolist()), tuple(committed)))
+            rounds.append(Round(kind, start, (left, right), weight, tau, tuple(x.tolist()), tuple(committed), own))
         if early_stop and any(token in eos for token in x[start:end]):
             break
     ends = [place + 1 for place in range(first, total) if x[place] in eos]
@@ -204,22 +210,22 @@ def generate(
 
 
 def _forward(
-    model: DecoderLM, embeddings: np.ndarray, left: int, right: int, stored: KV | None
+    model: DecoderLM, embeddings: np.ndarray, left: int, right: int, stored: KV | None, blocks: int
 ) -> tuple[np.ndarray, KV]:
     """float32 [r - l, vocab]: logits of the places l to r - 1, of which `embeddings` [T, H] has those of all; and the
     K and V that they have seen.
 
     Args:
-        model: a Llama, or a Qwen3, without biases and with plain rotary frequencies.
+        model: a Llama, a Qwen3, a LLaDA, a LLaDA-MoE or a LLaDA2, without biases and with plain rotary frequencies.
         stored: K and V, of which those at l to r - 1 are replaced; None: there are no others.
+        blocks: size of blocks that see no later one; T: all tokens see each other.
     """
     config = model.config
-    assert not (config.qkv_bias or config.o_bias or config.mlp_bias or config.experts), (
-        "this forward knows none of them"
-    )
-    assert config.rope.rope_type == "default" and config.rope.partial_rotary_factor == 1 and config.hidden_act == "silu"
+    assert not (config.qkv_bias or config.o_bias or config.mlp_bias), "this forward knows none of them"
+    assert config.rope.rope_type == "default" and config.hidden_act == "silu"
     assert stored is not None or (left, right) == (0, len(embeddings))
     eps, positions = config.rms_norm_eps, np.arange(left, right)
+    visible = positions[:, None] // blocks >= np.arange(len(embeddings))[None] // blocks
     x, seen = embeddings[left:right].astype(np.float64), []
     for number, layer in enumerate(model.layers):
         normed = rms_norm(x, _array(layer.input_norm.scale), eps)
@@ -229,19 +235,54 @@ def _forward(
         q_norm, k_norm = layer.attention.q_norm, layer.attention.k_norm
         if q_norm is not None and k_norm is not None:
             q, k = rms_norm(q, _array(q_norm.scale), eps), rms_norm(k, _array(k_norm.scale), eps)
-        q, k = rotate(q, positions, config.rope.theta), rotate(k, positions, config.rope.theta)
+        q, k = (_rotated(part, positions, config) for part in (q, k))
         if stored is not None:
             new, (k, v) = (k, v), (part.copy() for part in stored[number])
             k[left:right], v[left:right] = new
         seen.append((k, v))
-        found = attend(q, k, v, np.ones((len(q), len(k)), bool))
+        found = attend(q, k, v, visible)
         x = x + found @ _array(layer.attention.o.kernel).reshape(config.hidden_size, -1).T
         normed = rms_norm(x, _array(layer.post_attention_norm.scale), eps)
-        gate, up = np.einsum("th,igh->gti", normed, _array(layer.mlp.gate_up.kernel))
-        x = x + gate / (1 + np.exp(-gate)) * up @ _array(layer.mlp.down.kernel).T
+        x = x + (_experts if isinstance(layer.mlp, SparseMLP) else _gated)(layer.mlp, normed, config)
     x = rms_norm(x, _array(model.final_norm.scale), eps)
     words = model.embed.embedding if model.lm_head is None else model.lm_head.kernel
     return (x @ _array(words).T).astype(np.float32), seen
+
+
+def _rotated(x: np.ndarray, positions: np.ndarray, config: ModelConfig) -> np.ndarray:
+    """x [T, heads, d] turned by positions [T]: of both halves of a head, the first elements, as many as are turned."""
+    half, turned = config.head_dim // 2, config.rotary_dim // 2
+    pairs = np.concatenate([x[..., :turned], x[..., half : half + turned]], axis=-1)
+    first, second = np.split(rotate(pairs, positions, config.rope.theta), 2, axis=-1)
+    return np.concatenate([first, x[..., turned:half], second, x[..., half + turned :]], axis=-1)
+
+
+def _gated(mlp: Any, x: np.ndarray, config: ModelConfig) -> np.ndarray:
+    gate, up = np.einsum("th,igh->gti", x, _array(mlp.gate_up.kernel))
+    return gate / (1 + np.exp(-gate)) * up @ _array(mlp.down.kernel).T
+
+
+def _experts(mlp: SparseMLP, x: np.ndarray, config: ModelConfig) -> np.ndarray:
+    """[T, hidden] of x [T, hidden], by the experts of `mixture_numpy`, with the names that these have."""
+    experts = config.experts
+    assert experts is not None
+    tensors = {"gate.weight": _array(mlp.router.kernel)}
+    if mlp.router.bias is not None:
+        tensors["gate.expert_bias"] = _array(mlp.router.bias)
+    each = {f"experts.{number}.": kernels for number, kernels in enumerate(zip(
+        _array(mlp.gate_up.kernel), _array(mlp.down.kernel), strict=True
+    ))}  # fmt: skip
+    if mlp.shared is not None:
+        each["shared_experts."] = _array(mlp.shared.gate_up.kernel), _array(mlp.shared.down.kernel)
+    for name, (gate_up, down) in each.items():
+        tensors |= {name + "gate_proj.weight": gate_up[:, 0], name + "up_proj.weight": gate_up[:, 1]}
+        tensors[name + "down_proj.weight"] = down
+    fields = {
+        "num_experts_per_tok": experts.experts_per_token, "norm_topk_prob": experts.normalizes,
+        "routed_scaling_factor": experts.scaling, "score_function": experts.score, "n_group": experts.num_groups,
+        "topk_group": experts.kept_groups, "num_shared_experts": int(mlp.shared is not None),
+    }  # fmt: skip
+    return ling_experts(fields, tensors, "", x)
 
 
 def _array(parameter: Any) -> np.ndarray:

@@ -50,7 +50,7 @@ def logits_of(checkpoint: Checkpoint, tokens: Sequence[int]) -> np.ndarray:
         assert has_experts == _is_sparse(config, number), (
             f"layer {number} has other tensors than its configuration says"
         )
-        experts = _llada_experts if is_llada else _qwen_experts if has_llama_names else _ling_experts
+        experts = _llada_experts if is_llada else _qwen_experts if has_llama_names else ling_experts
         mix = experts if has_experts else _dense
         x = x + mix(config, tensors, layer + "mlp.", normed)
     x = rms_norm(x, tensors["model.norm.weight"], eps)
@@ -124,7 +124,7 @@ def _llada_experts(
     return found if config.get("shared_expert_intermediate_size") is None else found + gated_mlp(tensors, shared, x)
 
 
-def _ling_experts(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
+def ling_experts(config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
     config = LING | dict(config)
     logits = linear(tensors, name + "gate", x)
     scores = _softmax(logits) if config["score_function"] == "softmax" else 1 / (1 + np.exp(-logits))

@@ -61,10 +61,11 @@ def test_batches_follow_each_other_and_all_of_their_requests_are_counted():
     assert script.line_of(cells) == "| total | 3 | 18 | 12 | 1.50 | 9.0 |" and len(cells) == len(script.HEADINGS)
 
 
-def test_a_file_goes_through_a_random_model(tmp_path, monkeypatch, capsys, tokenizer):
+@pytest.mark.parametrize("architecture", script.RANDOM)
+def test_a_file_goes_through_a_random_model(architecture, tmp_path, monkeypatch, capsys, tokenizer):
     prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     prompts.write_text('"Hello."\n[{"role": "user", "content": "Hello."}]\n')
-    arguments = ["--random", "LLaDAMoEModelLM", "--batch-size", "1", "--max-new-tokens", "4", "--block-size", "4",
+    arguments = ["--random", architecture, "--batch-size", "1", "--max-new-tokens", "4", "--block-size", "4",
                  "--cont-weight", "0", "--output", str(answers)]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["run_diffusion_worker.py", str(prompts), *arguments])
     script.main()

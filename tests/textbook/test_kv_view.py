@@ -202,3 +202,8 @@ def test_a_misuse_is_refused_by_name_and_changes_nothing(misuse, message):
 def test_a_lane_that_cannot_be_is_refused(pages, length, message):
     with pytest.raises(ValueError, match=message):
         KVCache(random_pool(), pages, length)
+
+
+def test_the_sources_arguments_are_sent_to_the_sources_class():
+    with pytest.raises(TypeError, match=r"pool: \(1, 2, 8, 4\), .* is jaxinfer\.textbook\.branching\.KVCache"):
+        KVCache((1, 2, 8, 4), "cpu", jnp.float32)

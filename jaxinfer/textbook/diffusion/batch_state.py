@@ -18,6 +18,7 @@ from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.program import KV
 from jaxinfer.textbook.diffusion.batches import ForwardBatch
+from jaxinfer.textbook.diffusion.placement import Placement
 from jaxinfer.textbook.diffusion.sequence_rows import Pool, rounded_up
 
 
@@ -82,8 +83,10 @@ class DiffusionBatchState:
         self.canvas[block.req_index][block.start : block.end] = tokens[: block.end - block.start]
 
 
-def begin_batch(batch: ForwardBatch, model: DecoderLM, vicinity: Vicinity, page_size: int) -> DiffusionBatchState:
-    """Return the state of a batch before its first iteration.
+def begin_batch(
+    batch: ForwardBatch, model: DecoderLM, vicinity: Vicinity, page_size: int, placement: Placement
+) -> DiffusionBatchState:
+    """Return the state of a batch before its first iteration, with its arrays where `placement` says.
 
     Raises:
         ValueError: a prompt is empty, has masks or ids outside the vocabulary, or its sequence exceeds the model's
@@ -96,10 +99,12 @@ def begin_batch(batch: ForwardBatch, model: DecoderLM, vicinity: Vicinity, page_
     # Each size of arrays compiles programs of its own, so they are rounded up to few sizes.
     pool = Pool(rounded_up(len(prompts), 1), rounded_up(-(-max(totals) // page_size), 1), page_size)
     length = 0 if vicinity.smoothing is None else pool.pages_per_seat * page_size
-    kv = KVPool.allocate(config, num_pages=pool.num_pages, page_size=page_size, dtype=model.dtype)
+    kv = KVPool.allocate(
+        config, num_pages=pool.num_pages, page_size=page_size, dtype=model.dtype, sharding=placement.pages
+    )
     canvas = Canvas.allocate(
         pool.num_seats, length, size, config.hidden_size, config.vocab_size, model.dtype,
-        with_credits=keeps_credits(vicinity.rule),
+        placement.whole, with_credits=keeps_credits(vicinity.rule),
     )  # fmt: skip
     ids = np.zeros((len(prompts), max(map(len, prompts))), np.int32)
     for row, prompt in zip(ids, prompts, strict=True):

@@ -1,5 +1,5 @@
-"""Denoising iterations for scripts: the source's `DiffusionIteration` for bidirectional models (dInfer's
-`IterSmoothWithVicinityCache`), built from the rounds of the engine's programs."""
+"""Denoising iterations for scripts: the source's `DiffusionIteration` (dInfer's `IterSmoothWithVicinityCache`), built
+from the rounds of the engine's programs for bidirectional models."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxinfer.attention.backend import select_backend
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.diffusion.canvas import CANVAS
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.vicinity import vicinity_of
 from jaxinfer.field_checks import check_positive_integer
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.families import FAMILIES
 from jaxinfer.programs.program import KV
 from jaxinfer.textbook.diffusion.batch_state import (
     DiffusionBatchState,
@@ -26,6 +26,7 @@ from jaxinfer.textbook.diffusion.batch_state import (
     begin_batch,
 )
 from jaxinfer.textbook.diffusion.batches import ForwardBatch
+from jaxinfer.textbook.diffusion.placement import placed
 from jaxinfer.textbook.diffusion.sequence_rows import Pool, SequenceRow, SequenceRows
 from jaxinfer.textbook.diffusion.watched_rounds import watched_rounds
 
@@ -46,14 +47,18 @@ class DiffusionIterationResult:
 
 
 class DiffusionIteration:
-    """Denoiser of blocks of sequences of a bidirectional model.
+    """Denoiser of blocks of a diffusion model's sequences, whose tokens all see each other.
+
+    Blocks start where the prompt ends. A block-causal model (LLaDA2, SDAR) runs without the mask of its blocks, like a
+    bidirectional one: the source runs it so, the engine does not.
 
     An iteration is one forward pass and the tokens that it commits. It computes the whole sequence if its KV was not
     computed for this block yet (or during the warm-up), else a window around the block. `batch_state` holds the whole
     state of a batch, so any number of batches can be denoised in turn.
 
     Args:
-        model: a bidirectional diffusion model.
+        model: a diffusion model: LLaDA, LLaDA-MoE, LLaDA2 or SDAR. If its parameters are sharded over a mesh with an
+            axis "tensor", its devices compute every iteration together.
         hidden_size: the model's.
         block_size: tokens that are denoised together.
         maximum_unroll, expected_tpf: `run_iterations` runs as many iterations in a launch as the remaining masks take
@@ -61,12 +66,17 @@ class DiffusionIteration:
         warmup_steps, cont_weight, cont_weight_init, cont_weight_growth, threshold_decay, threshold, prefix_look,
             after_look, cache, unmask, low_threshold, factor, credit_alpha, boost_gamma, decay_beta: see
             `DiffusionConfig`; a `cont_weight` of 0 turns smoothing off.
-        graph_runner, device: must be None, see below.
+        graph_runner: must be None: XLA makes one program of a launch.
+        device: device of the parameters and of the state of batches: "cpu", "gpu", "cuda:0" or a `jax.Device`; None:
+            the parameters stay where they are.
         page_size: of the KV pool.
 
+    Attributes:
+        model: the model on its devices.
+
     Raises:
-        ValueError: the model is of another kind; a setting is out of range, or `hidden_size` is not the model's; or a
-            graph runner or a device is given, which XLA handles itself.
+        ValueError: the model is of another kind; a setting is out of range, or `hidden_size` is not the model's; a
+            graph runner is given; or there is no such device.
     """
 
     def __init__(
@@ -98,10 +108,13 @@ class DiffusionIteration:
     ) -> None:
         if graph_runner is not None:
             raise ValueError("graph_runner must be None: XLA makes one program of a launch, there is nothing to record")
-        if device is not None:
-            raise ValueError("device must be None: XLA computes where the model's parameters are")
-        if not model.config.is_bidirectional:
-            raise ValueError(f"model is a {model.config.architecture}, which is no bidirectional diffusion model")
+        if model.config.mask_token_id is None:
+            allowed = ", ".join(name for name, family in FAMILIES.items() if family.is_diffusion)
+            raise ValueError(
+                f"model is a {model.config.architecture}, which is no bidirectional diffusion model, nor a "
+                "block-causal one: it has no mask token, and its causal weights, trained to predict the next token, do "
+                f"not denoise; allowed are {allowed}"
+            )
         if hidden_size != model.config.hidden_size:
             raise ValueError(f"hidden_size must be the model's, {model.config.hidden_size}, got {hidden_size!r}")
         check_positive_integer("page_size", page_size)
@@ -112,9 +125,9 @@ class DiffusionIteration:
             cont_weight_growth=cont_weight_growth, threshold_decay=threshold_decay, warmup_steps=warmup_steps,
             maximum_unroll=maximum_unroll, expected_tpf=expected_tpf,
         )  # fmt: skip
-        self.model, self.page_size = model, page_size
-        self.vicinity = vicinity_of(self.config, model.config)
-        self._launch = watched_rounds(model, self.vicinity, select_backend(), maximum_unroll)
+        self.model, self._placement = placed(model, device)
+        self.page_size, self.vicinity = page_size, vicinity_of(self.config, model.config)
+        self._launch = watched_rounds(self.model, self.vicinity, self._placement, maximum_unroll)
 
     def allocate_prefill_state(self, forward_batch: ForwardBatch) -> DiffusionBatchState:
         """Return the state of a batch before its first iteration: canvases of prompts and masks, their blocks, and room
@@ -124,7 +137,7 @@ class DiffusionIteration:
             ValueError: a prompt is empty, has masks or ids outside the vocabulary, or its sequence exceeds the model's
                 positions.
         """
-        return begin_batch(forward_batch, self.model, self.vicinity, self.page_size)
+        return begin_batch(forward_batch, self.model, self.vicinity, self.page_size, self._placement)
 
     def run_prefill_forward(self, forward_batch: ForwardBatch, batch_state: DiffusionBatchState) -> jax.Array:
         """Run the first iteration of all sequences, which computes them whole; like any other it commits tokens.
@@ -264,6 +277,7 @@ class DiffusionIteration:
                 block.req_index, state.kv_handles[block.req_index], state.canvas[block.req_index],
                 state.blocks_of(block.req_index)[0].start, block.start, state.iteration_counters[block.req_index],
                 batch.temperature[block.req_index], batch.request_keys[block.req_index],
+                batch.top_p[block.req_index], batch.top_k[block.req_index],
             )
             for block in blocks
         ]  # fmt: skip
@@ -273,7 +287,8 @@ class DiffusionIteration:
             packed, begins = packer.rests(rows, [self._num_stored(state, block) for block in blocks])
         logits = state.cached_logits
         if logits is None:
-            logits = jnp.zeros((seats, self.vicinity.block_size, self.model.config.vocab_size), jnp.float32)
+            shape = seats, self.vicinity.block_size, self.model.config.vocab_size
+            logits = jnp.zeros(shape, jnp.float32, device=self._placement.whole)
         state.arrays, found, state.cached_logits = self._launch(
             state.arrays, logits, packed.buffer, begins, shape=packed.shape
         )

@@ -25,6 +25,8 @@ class SequenceRow:
     round: int  # number of the round in the sequence
     temperature: float
     request_key: tuple[int, int]
+    top_p: float  # 1.0: off
+    top_k: int  # 0: off
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class SequenceRows:
         packed["block_start"][index], packed["block_round"][index] = row.block_start, row.round
         packed["max_len"][index] = len(row.tokens)
         packed["temperature"][index], packed["request_key"][index] = row.temperature, row.request_key
+        packed["top_p"][index], packed["top_k"][index] = row.top_p, row.top_k
 
 
 def rounded_up(size: int, parts: int) -> int:

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxinfer.attention.backend import AttentionBackend
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.diffusion.canvas import CANVAS
 from jaxinfer.diffusion.canvas_rounds import canvas_rounds
@@ -22,6 +21,7 @@ from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack
 from jaxinfer.programs.forward import forward
 from jaxinfer.programs.program import KV
+from jaxinfer.textbook.diffusion.placement import Placement
 
 
 @jax.tree_util.register_dataclass
@@ -35,7 +35,7 @@ class _Watched(KVPool):
 type Launch = Callable[..., tuple[dict[str, Any], DenoiseOutput, jax.Array]]
 
 
-def watched_rounds(model: DecoderLM, vicinity: Vicinity, backend: AttentionBackend, max_rounds: int) -> Launch:
+def watched_rounds(model: DecoderLM, vicinity: Vicinity, placement: Placement, max_rounds: int) -> Launch:
     """Return a compiled function `launch(state, logits, buffer, begins, shape=...)` of up to `max_rounds` rounds of
     windows, or of one round of whole sequences. It takes:
 
@@ -44,14 +44,17 @@ def watched_rounds(model: DecoderLM, vicinity: Vicinity, backend: AttentionBacke
         buffer, shape: a packed batch.
         begins: int32 [Q], where in the launch's tokens each row's block starts.
 
-    It returns the new state, the rounds' output, and the logits, in which the launch's rows have those of their last
-    round, with the mask token excluded.
+    It returns the new state, with its arrays where `placement` says, the rounds' output, and the logits, in which the
+    launch's rows have those of their last round, with the mask token excluded.
     """
     graph, params = nnx.split(model)
+    backend, whole = placement.backend, placement.whole
+    # The next launch takes these arrays: with other shardings it would be another program.
+    out = None if whole is None else ({KV: placement.pages, CANVAS: whole}, whole, whole)
     # A parameter on the host would be sent again with every launch.
     params = jax.tree.map(jnp.asarray, params)
 
-    @partial(jax.jit, static_argnames="shape", donate_argnames="state")
+    @partial(jax.jit, static_argnames="shape", donate_argnames="state", out_shardings=out)
     def run(
         params: Any, state: dict[str, Any], logits: jax.Array, buffer: jax.Array, begins: jax.Array, shape: BatchShape
     ) -> tuple[dict[str, Any], DenoiseOutput, jax.Array]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,34 +16,30 @@ from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.rope import RopeConfig
 from jaxinfer.textbook.diffusion.batches import ForwardBatch, ModelWorkerBatch
-from jaxinfer.textbook.diffusion.iteration import DiffusionBatchState, DiffusionBlockMeta, DiffusionIteration
+from jaxinfer.textbook.diffusion.iteration import DiffusionBlockMeta, DiffusionIteration
 from jaxinfer.textbook.diffusion.sequence_rows import rounded_up
 from jaxinfer.textbook.diffusion.worker import DiffusionWorker
-from tests.builders import make_request, model_config, random_model, random_prompts, run_requests
+from tests.builders import make_request, model_config, random_model, run_requests
 from tests.diffusion import vicinity_numpy as loop
 from tests.diffusion.builders import MASK, diffusion_engine
 from tests.diffusion.oracle import by_threshold
-from tests.sampling.reference import Filters
+from tests.textbook.diffusion.builders import (
+    BLOCK,
+    MAX_NEW_TOKENS,
+    PROMPTS,
+    SEEDS,
+    TEMPERATURE,
+    THRESHOLD,
+    WAYS,
+    batch_of,
+    check_iterations,
+    decoded,
+    drive,
+    settings,
+    worker_of,
+)
 
 pytestmark = pytest.mark.unoptimized
-
-BLOCK, THRESHOLD = 6, 0.25
-PLAIN = {"cont_weight": 0.0}
-SMOOTH = {"warmup_steps": 3, "threshold_decay": 0.2}
-DUAL = {"cache": "dual"}
-VICINITY = {"cache": "dual", "prefix_look": 5, "after_look": 3}
-PREFIX = {"cache": "prefix", "prefix_look": 2}
-WAYS = {
-    "dual": {**DUAL, **PLAIN},
-    "dual smoothed": {**DUAL, **SMOOTH},
-    "vicinity": {**VICINITY, **PLAIN},
-    "vicinity smoothed": {**VICINITY, **SMOOTH},
-    "prefix smoothed": {**PREFIX, **SMOOTH},
-    "no cache, credit": {"cache": "none", "unmask": "credit", **PLAIN},
-}
-PROMPTS = random_prompts((30, 7, 19), vocab_size=MASK)
-# The second is sampled; the blocks of no two of them end together, and the last ones are shorter.
-MAX_NEW_TOKENS, TEMPERATURE, SEEDS = [20, 17, 9], [0.0, 0.5, 0.0], [0, 5, 2]
 
 
 @pytest.fixture(scope="module")
@@ -50,36 +47,10 @@ def model() -> DecoderLM:
     return random_model(model_config("LLaDAModelLM", mask_token_id=MASK), seed=5)
 
 
-def settings(**more: Any) -> dict[str, Any]:
-    return {"block_size": BLOCK, "threshold": THRESHOLD, "expected_tpf": 2, "page_size": 8, **more}
-
-
 @pytest.fixture(scope="module")
 def workers(model) -> Callable[[str], DiffusionWorker]:
     """One worker for each way: most of what they cost is compiling."""
     return functools.cache(lambda way: worker_of(model, **WAYS[way]))
-
-
-def worker_of(model: DecoderLM, **more: Any) -> DiffusionWorker:
-    return DiffusionWorker(None, None, model=model, **settings(**more))
-
-
-def batch_of(eos: tuple[int, ...] = ()) -> ModelWorkerBatch:
-    return ModelWorkerBatch(PROMPTS, MAX_NEW_TOKENS, TEMPERATURE, SEEDS, eos)
-
-
-def decoded(model: DecoderLM, way: dict[str, Any], eos: tuple[int, ...] = ()) -> list[loop.Decoded]:
-    """What the loop makes of the batch."""
-    smooth = None if way.get("cont_weight") == 0 else loop.Smooth(way["warmup_steps"], threshold_decay=0.2)
-    return [
-        loop.generate(
-            model, prompt, count, block_size=BLOCK, rule=by_threshold, threshold=THRESHOLD, cache=way["cache"],
-            prefix_look=way.get("prefix_look", 0), after_look=way.get("after_look", 0), smooth=smooth, eos=eos,
-            filters=Filters(temperature), request_key=(0, seed),
-            credit=loop.Credit() if "unmask" in way else None,
-        )
-        for prompt, count, temperature, seed in zip(PROMPTS, MAX_NEW_TOKENS, TEMPERATURE, SEEDS, strict=True)
-    ]  # fmt: skip
 
 
 def of_engine(model: DecoderLM, way: dict[str, Any], batch: ModelWorkerBatch) -> list[list[int]]:
@@ -94,17 +65,6 @@ def of_engine(model: DecoderLM, way: dict[str, Any], batch: ModelWorkerBatch) ->
         for index, (prompt, count, temperature, seed) in enumerate(rows)
     ]
     return run_requests(core, requests)
-
-
-def drive(worker: DiffusionWorker, batch: Any) -> tuple[list[list[int]], DiffusionBatchState]:
-    """All that a worker gives for a batch, call by call."""
-    state = worker.prefill(batch).batch_state
-    tokens: list[list[int]] = [[] for _ in state.canvas]
-    while not state.is_finished:
-        for known, more in zip(tokens, worker.extend(batch, state).next_token_ids, strict=True):
-            assert len(more) <= BLOCK
-            known += more
-    return tokens, state
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -148,25 +108,7 @@ def test_the_methods_of_an_iteration_do_alone_what_a_worker_does(model, workers)
     table = np.asarray(model.embed.embedding[...])
     np.testing.assert_array_equal(state.prompt_embeddings[1, :7], table[PROMPTS[1]])
     assert not np.any(state.prompt_embeddings[1, 7:])
-    for block in state.block_windows:
-        rounds = [each for each in wanted[block.req_index].rounds if each.block == block.start]
-        for each in rounds:
-            context = iteration.prepare_block(batch, state, block)
-            assert (context.weight, context.threshold) == pytest.approx((each.weight, each.threshold))
-            assert context.has_cache == (each.kind == "window") and context.block_id == block.block_id
-            result = iteration.run_iteration_step(batch, state, block, state.iteration_counters[block.req_index])
-            assert tuple(state.canvas[block.req_index]) == each.tokens
-            assert result.iterations_used == 1 and result.block_finished == (each is rounds[-1])
-            logits = np.asarray(result.logits)
-            assert logits.shape == (block.end - block.start, model.config.vocab_size)
-            assert not np.any(np.isfinite(logits[:, MASK]))
-            if block.req_index != 1:  # of greedy sequences, whose tokens their logits say
-                places = [place - block.start for place in each.committed]
-                of_block = each.tokens[block.start : block.end]
-                assert [of_block[place] for place in places] == np.argmax(logits, axis=1)[places].tolist()
-        assert iteration.run_iteration_step(batch, state, block, context.iteration + 1).iterations_used == 0
-        iteration.finalize_block(batch, state, block)
-    assert state.output_ids == [found.tokens for found in wanted] and state.is_finished
+    check_iterations(iteration, batch, state, wanted)
 
 
 def test_logits_of_sequences_that_rest_are_those_of_their_last_iteration(workers):
@@ -190,7 +132,7 @@ def test_the_example_of_the_source(model):
     iteration = DiffusionIteration(
         model=model, hidden_size=config.hidden_size, block_size=config.block_size, maximum_unroll=4, expected_tpf=8,
         warmup_steps=2, cont_weight=0.3, cont_weight_init=0.15, cont_weight_growth=0.02, threshold_decay=0.02,
-        graph_runner=None, device=None,
+        graph_runner=None, device=jax.default_backend(),
     )  # fmt: skip
     worker = DiffusionWorker(
         server_args=server_args, model_config=config, gpu_id=0, tp_rank=0, pp_rank=0, moe_ep_rank=0,
@@ -233,7 +175,7 @@ REFUSED = {
     "pp_size must be 1, got 2": {"server_args": SimpleNamespace(pp_size=2)},
     "enable_cuda_graph_sampling must be False: XLA": {"enable_cuda_graph_sampling": True},
     "graph_runner must be None: XLA": {"graph_runner": object()},
-    "device must be None: XLA": {"device": "cuda"},
+    "device must be one of cpu:0.*or a jax.Device, got 'abacus'": {"device": "abacus"},
     "hidden_size must be the model's, 48, got 4096": {"model_config": SimpleNamespace(hidden_size=4096)},
     "page_size must be an integer of at least 1": {"page_size": 0},
     "threshold must be a probability": {"threshold": 2.0},
@@ -246,9 +188,13 @@ def test_what_a_worker_cannot_have_is_refused_by_name(reason, model):
         DiffusionWorker(**{"server_args": None, "model_config": None, "model": model, **REFUSED[reason]})
 
 
-def test_other_models_are_refused_by_name():
-    with pytest.raises(ValueError, match="Qwen3ForCausalLM, which is no bidirectional"):
-        DiffusionWorker(None, None, model=random_model(model_config()))
+@pytest.mark.parametrize("family", ["Qwen3ForCausalLM", "BailingMoeV2ForCausalLM"])
+def test_autoregressive_models_are_refused_by_name(family):
+    reason = (
+        f"{family}, which is no bidirectional.*it has no mask token, and its causal weights.*do not denoise; allowed"
+    )
+    with pytest.raises(ValueError, match=reason):
+        DiffusionWorker(None, None, model=random_model(model_config(family)))
 
 
 BAD_BATCHES = {
@@ -260,6 +206,11 @@ BAD_BATCHES = {
     "max_new_tokens must be an integer of at least 1": {"max_new_tokens": 0},
     "temperature must be 0 or more": {"temperature": -1.0},
     "seeds has 2 entries for 1 requests": {"seeds": [1, 2]},
+    "top_p has 2 entries for 1 requests": {"top_p": [1.0, 1.0]},
+    "top_k has 3 entries for 1 requests": {"top_k": [1, 2, 3]},
+    r"top_p must be a number in \(0, 1\], got 0.0": {"top_p": 0.0},
+    "top_k must be an integer: -1 or 0 .off. or at least 1, got -2": {"top_k": -2},
+    "top_k must be an integer: .*, got 1.5": {"top_k": [1.5]},
 }
 
 
