@@ -66,7 +66,7 @@ def test_samples_branches_and_streams_follow_it(llm):
     assert {one.text for one in output.outputs} <= {"north", "south"} and len(output.outputs) == 3
     prefix = llm.get_tokenizer().apply_chat_template(QUESTION)
     own = [asks({"choice": ["one", "two"]}), asks({"regex": "[0-9]{3}"})]
-    branches = llm.generate_branches({"prompt_token_ids": prefix}, [{"prompt_token_ids": [i]} for i in (5, 6)], own)
+    branches = llm.generate_branches(prefix, [[5], [6]], own)
     first, second = (one.text for one in branches.outputs)
     assert first in ("one", "two") and re.fullmatch("[0-9]{3}", second)
     parts = [part.outputs[0].text for part in llm.stream([QUESTION], asks(COMPACT, max_tokens=150))]
@@ -91,7 +91,8 @@ def test_stop_strings_and_lengths_cut_forced_text_token_by_token(llm):
 
 def test_beams_follow_it_with_log_probabilities_among_all_tokens(llm):
     wanted = {"regex": "[a-d]{3}"}
-    [found] = llm.beam_search([QUESTION], BeamSearchParams(beam_width=3, max_tokens=8, structured_outputs=wanted))
+    prompt = {"prompt_token_ids": llm.get_tokenizer().apply_chat_template(QUESTION)}
+    [found] = llm.beam_search([prompt], BeamSearchParams(beam_width=3, max_tokens=8, structured_outputs=wanted))
     assert len(found.sequences) == 3
     for sequence in found.sequences:
         assert re.fullmatch("[a-d]{3}", sequence.text) and sequence.finish_reason == "stop"

@@ -12,7 +12,11 @@ CONTRACT = "tests/test_contract.py, in every way to decode"
 
 # File or folder below tests/ -> beginnings of names of tests, with where the default tier tests the same.
 SLOW: dict[str, dict[str, str]] = {
+    "diffusion/test_embedded.py": {
+        "test_answers_are_the_same_in_company[greedy]": "[sampled]",
+    },
     "engine/test_bound_draws.py": {
+        "test_drafts_are_drawn_within_bounds[draft model]": "[chains]",
         "test_bound_requests_beside_each_other_get_their_tokens_in_every_way[ngram]": CONTRACT,
         "test_branches_are_bound_each_for_itself[batching-draft model]": "[batching-ngram]",
         "test_a_stale_token_before_the_latest_shows_as_rejections": "the other planted bugs",
@@ -37,6 +41,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_branches_have_constraints_of_their_own[batching-loops]": "[in_one_sequence-loops]",
     },
     "engine/test_core_greedy.py": {
+        "test_requests_in_one_batch_get_the_oracles_tokens[Qwen2ForCausalLM]": "[Qwen3ForCausalLM]",
         "test_requests_alone_get_the_oracles_tokens[LlamaForCausalLM]":
             "[Qwen3ForCausalLM]; logits in tests/models/test_hf_parity.py",
         "test_requests_alone_get_the_oracles_tokens[Qwen2ForCausalLM]":
@@ -46,6 +51,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_launching_ahead_and_decode_loops_do_not_change_the_tokens[limits2]": "[limits1]",
     },
     "engine/test_experts.py": {
+        "test_requests_get_the_oracles_tokens_alone_together_and_from_the_cache[BailingMoeV2ForCausalLM]": "tests/models/test_mixture_numpy.py",
         "test_requests_that_speculate_get_the_same_tokens": CONTRACT,
         "test_blocks_of_a_model_with_experts_get_the_tokens_of_the_loop": "tests/models/test_sparse_llm.py",
     },
@@ -79,6 +85,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_the_embedded_head_drafts_trees_for_the_embedded_target": "the draft model's",
     },
     "speculative/test_eagle3_trees.py": {
+        "test_trees_are_those_of_numpy[0.8]": "[0.0]",
         "test_branches_get_the_trees_of_each_alone": "tests/branching/test_speculating_branches.py",
         "test_prompts_in_chunks_leave_no_gap": CONTRACT,
         "test_trees_are_those_of_numpy[0.0]": "[0.8]",
@@ -90,6 +97,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_planted_bug_is_found_out[a draft too many is accepted]": "the others",
     },
     "branching/test_speculating_branches.py": {
+        "test_nothing_of_the_target_itself_is_rejected[FixedGamma-in_one_sequence]": "[FixedGamma-batching]",
         "test_branches_get_the_tokens_of_plain_decoding[ngram-FixedGamma":
             "test_nothing_of_the_target_itself_is_rejected",
         "test_branches_get_the_tokens_of_plain_decoding[itself-FixedGamma": "[ngram]",
@@ -128,6 +136,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_rules[credit-smoothed]": "[hierarchy-smoothed]",
     },
     "diffusion/test_bidirectional_llm.py": {
+        "test_branches_are_answered_as_if_alone[LLaDAMoEModelLM]": "[LLaDAModelLM]",
         "test_samples_of_a_prompt_are_those_of_their_seeds[LLaDAMoEModelLM]": "[LLaDAModelLM]",
         "test_prompts_are_answered_as_by_the_loop[LLaDAMoEModelLM]": "[LLaDAModelLM]",
     },
@@ -153,6 +162,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_tokens_and_counters_are_those_of_the_loop": "test_every_iteration_is_that_of_the_loop[LLaDA2MoeModelLM]",
     },
     "textbook/diffusion/test_placement.py": {
+        "test_arrays_are_on_the_device_that_is_named": "tests/textbook/test_devices.py",
         "test_devices_that_share_a_model_denoise_as_the_loop_does[LLaDAModelLM]": "[LLaDA2MoeModelLM]",
         "test_devices_that_share_a_model_denoise_as_the_loop_does[LLaDAMoEModelLM]": "[LLaDA2MoeModelLM]",
     },

@@ -288,7 +288,9 @@ def test_a_misuse_is_refused_by_name_and_changes_nothing(use_bim_mode, misuse, m
     "arguments", [{"capacity": 0}, {"capacity": 8, "num_branches": 0}, {"capacity": 8, "device": "x"}]
 )
 def test_settings_that_cannot_be_are_refused(arguments):
-    with pytest.raises(ValueError, match="|".join(("capacity must be", "num_branches must be", "device must be one of"))):
+    with pytest.raises(
+        ValueError, match="|".join(("capacity must be", "num_branches must be", "device must be one of"))
+    ):
         BranchStateManager(**arguments)
 
 
