@@ -16,7 +16,6 @@ SLOW: dict[str, dict[str, str]] = {
         "test_answers_are_the_same_in_company[greedy]": "[sampled]",
     },
     "engine/test_bound_draws.py": {
-        "test_drafts_are_drawn_within_bounds[draft model]": "[chains]",
         "test_bound_requests_beside_each_other_get_their_tokens_in_every_way[ngram]": CONTRACT,
         "test_branches_are_bound_each_for_itself[batching-draft model]": "[batching-ngram]",
         "test_a_stale_token_before_the_latest_shows_as_rejections": "the other planted bugs",
@@ -51,7 +50,8 @@ SLOW: dict[str, dict[str, str]] = {
         "test_launching_ahead_and_decode_loops_do_not_change_the_tokens[limits2]": "[limits1]",
     },
     "engine/test_experts.py": {
-        "test_requests_get_the_oracles_tokens_alone_together_and_from_the_cache[BailingMoeV2ForCausalLM]": "tests/models/test_mixture_numpy.py",
+        "test_requests_get_the_oracles_tokens_alone_together_and_from_the_cache[Bailing":
+            "[Qwen3MoeForCausalLM]; tests/models/test_mixture_numpy.py",
         "test_requests_that_speculate_get_the_same_tokens": CONTRACT,
         "test_blocks_of_a_model_with_experts_get_the_tokens_of_the_loop": "tests/models/test_sparse_llm.py",
     },
