@@ -37,7 +37,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_constrained_requests_get_the_tokens_of_the_oracle[ngram]": "[draft model]",
         "test_constrained_requests_get_the_tokens_of_the_oracle[chains]": "[trees]",
         "test_tokens_are_those_of_the_oracle_whenever_draws_have_masks[trees": "[loops",
-        "test_branches_have_constraints_of_their_own[batching-loops]": "[in_one_sequence-loops]",
+        "test_branches_have_constraints_of_their_own[loops-batching]": "[loops-in_one_sequence]",
     },
     "engine/test_core_greedy.py": {
         "test_requests_in_one_batch_get_the_oracles_tokens[Qwen2ForCausalLM]": "[Qwen3ForCausalLM]",

@@ -28,13 +28,14 @@ from jaxinfer.speculative.eagle3 import EAGLE3_HEAD
 from jaxinfer.speculative.gamma import FixedGamma
 from jaxinfer.speculative.tree import Tree
 from tests.builders import make_engine, make_request, model_config, random_model, random_prompts
+from tests.constraints.toys import RandomAutomaton
 from tests.diffusion.bidirectional_builders import bidirectional_config, diffusion_config, engine_of
 from tests.diffusion.builders import MASK, diffusion_engine, diffusion_model_config
-from tests.engine.test_constraints import SIZE, VOCABULARY, automaton
 from tests.speculative.builders import NUM_DRAFTS, random_head, speculating_engine
 
 pytestmark = pytest.mark.unoptimized
 
+SIZE = 101
 FAILING = 1  # the request
 MOST_STEPS = 200
 TREES = {"num_speculative_tokens": 12, "tree_depth": NUM_DRAFTS - 1, "tree_top_k": 4}
@@ -160,7 +161,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def plain(model) -> EngineCore:
-    return make_engine(model, vocabulary=VOCABULARY)
+    return make_engine(model)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,7 +180,7 @@ def test_in_bound_draws_with_log_probabilities(plain, model, kind, monkeypatch):
 
 
 def test_in_constrained_loops(plain, model, monkeypatch):
-    held = automaton()
+    held = RandomAutomaton(SIZE, [SIZE - 1], share=1.0, ends=0)
 
     def make() -> list[Request]:
         prompts = random_prompts((12, 7, 21), vocab_size=SIZE, seed=4)
