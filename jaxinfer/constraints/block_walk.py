@@ -111,21 +111,22 @@ def walk_block(guard: Guard, block: Block, drawn: Sequence[int], limits: BlockLi
             walked=after,
         )  # fmt: skip
     tokens = after.tokens[block.num_given :]
-    if following is not None and following.is_last and not is_final:
-        # Nothing but the end may follow, so that nothing reads the keys and values of this block either.
-        return BlockWalk(
-            num_kept, following.state, after.forced + following.forced, is_refused, following.is_complete,
-            tokens=tokens + following.tokens, num_computed=block.start, walked=after,
-        )  # fmt: skip
     if after.is_last:
         return BlockWalk(
             num_kept, after.state, after.forced, is_refused, after.is_complete, tokens=tokens,
             num_computed=block.start, walked=after,
         )  # fmt: skip
+    num_computed = block.start + (limits.size if is_final else 0)
+    if following is not None and following.is_last:
+        # Nothing is drawn any more, so that nothing reads the keys and values of this block either.
+        return BlockWalk(
+            num_kept, following.state, after.forced + following.forced, is_refused, following.is_complete,
+            tokens=tokens + following.tokens, num_computed=num_computed, walked=after,
+        )  # fmt: skip
     if is_final:
         return BlockWalk(
-            num_kept, after.state, after.forced, tokens=tokens, num_computed=block.start + limits.size,
-            block=following, walked=after,
+            num_kept, after.state, after.forced, tokens=tokens, num_computed=num_computed, block=following,
+            walked=after,
         )  # fmt: skip
     return BlockWalk(num_kept, block.state, (), is_refused, num_computed=block.start, block=after, walked=after)
 

@@ -133,6 +133,17 @@ def test_where_only_the_end_may_follow_no_further_round_runs():
     assert walk.num_computed == 8 and walk.forced == (EOS,)
 
 
+def test_a_block_that_was_forced_whole_lands_with_the_end_after_it():
+    guard = guard_of({4: [1], 5: [2], 6: [3], 7: [4], 8: [EOS]})
+    first = walk_block(guard, begun(guard), [5, 6, 7, 8], limits()).block
+    assert first is not None
+    second = walk_block(guard, first, [-1] * SIZE, limits()).block
+    assert second is not None and second.tokens == (1, 2, 3, 4) and not second.is_last
+    walk = walk_block(guard, second, [-1] * SIZE, limits())
+    assert walk.tokens == (1, 2, 3, 4, EOS) and walk.is_complete and walk.block is None
+    assert walk.num_computed == second.start + SIZE and walk.forced == (1, 2, 3, 4, EOS)
+
+
 def test_other_ending_tokens_and_the_greatest_length_end_the_sequence():
     guard = guard_of({})
     stops = walk_block(guard, begun(guard), [1, 2, 3, 4], limits(ending_token_ids=frozenset([2])))
