@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -180,15 +180,15 @@ class BlockDiffusion(DiffusionStrategy):
         if block is None or not self.listeners:
             return
         masks = [self.mask_token_id] * (self.block_size - len(block.tokens))
-        landed = np.full((2 * self.block_size, 1), -1, np.int32)
+        landed, nothing = np.full((2 * self.block_size, 1), -1, np.int32), np.zeros(0)
         landed[: len(walk.tokens), 0] = walk.tokens
-        nothing: Any = np.zeros(0)
-        output: Any = DenoiseOutput(
-            tokens=landed, ran=np.ones((1, 1), bool), blocks=np.asarray([[[*block.tokens, *masks]]], np.int32),
-            start=np.asarray([[block.start]], np.int32), noted=TokenLogprobs(nothing, nothing, nothing, nothing),
-        )  # fmt: skip
+        arrays: dict[str, Any] = {
+            "tokens": landed, "ran": np.ones((1, 1), bool), "start": np.asarray([[block.start]], np.int32),
+            "blocks": np.asarray([[[*block.tokens, *masks]]], np.int32),
+            "noted": TokenLogprobs(*[cast(Any, nothing)] * 4),  # constrained requests have no log probabilities
+        }  # fmt: skip
         for listen in list(self.listeners):
-            listen(LandedRounds([request], np.zeros(1, np.int32), output))
+            listen(LandedRounds([request], np.zeros(1, np.int32), DenoiseOutput(**arrays)))
 
     def left(self, request_ids: Iterable[str]) -> None:
         self._entered.difference_update(request_ids)

@@ -21,6 +21,7 @@ class Constrained:
     num_rounds: int = 0
     num_forced: int = 0
     num_redrawn: int = 0
+    num_more: int = 0  # draws that were committed after those of the leftmost places
 
 
 class Credits:
@@ -113,6 +114,7 @@ def constrained(
                     continue
                 if place not in commits or guard.advance(state, int(drawn[place])) is None:
                     break
+                out.num_more += 1
                 ended.append(commit(int(drawn[place])))
         # One more round computes the final keys and values of a block, which nothing reads if its last draw is the last
         # of all.
