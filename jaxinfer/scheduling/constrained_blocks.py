@@ -16,7 +16,11 @@ def block_limits(request: Request, rounds: ConstrainedRounds, vocab: int) -> Blo
 
 def block_of(request: Request, rounds: ConstrainedRounds, vocab: int) -> Block:
     """Return the block at which a seated request with a guard is; begin it after the tokens that have landed if the
-    request is at none."""
+    request is at none.
+
+    It begins in this thread, unlike blocks that follow others: only one mask is found, mostly the grammar's first,
+    which is known since the grammar was compiled.
+    """
     if request.block is None:
         assert request.guard is not None and request.guard_state is not None
         assert request.sampling_params.logprobs is None, "tokens that are not drawn have no log probabilities"

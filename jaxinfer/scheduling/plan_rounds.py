@@ -32,7 +32,8 @@ def plan_launches(
     With chunks of prompts there is one step for all rows, or a step of the chunks alone and then a launch of rounds, in
     which rows whose last chunk is in the step take part too. No launch reads what a later one writes. Without chunks
     there are rounds, plain ones if there is no program or no page for the others; only one round while some running
-    requests are not in their seats yet.
+    requests are not in their seats yet. Seated requests with guards have a launch of their own if the rounds have such
+    launches, see `Rounds.constrained`.
 
     Takes the pages for all rounds; with too few free pages there are fewer rounds, and no request is preempted.
 
