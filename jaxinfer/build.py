@@ -116,7 +116,8 @@ def build_client(
     make = None if maker is None else maker.strategy(engine_config, module, dtype=resolved, mesh=mesh)
     strategy = {} if make is None else {"make_strategy": make}
     core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, **strategy)
-    inputs = InputProcessor(engine_config, config, generation_config, tokenizer_of_model, core.workers)
+    edit_threshold = None if diffusion is None else diffusion.edit_threshold
+    inputs = InputProcessor(engine_config, config, generation_config, tokenizer_of_model, core.workers, edit_threshold)
     if warm_up:
         core.warm_up_in_background()
     return EngineClient(core, inputs, tokenizer_of_model), budget

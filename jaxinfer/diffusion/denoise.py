@@ -110,7 +110,7 @@ def denoise_loop(
     def turn(index: jax.Array, carried: tuple[KVPool, Blocks, DenoiseOutput]) -> Any:
         kv, own, output = carried
         runs = (seat >= 0) & ~own.ended & (own.start + size <= batch.capacity[:rows]) & (index < batch.num_steps[:rows])
-        wide = _block_rows(batch, own, runs, page_size=kv.page_size, num_slots=num_slots)
+        wide = block_rows(batch, own.tokens, own.start, runs, page_size=kv.page_size, num_slots=num_slots)
 
         def run(kv: KVPool, own: Blocks) -> tuple[KVPool, AfterRound]:
             kv, hidden = forward(kv, wide)
@@ -176,11 +176,20 @@ def _entered(seated: Blocks, batch: StepBatch, denoising: Denoising) -> Blocks:
     return jax.tree.map(lambda own, old: jnp.where(enters.reshape(-1, *(1,) * (own.ndim - 1)), own, old), new, seated)
 
 
-def _block_rows(batch: StepBatch, own: Blocks, runs: jax.Array, *, page_size: int, num_slots: int) -> StepBatch:
-    """Widen the batch to each row's block, whose tokens see all of it and everything before."""
-    rows, size = own.tokens.shape
-    wide = wide_rows(batch, own.tokens, own.start, jnp.where(runs, size, 0), page_size=page_size, num_slots=num_slots)
-    last = jnp.where(runs, own.start + size - 1, -1)
+def block_rows(
+    batch: StepBatch, tokens: jax.Array, start: jax.Array, runs: jax.Array, *, page_size: int, num_slots: int
+) -> StepBatch:
+    """Return the batch with each row's block, whose tokens see all of it and everything before.
+
+    Args:
+        tokens: int32 [R, B], masks included.
+        start: int32 [R], the position of the block's first token.
+        runs: bool [R], whether the row takes part.
+        page_size, num_slots: of the pool.
+    """
+    rows, size = tokens.shape
+    wide = wide_rows(batch, tokens, start, jnp.where(runs, size, 0), page_size=page_size, num_slots=num_slots)
+    last = jnp.where(runs, start + size - 1, -1)
     return replace(wide, limit=wide.limit.at[: rows * size].set(jnp.repeat(last, size)))
 
 

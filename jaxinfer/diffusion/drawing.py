@@ -50,15 +50,7 @@ def logits_without(model: DecoderLM, hidden: jax.Array, mask_token_id: int) -> j
 def sample_places(places: Places, logits: jax.Array, sampling: SamplingBatch) -> jax.Array:
     """Sample a token int32 [R * B] for each place from logits float32 [R * B, vocab], with the noise of its position
     and the round, and the parameters [R] of its row."""
-    size = places.masked.shape[1]
-    sampling = jax.tree.map(lambda x: jnp.repeat(x, size, axis=0), sampling)
-    mixed = jnp.repeat(places.round, size).astype(jnp.uint32) * jnp.uint32(_ROUND_STEP)
-    sampling = replace(
-        sampling,
-        request_key=sampling.request_key.at[:, 1].add(mixed),
-        sample_position=(places.start[:, None] + jnp.arange(size)).reshape(-1),
-    )
-    return sample(logits, sampling)
+    return sample(logits, sampling_of_places(places, sampling))
 
 
 def draw(
@@ -78,20 +70,44 @@ def draw(
         wants_logprobs: int32 [], 1 if a request wants log probabilities.
     """
     rows, size = places.masked.shape
-    credits, credited = before.credits, logits
-    if isinstance(rule, Credit):
-        flat = credits.reshape(rows * size, -1)
-        flat, credited = rule.credited(flat, logits, places.masked.reshape(-1))
-        credits = flat.reshape(credits.shape)
+    credits, credited = credited_by(rule, before.credits, logits, places.masked)
     tokens = sample_places(places, credited, sampling)
-    chosen = jnp.take_along_axis(credited, tokens[:, None], axis=1)[:, 0]
-    confidence = jnp.exp(chosen - jax.nn.logsumexp(credited, axis=1))
+    confidence = probability_of(tokens, credited)
     noted = lax.cond(
         wants_logprobs > 0,
         lambda: jax.tree.map(lambda x: x.reshape(rows, size, *x.shape[1:]), token_logprobs(logits, tokens)),
         lambda: before.noted,
     )
     return Found(tokens.reshape(rows, size), confidence.reshape(rows, size), noted, credits)
+
+
+def sampling_of_places(places: Places, sampling: SamplingBatch) -> SamplingBatch:
+    """Return the sampling [R * B] of all places, with the noise of their positions and rounds, given that of rows."""
+    size = places.masked.shape[1]
+    sampling = jax.tree.map(lambda x: jnp.repeat(x, size, axis=0), sampling)
+    mixed = jnp.repeat(places.round, size).astype(jnp.uint32) * jnp.uint32(_ROUND_STEP)
+    return replace(
+        sampling,
+        request_key=sampling.request_key.at[:, 1].add(mixed),
+        sample_position=(places.start[:, None] + jnp.arange(size)).reshape(-1),
+    )
+
+
+def credited_by(
+    rule: UnmaskRule, credits: jax.Array, logits: jax.Array, masked: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the credits [R, B, vocab] after a round, and the logits [R * B, vocab] that it draws from; both unchanged
+    if the rule uses no credits."""
+    if not isinstance(rule, Credit):
+        return credits, logits
+    flat, credited = rule.credited(credits.reshape(len(logits), -1), logits, masked.reshape(-1))
+    return flat.reshape(credits.shape), credited
+
+
+def probability_of(tokens: jax.Array, logits: jax.Array) -> jax.Array:
+    """Return the probabilities float32 [N] of tokens int32 [N] by logits [N, vocab]."""
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    return jnp.exp(chosen - jax.nn.logsumexp(logits, axis=1))
 
 
 def noted_where(changes: jax.Array, new: TokenLogprobs, old: TokenLogprobs) -> TokenLogprobs:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from jaxinfer.constraints.block_walk import BlockWalk
 from jaxinfer.constraints.guard import Walk
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.logprobs import (
@@ -64,6 +65,11 @@ def _rounds_run(launch: _Launch, landed: np.ndarray) -> int:
     if launch.rounds.ran is None:
         return int(landed[:: launch.width].any(axis=1).sum())
     return int(np.asarray(launch.rounds.ran)[:, launch.built.logits_rows].any(axis=1).sum())
+
+
+def _num_drawn(walk: Walk, tokens: Sequence[int]) -> int:
+    """Return along how many drawn tokens a walk was; of a block, other places have none."""
+    return sum(token >= 0 for token in tokens) if isinstance(walk, BlockWalk) else len(tokens)
 
 
 class Launcher:
@@ -219,7 +225,7 @@ class Launcher:
         # A launch whose rows had all ended runs no round at all, while a plain step runs even if it lands nothing.
         steps = 1 if launch.rounds is None else _rounds_run(launch, landed)
         by_request = tokens.T.tolist()
-        if not landed.all():
+        if not landed.all() and not launch.output.rounds.walks_blocks:
             by_request = [[token for token in row if token != -1] for row in by_request]
         if launch.prompt_logprobs is not None:
             take_prompt_logprobs(launch.output, launch.built, launch.prompt_logprobs)
@@ -234,6 +240,8 @@ class Launcher:
         self.scheduler.continue_from(
             self.strategy.landed(launch.output, launch.built, launch.rounds, max(1, steps), seconds, metrics)
         )
+        for index, walk in (walks or {}).items():
+            self._tell_of_block(launch.output.requests[index], walk)
         self._in_flight.popleft()
         if launch.begin is not None and launch.begin < before:  # it was in flight when the one before it landed
             kinds = launch.output.kinds
@@ -262,13 +270,18 @@ class Launcher:
         for row in self._walkers.take(seconds=seconds):
             found = True
             self.concerned = row.output.requests
-            self.metrics.count_walk(row.walk, len(row.tokens))
+            self.metrics.count_walk(row.walk, _num_drawn(row.walk, row.tokens))
             landings = self.scheduler.update_from_output(
                 row.output, [row.tokens], lambda request, index, tokens, row=row: row.entries, self._landing,
                 {0: row.walk},
             )  # fmt: skip
+            self._tell_of_block(row.output.requests[0], row.walk)
             self.metrics.count_landings(landings, time.perf_counter())
         return found
+
+    def _tell_of_block(self, request: Request, walk: Walk | None) -> None:
+        if isinstance(walk, BlockWalk):
+            self.strategy.walked(request, walk, self.metrics)
 
     def _is_device_idle(self) -> bool:
         """Whether the device has ended the launches that are in flight after the one that is read."""
@@ -280,8 +293,12 @@ class Launcher:
         for index, walk in walks.items():
             request = launch.output.requests[index]
             if walk is not None:
-                self.metrics.count_walk(walk, len(sampled[index]))
+                self.metrics.count_walk(walk, _num_drawn(walk, sampled[index]))
+            if was_redrawn is None or not was_redrawn[launch.built.logits_rows[index]]:
+                continue
+            if launch.output.rounds.walks_blocks:
+                self.metrics.constraint_refusals_total += 1
             # After a refusal this token is the refused one's second draw, which is noted already.
-            if request.has_masks and was_redrawn is not None and was_redrawn[launch.built.logits_rows[index]]:
+            elif request.has_masks:
                 request.note_refusals(0, is_refused=True)
                 self.metrics.constraint_refusals_total += 1

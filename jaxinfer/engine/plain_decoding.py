@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.constraints.block_walk import BlockWalk
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.strategy import RoundsResult
@@ -55,6 +56,9 @@ class UsualStrategy:
         metrics: EngineMetrics,
     ) -> Sequence[Continuation]:
         return ()
+
+    def walked(self, request: Request, walk: BlockWalk, metrics: EngineMetrics) -> None:
+        pass
 
     def measure(self, runner: Runner, allocator: PageAllocator) -> None:
         pass

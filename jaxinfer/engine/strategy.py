@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.config import EngineConfig
+from jaxinfer.constraints.block_walk import BlockWalk
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.models.config import ModelConfig
@@ -156,6 +157,10 @@ class Strategy(Protocol):
         Returns:
             Where requests continue, for those that do not simply continue after what has landed.
         """
+        ...
+
+    def walked(self, request: Request, walk: BlockWalk, metrics: EngineMetrics) -> None:
+        """Note a round of a constrained request's block, once the host has committed its tokens."""
         ...
 
     def measure(self, runner: Runner, allocator: PageAllocator) -> None:

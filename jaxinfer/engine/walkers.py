@@ -7,12 +7,15 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
 from jaxinfer.constraints.automaton import ConstraintError
+from jaxinfer.constraints.block_walk import walk_block
 from jaxinfer.constraints.guard import Walk, walk
 from jaxinfer.constraints.workers import Workers
 from jaxinfer.outputs import Logprob
 from jaxinfer.sampling.greatest import NO_SCORE
+from jaxinfer.scheduling.constrained_blocks import block_limits
 from jaxinfer.scheduling.landing import LogprobsOf, is_awaited
 from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.rounds import ConstrainedRounds, Rounds
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 # Length of one wait for walks, between two looks at the device.
@@ -73,7 +76,10 @@ class Walkers:
         rows = zip(output.requests, output.most_tokens, output.epochs, sampled, strict=True)
         for index, (request, most, epoch, tokens) in enumerate(rows):
             if request.is_walked and most and tokens and is_awaited(request, epoch):
-                begun[index] = self._begin(request, most, tokens)
+                if output.rounds.walks_blocks:
+                    begun[index] = self._begin_block(request, output.rounds, tokens)
+                else:
+                    begun[index] = self._begin(request, most, tokens)
         if not begun:
             return None
         left = set(begun.values())
@@ -111,6 +117,13 @@ class Walkers:
             return walk(guard, earlier.state, drawn, limits._replace(num_output_tokens=count))
 
         return self._workers.submit(work)
+
+    def _begin_block(self, request: Request, rounds: Rounds, drawn: Sequence[int]) -> Future[Walk]:
+        """Begin the walk along the draws of a round; the request has no other launch in flight."""
+        guard, block = request.guard, request.block
+        assert guard is not None and block is not None and isinstance(rounds, ConstrainedRounds)
+        limits = block_limits(request, rounds, self._vocab)
+        return self._workers.submit(lambda: walk_block(guard, block, drawn, limits))
 
     def take(self, *, seconds: float = 0.0) -> list[WalkedRow]:
         """Return the rows whose walks are done by now, in their order.

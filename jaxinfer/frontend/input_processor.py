@@ -32,6 +32,7 @@ class InputProcessor:
 
     Args:
         workers: threads that compile grammars; None: the calling thread does.
+        edit_threshold: of the diffusion model's configuration; None: committed tokens are not edited.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class InputProcessor:
         generation_config: Mapping[str, Any],
         tokenizer: Tokenizer | None,
         workers: Workers | None = None,
+        edit_threshold: float | None = None,
     ) -> None:
         self.config = config
         self.model_config = model_config
@@ -49,7 +51,7 @@ class InputProcessor:
         # In a prompt, the mask token's string is plain text.
         self.tokenizer = tokenizer if tokenizer is None or mask is None else tokenizer.without(mask)
         self._numbers = itertools.count()
-        self._workers = workers
+        self._workers, self._edit_threshold = workers, edit_threshold
         self._guidance: Guidance | None = None
         if tokenizer is not None and self.eos_token_ids:
             self._guidance = Guidance.of(tokenizer, model_config.vocab_size, self.eos_token_ids)
@@ -231,11 +233,30 @@ class InputProcessor:
             missing = "a tokenizer" if self.tokenizer is None else "end-of-sequence tokens"
             raise ValueError(f"structured_outputs needs {missing}, and this engine has none")
         if self.model_config.mask_token_id is not None:
-            raise ValueError("structured_outputs is not for diffusion models yet, which make blocks of tokens at once")
+            self._check_constrained_blocks(params)
         compiler = self._guidance
         if self._workers is None:
             return compiler.compile(wanted)
         return self._workers.run(lambda: compiler.compile(wanted))
+
+    def _check_constrained_blocks(self, params: SamplingParams) -> None:
+        """Raise ValueError, naming the field, where a diffusion model cannot follow a grammar."""
+        if self.model_config.is_bidirectional:
+            raise ValueError(
+                f"structured_outputs is not for {self.model_config.architecture}, a bidirectional diffusion model: a "
+                "grammar judges tokens from left to right, and these change with what comes after them; allowed are "
+                "block-diffusion models"
+            )
+        if self._edit_threshold is not None:
+            raise ValueError(
+                f"structured_outputs needs edit_threshold=None in diffusion_config, got {self._edit_threshold}: edits "
+                "replace tokens that the grammar has allowed"
+            )
+        if params.logprobs is not None:
+            raise ValueError(
+                f"logprobs={params.logprobs} is not for structured_outputs of a diffusion model, got both: tokens that "
+                "the grammar forces are not drawn, and have no log probabilities; allowed is None"
+            )
 
     def _check_something_is_left(self, params: SamplingParams, index: int) -> None:
         """Raise ValueError, naming the fields, if the parameters leave no token that can be sampled first."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from jaxinfer.constraints.block_walk import BlockWalk
 from jaxinfer.constraints.guard import Walk
 from jaxinfer.constraints.guard import walk as walk_along
 from jaxinfer.outputs import Logprob
 from jaxinfer.sampling.greatest import NO_SCORE
+from jaxinfer.scheduling.constrained_blocks import land_block
 from jaxinfer.scheduling.request import Request, RequestStatus
 from jaxinfer.scheduling.scheduler_output import Landing, SchedulerOutput
 
@@ -50,8 +52,16 @@ def land(
         request.num_sure_in_flight -= least
         if not tokens:
             continue
+        if isinstance(walk, BlockWalk) and not walk.lands:
+            land_block(request, walk)
+            continue
         if before is not None:
             before(request)
+        if isinstance(walk, BlockWalk):
+            first = len(request.token_ids)
+            land_block(request, walk)
+            yield Landing(request, first, len(request.token_ids))
+            continue
         error = None
         if tokens[-1] == NO_SCORE:
             tokens, error = tokens[:-1], NO_SCORE_ERROR

@@ -39,8 +39,10 @@ class LaunchPlan:
     def takes_seated(self, request: Request) -> bool:
         """Whether a request that is in its seat, or may enter it, takes part: it has tokens left to draw, no token has
         to land before the next draw, and there is room."""
-        if request.num_in_flight and (request.depends_on_output or request in self.rounds.sits_out):
-            return False
+        if request.num_in_flight:
+            awaits = request.depends_on_output or (request.guard is not None and self.rounds.constrained is not None)
+            if awaits or request in self.rounds.sits_out:
+                return False
         if request.num_walking >= _MOST_WALKING:
             return False
         if len(request.token_ids) + request.num_sure_in_flight >= request.max_total_tokens or self.budget == 0:
@@ -151,6 +153,14 @@ class LaunchPlan:
             known = self.known[index] + 1
             seated._append(self.requests[index], 1, known - 1, known, [], is_chunk=False)
         return chunks, seated
+
+    def split_constrained(self) -> tuple[LaunchPlan, LaunchPlan]:
+        """Return a plan of the other rows, and one of the seated rows of requests with guards."""
+        others, constrained = (LaunchPlan(self._limits, self.rounds) for _ in range(2))
+        for index, (request, is_chunk) in enumerate(zip(self.requests, self.are_chunks, strict=True)):
+            plan = others if is_chunk or request.guard is None else constrained
+            plan._take(self, index)
+        return others, constrained
 
     def _take(self, other: LaunchPlan, index: int) -> None:
         """Take over a row of another plan, and the notes on its request."""

@@ -32,7 +32,8 @@ def plan_launches(
     With chunks of prompts there is one step for all rows, or a step of the chunks alone and then a launch of rounds, in
     which rows whose last chunk is in the step take part too. No launch reads what a later one writes. Without chunks
     there are rounds, plain ones if there is no program or no page for the others; only one round while some running
-    requests are not in their seats yet.
+    requests are not in their seats yet. Seated requests with guards have a launch of their own if the rounds have such
+    launches, see `Rounds.constrained`.
 
     Takes the pages for all rounds; with too few free pages there are fewer rounds, and no request is preempted.
 
@@ -45,6 +46,8 @@ def plan_launches(
     """
     if not plan.requests:
         return [(plan, rounds, [])]
+    if rounds.constrained is not None and any([request.guard is not None for request in plan.requests]):
+        return _beside_constrained(plan, rounds, rounds.constrained, kv, pace, waits=waits, shares_lanes=shares_lanes)
     if not plan.prefill_rows or rounds.takes_prompts:
         are_seated = rounds.takes_prompts or all([request.in_seat or request.is_held for request in running])
         for way in (rounds, rounds.plain or rounds):
@@ -66,6 +69,31 @@ def plan_launches(
         if max(rounds_of, default=0) > int(rounds.kind is RowKind.DECODE):
             return [(chunks, rounds, []), (seated, rounds, rounds_of)]
     return [(plan, rounds, [])]
+
+
+def _beside_constrained(
+    plan: LaunchPlan,
+    rounds: Rounds,
+    constrained: Rounds,
+    kv: KVCacheManager,
+    pace: Pace,
+    *,
+    waits: bool,
+    shares_lanes: bool,
+) -> list[tuple[LaunchPlan, Rounds, list[int]]]:
+    """Return the launches of a plan with requests with guards, of which those in their seats have one round, in a
+    launch of their own.
+
+    It is the first, so that the other one runs while the host walks along its draws; but chunks of prompts precede it,
+    because it may read what they write.
+    """
+    launches = []
+    for part, way in zip(plan.split_constrained(), (rounds, constrained), strict=True):
+        if part.requests:
+            rounds_of = _rounds_of_rows(part, way, kv, pace, way.most, waits=waits, shares_lanes=shares_lanes)
+            assert rounds_of, "every row has the pages of its block"
+            launches.append((part, way, rounds_of))
+    return launches if plan.prefill_rows else launches[::-1]
 
 
 def _rounds_of_rows(

@@ -22,6 +22,7 @@ from jaxinfer.scheduling.refusals import Excluded, Refusals
 if TYPE_CHECKING:
     from jaxinfer.branching.branch_state import BranchLanes
     from jaxinfer.constraints.automaton import TokenAutomaton
+    from jaxinfer.constraints.block_walk import Block
 
 
 class RequestStatus(enum.Enum):
@@ -123,6 +124,7 @@ class Request:
     guard_state: GuardState | None = field(init=False, default=None)  # after the output tokens that have landed
     mask: np.ndarray | None = field(init=False, default=None)  # bits, of its next draw, if they are known
     guard_error: str | None = field(init=False, default=None)  # why its next mask is not known
+    block: Block | None = field(init=False, default=None)  # with a guard: its block of a diffusion model, in its seat
     refusals: Refusals = field(init=False, default_factory=Refusals)
     depends_on_output: bool = field(init=False)  # the next draw needs its latest token on the host
     draws_alone: bool = field(init=False)  # without drafts: the host has to know each token before the next draw
@@ -197,7 +199,7 @@ class Request:
     def leave_seat(self) -> None:
         """Leave the seat: tokens in flight will be dropped, and the device's state of the request is void."""
         self.num_in_flight = self.num_sure_in_flight = 0
-        self.in_seat = False
+        self.in_seat, self.block = False, None
 
     @property
     def is_finished(self) -> bool:

@@ -15,6 +15,7 @@ class RowKind(enum.Enum):
     DECODE = "decode"  # computes the latest token, which is in its seat, and samples the next one
     VERIFICATION = "verification"  # drafts tokens and keeps those that decoding would have sampled
     BLOCK = "block"  # denoises a block of tokens
+    CONSTRAINED_BLOCK = "constrained block"  # draws for a block of which the host commits what a constraint allows
 
 
 def _anything(rows: int, pages_per_row: int, shares_lanes: bool) -> bool:
@@ -37,11 +38,18 @@ class Rounds:
     holds: Callable[[int, int, bool], bool] = _anything  # (rows, pages per row, whether some share lanes)
     most_in_lane: int | None = None  # most sequences of a lane; None: any number
     plain: Rounds | None = None  # rounds to run if these cannot, or if no row would draft
+    # Rounds of requests with guards, in launches of their own, each of which the host awaits; None: these rounds.
+    constrained: ConstrainedRounds | None = None
     choice: Any = field(default=None, compare=False)  # the strategy's own
 
     @property
     def takes_prompts(self) -> bool:
         """Whether one round may run beside chunks of prompts; else chunks run in a plain step, with all rows."""
+        return False
+
+    @property
+    def walks_blocks(self) -> bool:
+        """Whether the host commits the tokens of blocks, by walks along what was drawn."""
         return False
 
     def most_in(self, rounds: int) -> int:
@@ -90,3 +98,24 @@ class WindowRounds(BlockRounds):
 
     def most_in(self, rounds: int) -> int:
         return self.most_tokens
+
+
+@dataclass(frozen=True)
+class ConstrainedRounds(BlockRounds):
+    """Single rounds of blocks of constrained requests. A round lands at most a block, and the end of the sequence in
+    the next one."""
+
+    kind: RowKind = RowKind.CONSTRAINED_BLOCK
+    block_size: int = 1
+    mask_token_id: int = 0
+
+    @property
+    def takes_prompts(self) -> bool:
+        return False
+
+    @property
+    def walks_blocks(self) -> bool:
+        return True
+
+    def most_in(self, rounds: int) -> int:
+        return 2 * rounds * self.block_size
