@@ -75,8 +75,8 @@ class _NoDevice:
     def launch(self, program: Program, shape: BatchShape, buffer: np.ndarray) -> Any:
         tokens = np.ones(shape.num_logits, np.int32)
         if isinstance(program, Step):
-            return StepOutput(tokens, None, None)  # pyright: ignore[reportArgumentType]
-        return LoopOutput(tokens * self.loop, None, None)  # pyright: ignore[reportArgumentType]
+            return StepOutput(tokens, None, None, None)  # pyright: ignore[reportArgumentType]
+        return LoopOutput(tokens * self.loop, None, None, None)  # pyright: ignore[reportArgumentType]
 
 
 class Bench:

@@ -46,7 +46,7 @@ class ConstrainedOutput:
     ran: jax.Array  # bool [1, Q], whether the row took part
 
 
-class Drawn(NamedTuple):
+class DrawnBlock(NamedTuple):
     """Draws of a round of R rows."""
 
     tokens: jax.Array  # int32 [R, B]; see `ConstrainedOutput`
@@ -95,7 +95,7 @@ class ConstrainedRound:
         if blocks is not None:
             credits = jnp.where((number > 0)[:, None, None], blocks.at(seat).credits, 0.0)
 
-        def draw() -> Drawn:
+        def draw() -> DrawnBlock:
             logits = logits_without(model, hidden[: rows * size], how.mask_token_id)
             return draw_constrained(
                 Places(start, number, masked), logits,
@@ -103,7 +103,7 @@ class ConstrainedRound:
             )  # fmt: skip
 
         # A block whose tokens are all known has its final keys and values computed, and nothing is drawn.
-        nothing = Drawn(jnp.full(tokens.shape, -1, jnp.int32), jnp.zeros(rows, bool), credits)
+        nothing = DrawnBlock(jnp.full(tokens.shape, -1, jnp.int32), jnp.zeros(rows, bool), credits)
         drawn = lax.cond(jnp.any(masked), draw, lambda: nothing)
         if blocks is not None:
             at = jnp.where(runs, seat, blocks.start.shape[0])
@@ -124,7 +124,7 @@ def draw_constrained(
     rule: UnmaskRule,
     credits: jax.Array,
     masks: jax.Array,
-) -> Drawn:
+) -> DrawnBlock:
     """Draw a token for each place as `draw` does; at the leftmost masked place of each row, draw again with the same
     noise if the mask does not allow the token.
 
@@ -159,4 +159,4 @@ def draw_constrained(
     token = jnp.where(fails, NO_SCORE, token)
     is_first = places.masked & (jnp.arange(size) == first[:, None])
     tokens = jnp.where(is_first, token[:, None], jnp.where(rule(confidence, places.masked), drawn, -1))
-    return Drawn(tokens, refused, credits)
+    return DrawnBlock(tokens, refused, credits)

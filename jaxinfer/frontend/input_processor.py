@@ -233,13 +233,13 @@ class InputProcessor:
             missing = "a tokenizer" if self.tokenizer is None else "end-of-sequence tokens"
             raise ValueError(f"structured_outputs needs {missing}, and this engine has none")
         if self.model_config.mask_token_id is not None:
-            self._check_constrained_blocks(params)
+            self._check_constrained_blocks()
         compiler = self._guidance
         if self._workers is None:
             return compiler.compile(wanted)
         return self._workers.run(lambda: compiler.compile(wanted))
 
-    def _check_constrained_blocks(self, params: SamplingParams) -> None:
+    def _check_constrained_blocks(self) -> None:
         """Raise ValueError, naming the field, where a diffusion model cannot follow a grammar."""
         if self.model_config.is_bidirectional:
             raise ValueError(
@@ -251,11 +251,6 @@ class InputProcessor:
             raise ValueError(
                 f"structured_outputs needs edit_threshold=None in diffusion_config, got {self._edit_threshold}: edits "
                 "replace tokens that the grammar has allowed"
-            )
-        if params.logprobs is not None:
-            raise ValueError(
-                f"logprobs={params.logprobs} is not for structured_outputs of a diffusion model, got both: tokens that "
-                "the grammar forces are not drawn, and have no log probabilities; allowed is None"
             )
 
     def _check_something_is_left(self, params: SamplingParams, index: int) -> None:
@@ -320,6 +315,11 @@ class InputProcessor:
 def _check_of_blocks(params: SamplingParams, index: int) -> None:
     """Raise ValueError, naming the field, for parameters that need token-by-token decoding: diffusion has none."""
     nothing = SamplingParams()
+    if params.structured_outputs is not None and params.logprobs is not None:
+        raise ValueError(
+            f"sampling_params of prompt {index}: logprobs={params.logprobs} is not for structured_outputs of a "
+            "diffusion model, got both: forced tokens are not drawn, and have no log probabilities; allowed is None"
+        )
     for name in (
         "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
         "min_tokens", "prompt_logprobs",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pytest
 
-from jaxinfer.constraints.automaton import ConstraintError, TokenSet
+from jaxinfer.constraints.automaton import ConstraintError
 from jaxinfer.constraints.block_walk import NO_SCORE_ERROR, Block, BlockLimits, begin_block, walk_block
 from jaxinfer.constraints.guard import Guard
 from jaxinfer.sampling.bounds import packed_bits
@@ -42,9 +42,6 @@ class Positions:
         if token not in self._tokens(state):
             return None
         return -1 if token == EOS else state + 1
-
-    def allowed(self, state: int) -> TokenSet:
-        return TokenSet.from_mask(self.mask(state))
 
     def bits(self, state: int) -> np.ndarray:
         return packed_bits(self.mask(state))
