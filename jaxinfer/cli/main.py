@@ -108,6 +108,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--show-denoising", action="store_true", help="show blocks round by round (one prompt to a diffusion model)"
     )
     generate.add_argument(
+        "--show-constraints", action="store_true",
+        help="show in colour what a grammar has changed or forced (one prompt with a grammar)",
+    )  # fmt: skip
+    generate.add_argument(
         "--trace-schedule", action="store_true", help="print, on stderr, every launch of the scheduler and what landed"
     )
     add_structured_output_options(generate)
@@ -164,7 +168,10 @@ def run_generate(args: argparse.Namespace) -> None:
         raise ValueError("--show-drafts shows the drafts of one prompt: give one, and --speculative METHOD")
     if args.show_denoising and len(args.prompts) > 1:
         raise ValueError("--show-denoising shows the blocks of one prompt: give one")
-    llm, params = _open(args, structured_outputs=structured_outputs(args))
+    grammar = structured_outputs(args)
+    if args.show_constraints and (len(args.prompts) > 1 or grammar is None):
+        raise ValueError("--show-constraints shows one answer: give one prompt, and a grammar such as --regex R")
+    llm, params = _open(args, structured_outputs=grammar)
     if args.trace_schedule:
         from jaxinfer.cli.show_schedule import tracing
 
@@ -183,6 +190,11 @@ def _generate(args: argparse.Namespace, llm: LLM, params: SamplingParams) -> Non
 
         outputs = [print_drafts(llm.stream(prompts[0], params), llm.get_tokenizer())]
         print(drafts_line(outputs[0]), file=sys.stderr)
+    elif args.show_constraints:
+        from jaxinfer.cli.show_constraints import constraints_line, print_constraints
+
+        outputs = [print_constraints(llm, llm.stream(prompts[0], params))]
+        print(constraints_line(llm), file=sys.stderr)
     elif args.show_denoising:
         outputs = [_print_denoising(llm, prompts[0], params)]
     elif len(prompts) == 1:

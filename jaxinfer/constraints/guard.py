@@ -126,6 +126,7 @@ class Walk:
     is_complete: bool = False  # whether the grammar's text ends with these tokens
     mask: np.ndarray | None = None  # bits of what may follow then, if the next draw is to have a mask; None: no mask
     error: str | None = None  # why nothing may follow, or why that is unknown
+    was_redrawn: bool = False  # whether a mask has changed the first drawn token
 
     @property
     def reenters(self) -> bool:

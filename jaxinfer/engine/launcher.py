@@ -67,6 +67,21 @@ def _rounds_run(launch: _Launch, landed: np.ndarray) -> int:
     return int(np.asarray(launch.rounds.ran)[:, launch.built.logits_rows].any(axis=1).sum())
 
 
+def _redrawn_in(launch: _Launch) -> Callable[[int], bool]:
+    """Return a function that says of a row, by its index, whether a mask has changed its first token."""
+    found: np.ndarray | None = None
+
+    def was_redrawn(index: int) -> bool:
+        nonlocal found
+        if launch.was_redrawn is None:
+            return False
+        if found is None:  # read only if there is a row with a guard
+            found = np.asarray(launch.was_redrawn)
+        return bool(found[launch.built.logits_rows[index]])
+
+    return was_redrawn
+
+
 def _num_drawn(walk: Walk, tokens: Sequence[int]) -> int:
     """Return along how many drawn tokens a walk was; of a block, other places have none."""
     return sum(token >= 0 for token in tokens) if isinstance(walk, BlockWalk) else len(tokens)
@@ -233,7 +248,7 @@ class Launcher:
         if launch.logprobs is not None:
             entries = logprobs_of_launch(launch.built, launch.logprobs, launch.width)
         metrics = self.metrics
-        walks = self._walkers.walk(launch.output, by_request, entries, self._is_device_idle)
+        walks = self._walkers.walk(launch.output, by_request, entries, self._is_device_idle, _redrawn_in(launch))
         if walks is not None:
             self._note_walks(launch, by_request, walks)
         landings = self.scheduler.update_from_output(launch.output, by_request, entries, self._landing, walks)
@@ -289,16 +304,13 @@ class Launcher:
 
     def _note_walks(self, launch: _Launch, sampled: Sequence[Sequence[int]], walks: Mapping[int, Walk | None]) -> None:
         """Note which first tokens masks have changed, and count what walks have found."""
-        was_redrawn = None if launch.was_redrawn is None else np.asarray(launch.was_redrawn)
+        was_redrawn = _redrawn_in(launch)
         for index, walk in walks.items():
             request = launch.output.requests[index]
             if walk is not None:
                 self.metrics.count_walk(walk, _num_drawn(walk, sampled[index]))
-            if was_redrawn is None or not was_redrawn[launch.built.logits_rows[index]]:
-                continue
-            if launch.output.rounds.walks_blocks:
-                self.metrics.constraint_refusals_total += 1
             # After a refusal this token is the refused one's second draw, which is noted already.
-            elif request.has_masks:
-                request.note_refusals(0, is_refused=True)
+            if was_redrawn(index) and not request.drops_drawn:
                 self.metrics.constraint_refusals_total += 1
+                if request.has_masks:
+                    request.note_refusals(0, is_refused=True)

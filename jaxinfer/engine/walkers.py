@@ -30,6 +30,7 @@ class _Walking:
     tokens: Sequence[int]
     entries: Sequence[dict[int, Logprob]]
     future: Future[Walk]
+    was_redrawn: bool  # whether a mask has changed the first token
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,12 @@ class Walkers:
         sampled: Sequence[Sequence[int]],
         entries_of: LogprobsOf | None,
         is_device_idle: Callable[[], bool],
+        was_redrawn: Callable[[int], bool],
     ) -> dict[int, Walk | None] | None:
         """Begin the walks of a launch's rows, and wait for them as long as the device is busy anyway.
+
+        Args:
+            was_redrawn: (index of a row) -> whether a mask has changed its first token.
 
         Returns:
             For each row of a request with a guard, by its index, its walk; None for a row that lands later. None: the
@@ -90,13 +95,13 @@ class Walkers:
         for index, future in begun.items():
             request = output.requests[index]
             if future.done() and request not in waits:
-                found[index] = _result(future, request)
+                found[index] = _result(future, request, was_redrawn=was_redrawn(index))
                 continue
             found[index] = None
             request.num_walking += 1
             tokens = sampled[index]
             entries = () if entries_of is None else entries_of(request, index, tokens)
-            self._walking.append(_Walking(_only(output, index), tokens, entries, future))
+            self._walking.append(_Walking(_only(output, index), tokens, entries, future, was_redrawn(index)))
         return found
 
     def _begin(self, request: Request, most: int, tokens: Sequence[int]) -> Future[Walk]:
@@ -148,7 +153,14 @@ class Walkers:
                 continue
             request.num_walking = max(0, request.num_walking - 1)
             if not is_void:
-                taken.append(WalkedRow(row.output, row.tokens, row.entries, _result(row.future, request)))
+                taken.append(
+                    WalkedRow(
+                        row.output,
+                        row.tokens,
+                        row.entries,
+                        _result(row.future, request, was_redrawn=row.was_redrawn),
+                    )
+                )
                 waits.add(request)  # once it has landed, its later rows may be void
         self._walking = left
         return taken
@@ -158,10 +170,10 @@ class Walkers:
         self._walking.clear()
 
 
-def _result(future: Future[Walk], request: Request) -> Walk:
+def _result(future: Future[Walk], request: Request, *, was_redrawn: bool) -> Walk:
     assert request.guard_state is not None
     try:
-        return future.result()
+        return replace(future.result(), was_redrawn=was_redrawn)
     except ConstraintError as error:
         return Walk(0, request.guard_state, error=str(error))
 

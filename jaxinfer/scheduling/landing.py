@@ -108,6 +108,8 @@ def _land_walked(
     had_mask = request.mask is not None
     assert walk.num_kept or not (walk.is_refused and had_mask), "a token that was drawn with a mask is refused"
     kept = list(tokens[: walk.num_kept])
+    request.drops_drawn = False
+    request.note_marks(walk)
     # All but the last drawn one are computed; those that follow in any case are not.
     request.num_computed_tokens = len(request.token_ids) + walk.num_kept - 1
     error = walk.error or (None if walk.is_refused else error)

@@ -126,6 +126,8 @@ class Request:
     guard_error: str | None = field(init=False, default=None)  # why its next mask is not known
     block: Block | None = field(init=False, default=None)  # with a guard: its block of a diffusion model, in its seat
     refusals: Refusals = field(init=False, default_factory=Refusals)
+    redrawn_at: list[int] = field(init=False, default_factory=list)  # output tokens that masks have changed
+    forced_at: list[int] = field(init=False, default_factory=list)  # output tokens that were not drawn
     depends_on_output: bool = field(init=False)  # the next draw needs its latest token on the host
     draws_alone: bool = field(init=False)  # without drafts: the host has to know each token before the next draw
     takes_one_round: bool = field(init=False)  # of a launch: it draws alone, or wants log probabilities
@@ -301,6 +303,13 @@ class Request:
         """Note drawn tokens that its guard has allowed, and whether it has refused the next one."""
         self.refusals.note(num_kept, is_refused=is_refused)
         self._set_ways()
+
+    def note_marks(self, walk: Walk) -> None:
+        """Note which of the tokens that are about to land were drawn again or not drawn at all."""
+        count = self.num_output_tokens
+        if walk.was_redrawn and walk.num_kept:
+            self.redrawn_at.append(count)
+        self.forced_at += range(count + walk.num_kept, count + walk.num_kept + len(walk.forced))
 
     def walk_limits(self, vocab: int) -> WalkLimits:
         """Return the limits of a walk along tokens that follow those that have landed."""
