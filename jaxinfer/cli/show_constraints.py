@@ -1,4 +1,4 @@
-"""Streamed text in which tokens that a constraint has changed or forced are in colour, or in brackets without colours."""
+"""Streamed text in which tokens that a constraint has changed or forced have colours, or else brackets."""
 
 from __future__ import annotations
 
