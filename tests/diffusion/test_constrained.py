@@ -220,7 +220,7 @@ def test_rows_whose_walks_are_late_land_later(core, found, monkeypatch):
 
 
 def test_listeners_see_every_round(core):
-    (request,) = [request for request in constrained_requests() if request.request_id == "runs"]
+    (request,) = [request for request in constrained_requests() if request.request_id == "half"]
     history, rounds = BlockHistory(), []
 
     def listen(landed: LandedRounds[DenoiseOutput]) -> None:
