@@ -18,15 +18,17 @@ from jaxinfer.constraints.block_walk import walk_block
 from jaxinfer.constraints.workers import Workers
 from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.constrained import ConstrainedRound
+from jaxinfer.diffusion.rounds import DenoiseOutput
 from jaxinfer.engine import walkers
 from jaxinfer.engine.core import EngineCore
+from jaxinfer.engine.strategy import LandedRounds
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.stand_ins import as_wanted
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import RowKind
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 from jaxinfer.strategies.block_diffusion import BlockDiffusion
-from tests.builders import make_request, one_by_one, random_model, random_prompts, run_requests
+from tests.builders import drain, make_request, one_by_one, random_model, random_prompts, run_requests
 from tests.constraints.toys import RandomAutomaton
 from tests.diffusion import oracle
 from tests.diffusion.builders import MASK, diffusion_engine, diffusion_model_config, diffusion_of, generated
@@ -74,7 +76,7 @@ def found(model) -> list[Constrained]:
 
 @pytest.fixture(scope="module")
 def engine(model) -> EngineCore:
-    return diffusion_engine(model)
+    return diffusion_engine(model, kv_cache_tokens=160)
 
 
 @pytest.fixture
@@ -218,12 +220,17 @@ def test_rows_whose_walks_are_late_land_later(core, found, monkeypatch):
 
 
 def test_listeners_see_every_round(core):
-    (request,) = [request for request in constrained_requests() if request.request_id == "runs"]
+    (request,) = [request for request in constrained_requests() if request.request_id == "half"]
     history, rounds = BlockHistory(), []
-    diffusion_of(core).listeners.append(lambda landed: rounds.extend(history.rounds(landed)))
+
+    def listen(landed: LandedRounds[DenoiseOutput]) -> None:
+        if landed.requests:  # else the launch had chunks of prompts alone
+            rounds.extend(history.rounds(landed))
+
+    diffusion_of(core).listeners.append(listen)
     before = core.get_metrics().diffusion_forwards_total
     run_requests(core, [request])
-    diffusion_of(core).listeners.clear()
+    diffusion_of(core).listeners.remove(listen)
     assert len(rounds) == core.get_metrics().diffusion_forwards_total - before
     known = {one.start + place: token for one in rounds for place, token in enumerate(one.tokens) if token != MASK}
     assert [known[place] for place in range(request.num_prompt_tokens, max(known) + 1)] == [
@@ -329,6 +336,10 @@ def test_a_planted_bug_is_noticed(bug, model, found, engine, monkeypatch):
     expected = [(loop[request.request_id].tokens, loop[request.request_id].reason) for request in some]
     bug(monkeypatch)
     engine.reset_prefix_cache()
-    run_requests(engine, some)
+    with contextlib.suppress(AssertionError):  # some of the engine's own assertions notice it too
+        run_requests(engine, some)
+    monkeypatch.undo()
+    engine.abort(*[request.request_id for request in some])
+    drain(engine)
     engine.reset_prefix_cache()
     assert outcomes(some) != expected
