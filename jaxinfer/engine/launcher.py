@@ -282,6 +282,8 @@ class Launcher:
             seconds: how long to wait if there is none yet.
         """
         found = False
+        if self._walkers.num_walking:
+            self.concerned = self._walkers.requests
         for row in self._walkers.take(seconds=seconds):
             found = True
             self.concerned = row.output.requests

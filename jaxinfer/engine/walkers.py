@@ -60,6 +60,11 @@ class Walkers:
         """Rows that wait for their walks."""
         return len(self._walking)
 
+    @property
+    def requests(self) -> list[Request]:
+        """Requests of the rows that wait for their walks."""
+        return [row.output.requests[0] for row in self._walking]
+
     def walk(
         self,
         output: SchedulerOutput,
