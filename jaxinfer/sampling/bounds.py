@@ -159,8 +159,12 @@ class Bounded:
 
     def split(self, logits: jax.Array) -> jax.Array:
         """Return logits float32 [Q, V] with their sharding: split by word, or as they are."""
-        by_word = self.bounds.by_word
-        return logits if by_word is None else lax.with_sharding_constraint(logits, by_word)
+        return split_by_word(logits, self.bounds)
+
+
+def split_by_word(logits: jax.Array, bounds: Bounds) -> jax.Array:
+    """Return logits float32 [Q, V] split by word over the mesh that bounds know of, or as they are."""
+    return logits if bounds.by_word is None else lax.with_sharding_constraint(logits, bounds.by_word)
 
 
 def unpacked(bits: jax.Array, vocab: int) -> jax.Array:
@@ -223,7 +227,9 @@ def masked_lists(logits: jax.Array, bounds: Bounds, seat: jax.Array) -> jax.Arra
         allowed = unpacked(bounds.mask.at[seat].get(mode="clip"), logits.shape[-1])
         return jnp.where(has_mask[:, None] & ~allowed, -jnp.inf, logits)
 
-    return lax.cond(jnp.any(has_mask), masked, lambda logits: logits, logits)
+    # Without a sharding constraint, XLA replicates on every device what passes through a condition.
+    listed = lax.cond(jnp.any(has_mask), masked, lambda logits: logits, split_by_word(logits, bounds))
+    return split_by_word(listed, bounds)
 
 
 def packed_bits(mask: np.ndarray) -> np.ndarray:
