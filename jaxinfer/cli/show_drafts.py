@@ -1,16 +1,13 @@
-"""Streamed text with accepted drafts in colour on terminals, and in brackets elsewhere."""
+"""Streamed text with marks around accepted drafts."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
+from jaxinfer.cli.marked_stream import ACCEPTED, Mark, print_marked
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.tokenizer import Tokenizer
-
-_ACCEPTED, _PLAIN = "\x1b[32m", "\x1b[0m"
 
 
 def print_drafts(deltas: Iterable[RequestOutput], tokenizer: Tokenizer, out: TextIO | None = None) -> RequestOutput:
@@ -18,21 +15,11 @@ def print_drafts(deltas: Iterable[RequestOutput], tokenizer: Tokenizer, out: Tex
 
     A round lands its accepted drafts and one more token: all tokens of an output but the last were drafted.
     """
-    to: TextIO = sys.stdout if out is None else out
-    in_colour = to.isatty() and "NO_COLOR" not in os.environ
-    begin, end = (_ACCEPTED, _PLAIN) if in_colour else ("[", "]")
-    text = None
-    for output in deltas:
-        if text is None:
-            text = tokenizer.stream(output.prompt_token_ids, skip_special_tokens=True)
-        *drafted, last = ["", *(text.append(token) for token in output.outputs[0].token_ids)]
-        accepted = "".join(drafted)
-        to.write(f"{begin}{accepted}{end}{last}" if accepted else last)
-        if output.finished:
-            to.write(text.finish())
-        to.flush()
-    to.write("\n")
-    return output
+
+    def marks_of(_: int, tokens: Sequence[int]) -> list[Mark | None]:
+        return [ACCEPTED] * (len(tokens) - 1) + [None] * (len(tokens) > 0)
+
+    return print_marked(deltas, tokenizer, marks_of, out)
 
 
 def drafts_line(output: RequestOutput) -> str:

@@ -113,7 +113,7 @@ class SeatEntries:
             return
         if entering.mask is not None:
             # A search chooses from the list of likely tokens.
-            packed["is_masked"][place] = 2 if request.is_steered else 1
+            packed["masked_at"][place], packed["masks_list"][place] = request.num_tokens, request.is_steered
             packed["mask"][place] = entering.mask
         if entering.what is Enters.MASK:
             return

@@ -115,6 +115,18 @@ class ProgramText:
         """
         return sum(map(_launches, self.scheduled))
 
+    def kernels_of_branches(self, scope: str) -> int:
+        """Return how many of `kernels` are in branches of conditionals that were traced in a `jax.named_scope`."""
+        seen: set[str] = set()
+        named = re.compile(rf'op_name="[^"]*\b{re.escape(scope)}\b')
+        called = [
+            name
+            for i in self.scheduled
+            if i.opcode == "conditional" and named.search(i.arguments)
+            for name in _called(i)
+        ]
+        return sum(_launches(i) for name in called for i in self._reachable(name, seen))
+
     def host_waits(self) -> list[Instruction]:
         """Return the instructions at which a GPU waits for the host to read what comes next, and to launch it.
 

@@ -32,6 +32,7 @@ from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.program import KV, TARGET, Program, sharding_of_logits
 from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.sampling.bounds import BoundsPlace
+from jaxinfer.sampling.next_tokens import SECOND_DRAW
 from jaxinfer.strategies.choose import denoiser_of
 from jaxinfer.strategies.speculator import Speculator
 
@@ -52,6 +53,7 @@ class CompiledProgram:
     kv_alias_bytes: int | None  # KV that it updates in place or leaves alone; None: it touches none
     kv_copies: int  # times that it writes an array of the pool anew
     kernels: int
+    second_draw_kernels: int  # how many of them run only after a mask refused a draw
     host_waits: int  # places where the GPU waits for the host within a launch
 
 
@@ -133,6 +135,7 @@ class AbstractEngine:
             kv_alias_bytes=self._kv_left_in_place(text, program) if set(self.pools) & set(program.writes) else None,
             kv_copies=sum(len(text.kv_copies(pool)) for pool in {pool for pool, _ in self.pools.values()}),
             kernels=text.kernels(),
+            second_draw_kernels=text.kernels_of_branches(SECOND_DRAW),
             host_waits=len(text.host_waits()),
         )
 

@@ -19,7 +19,7 @@ from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_seats, write_seats
 from jaxinfer.programs.step import padded_to
 from jaxinfer.sampling.bounds import Bounds
-from jaxinfer.sampling.next_tokens import next_tokens, redrawn_after
+from jaxinfer.sampling.next_tokens import next_tokens, redrawn, within_masks
 
 
 @jax.tree_util.register_dataclass
@@ -75,7 +75,8 @@ def decode_loop(
             kv, hidden = forward(model, kv, now, backend)
             drawn_after, sampling = hidden[now.logits_index], now.samples.sampling
             sampled = next_tokens(model, drawn_after, sampling, bounded)
-            sampled, refused = redrawn_after(model, drawn_after, sampled, sampling, bounded)
+            refused = bounded.refused(sampled)
+            sampled = redrawn(sampled, refused, lambda: within_masks(model, drawn_after, sampling, bounded))
             seats, landed = write_seats(seats, now, sampled)
             kept = lax.cond(
                 batch.wants_logprobs > 0, _with_last, lambda output, *_: output, output, landed, drawn_after, sampled

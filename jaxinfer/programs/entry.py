@@ -108,7 +108,7 @@ class Entry:
             counts = bounds.counts.at[all_of].set(0, mode="drop")
             at = jnp.append(seat, nowhere).at[count_of].get(mode="clip")
             counts = counts.at[at, token].set(count.astype(counts.dtype), mode="drop")
-            places = {name: seats_that(Enters.ALL, Enters.MASK) for name in ("is_masked", "mask")}
+            places = {name: seats_that(Enters.ALL, Enters.MASK) for name in ("masked_at", "masks_list", "mask")}
             others = {
                 name: getattr(bounds, name).at[places.get(name, all_of)].set(new, mode="drop")
                 for name, new in given.items()

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.programs.batch_layout import StepBatch
-from jaxinfer.sampling.bounds import Bounded, Bounds, counted, latest_output, unmasked
+from jaxinfer.sampling.bounds import Bounded, Bounds, counted, latest_output
 from jaxinfer.sampling.greatest import NO_SCORE
 
 ENDED = -1
@@ -109,11 +109,9 @@ def bounded_draws(batch: StepBatch, bounds: Bounds) -> Bounded:
 
 
 def count_latest(batch: StepBatch, bounds: Bounds, landed: jax.Array) -> Bounds:
-    """Return the bounds after `landed`, int32 [Q], -1: none: the tokens that were the latest before are counted, and
-    masks are used up."""
+    """Return the bounds after `landed`, int32 [Q], -1: none: the tokens that were the latest before are counted."""
     samples, latest = batch.samples, batch.token_ids[batch.logits_index]
     seat = jnp.where(landed != -1, samples.seat, bounds.binds.shape[0])
-    bounds = unmasked(bounds, seat)
     return counted(bounds, seat, samples.sampling.sample_position[:, None] - 1, latest[:, None])
 
 

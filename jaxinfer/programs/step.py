@@ -60,9 +60,10 @@ def step(
     logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
     bounded = bounded_draws(batch, bounds)
     held, greedy = as_held(logits, greedy, bounded)
-    tokens, refused = redrawn(
-        sample(held, batch.samples.sampling, greedy), batch.samples.sampling, bounded, lambda: held
-    )
+    sampling = batch.samples.sampling
+    tokens = sample(held, sampling, greedy)
+    refused = bounded.refused(tokens)
+    tokens = redrawn(tokens, refused, lambda: sample(bounded.within_masks(held), sampling))
     logprobs = logprobs_if(batch.wants_logprobs > 0, logits, tokens, bounded.listed)
     seats, landed = write_seats(seats, batch, tokens)
     bounds = count_latest(batch, bounds, landed)

@@ -48,7 +48,8 @@ class Bounds:
     """
 
     binds: Any  # int32 [S], 1: anything here but a mask changes draws of the sequence
-    is_masked: Any  # int32 [S], 1: the next draw of the sequence has a mask; 2: so has the list of likely tokens
+    masked_at: Any  # int32 [S], the index in its sequence of the one token whose draw has a mask; 0: none
+    masks_list: Any  # int32 [S], 1: so has the list of likely tokens
     mask: Any  # uint32 [S, W], bits
     counts: Any  # uint16 [S, V], how often each token is in the output; the greatest uint16 also stands for more
     in_prompt: Any  # uint32 [S, W], bits
@@ -127,19 +128,19 @@ class Bounded:
 
     def hold(self, logits: jax.Array) -> jax.Array:
         """Return logits float32 [Q, V] as they are drawn from; nothing is computed if no row is bound."""
-
-        def bound(logits: jax.Array) -> jax.Array:
-            of_draws = of_rows(self.bounds, self.seat)
-            held = adjust(logits, of_draws, self.position, self.path)
-            return jnp.where(of_draws.binds[:, None] > 0, held, logits)
-
         # As in `as_held`.
-        return self.split(lax.cond(self.anyone, bound, lambda logits: logits, self.split(logits)))
+        return self.split(lax.cond(self.anyone, self.adjusted, lambda logits: logits, self.split(logits)))
+
+    def adjusted(self, logits: jax.Array) -> jax.Array:
+        """Return what `hold` does, if at least one row is bound."""
+        of_draws = of_rows(self.bounds, self.seat)
+        held = adjust(logits, of_draws, self.position, self.path)
+        return jnp.where(of_draws.binds[:, None] > 0, held, logits)
 
     @property
     def are_masked(self) -> jax.Array:
-        """bool [Q]: draws of sequences whose next draw has a mask."""
-        return of_seats(self.bounds.is_masked, self.seat) > 0
+        """bool [Q]: draws that have a mask."""
+        return (self.position > 0) & (of_seats(self.bounds.masked_at, self.seat) == self.position)
 
     def refused(self, tokens: jax.Array) -> jax.Array:
         """Return which of the drawn tokens int32 [Q] their sequences' masks do not allow, as bool [Q]."""
@@ -154,7 +155,7 @@ class Bounded:
 
     def listed(self, logits: jax.Array) -> jax.Array:
         """Return logits float32 [Q, V], -inf for tokens that the list of a sequence's likely tokens leaves out."""
-        has_list = of_seats(self.bounds.is_masked, self.seat) > 1
+        has_list = self.are_masked & (of_seats(self.bounds.masks_list, self.seat) > 0)
         return masked_lists(logits, self.bounds, jnp.where(has_list, self.seat, self.bounds.binds.shape[0]))
 
     def split(self, logits: jax.Array) -> jax.Array:
@@ -256,12 +257,6 @@ def latest_output(bounds: Bounds, seat: jax.Array, token: jax.Array, position: j
     """Return the latest tokens int32 [N] of sequences, at positions [N], as the start of a path: -1 for a token of the
     prompt."""
     return jnp.where(position >= of_seats(bounds.prompt_length, seat), token, -1)
-
-
-def unmasked(bounds: Bounds, seat: jax.Array) -> Bounds:
-    """Return the bounds after draws in seats int32 [N] have landed: their masks bound those alone. A seat out of range
-    is none."""
-    return replace(bounds, is_masked=bounds.is_masked.at[seat].set(0, mode="drop"))
 
 
 def counted(bounds: Bounds, seat: jax.Array, position: jax.Array, tokens: jax.Array) -> Bounds:

@@ -17,6 +17,8 @@ from jaxinfer.sampling.sampler import SamplingBatch, sample
 # against 12 ms for 32 rows of 32,000 words. With more rows, the maximum over the first axis costs what the product
 # gains.
 TABLE_FIRST_ROWS = 64
+# Scope in programs' texts of what runs only after a mask has refused a draw.
+SECOND_DRAW = "second_draw"
 
 
 def logits_and_greedy(model: DecoderLM, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -63,7 +65,7 @@ def as_held(logits: jax.Array, greedy: jax.Array, bounded: Bounded) -> tuple[jax
     """Return logits float32 [Q, V] as they are drawn from, and the greatest token of each row, given the model's."""
 
     def held(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = bounded.hold(logits)
+        logits = bounded.split(bounded.adjusted(logits))
         return logits, greatest_of_rows(logits)
 
     # Without a sharding constraint, XLA replicates on every device what passes through a condition.
@@ -71,36 +73,24 @@ def as_held(logits: jax.Array, greedy: jax.Array, bounded: Bounded) -> tuple[jax
     return bounded.split(logits), greedy
 
 
-def redrawn(
-    tokens: jax.Array, sampling: SamplingBatch, bounded: Bounded, logits: Callable[[], jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """Return tokens int32 [Q] with those replaced that a mask does not allow, and which these are, bool [Q].
+def redrawn(tokens: jax.Array, refused: jax.Array, draw: Callable[[], jax.Array]) -> jax.Array:
+    """Return tokens int32 [Q] with those replaced that are refused, bool [Q]: that a mask does not allow.
 
     Such a token is drawn again, with the same noise, among those that the mask allows. If the first draw is allowed it
     stays, also where it would not be within the top-p of the allowed tokens.
 
     Args:
         tokens: as `sample` has drawn them, without masks.
-        logits: () -> float32 [Q, V], as they were drawn from; called where the second draw is traced, which runs only
-            if a token is refused.
+        draw: () -> int32 [Q], the second draw. What is computed in it runs only if a token is refused.
     """
-    refused = bounded.refused(tokens)
-
-    def again(tokens: jax.Array) -> jax.Array:
-        return jnp.where(refused, sample(bounded.within_masks(logits()), sampling), tokens)
-
-    return lax.cond(jnp.any(refused), again, lambda tokens: tokens, tokens), refused
+    with jax.named_scope(SECOND_DRAW):
+        return lax.cond(jnp.any(refused), lambda: jnp.where(refused, draw(), tokens), lambda: tokens)
 
 
-def redrawn_after(
-    model: DecoderLM, hidden: jax.Array, tokens: jax.Array, sampling: SamplingBatch, bounded: Bounded
-) -> tuple[jax.Array, jax.Array]:
-    """Return what `redrawn` does, for tokens int32 [Q] that `next_tokens` took after hidden states [Q, hidden].
+def within_masks(model: DecoderLM, hidden: jax.Array, sampling: SamplingBatch, bounded: Bounded) -> jax.Array:
+    """Return the tokens int32 [Q] drawn after hidden states [Q, hidden] among those that masks allow.
 
-    A second draw computes the logits again: they are not kept where hardly any is read.
+    The logits are computed again: they are not kept where hardly any is read.
     """
-
-    def logits() -> jax.Array:
-        return as_held(*logits_and_greedy(model, hidden), bounded)[0]
-
-    return redrawn(tokens, sampling, bounded, logits)
+    logits, _ = logits_and_greedy(model, hidden)
+    return sample(bounded.within_masks(bounded.hold(logits)), sampling)

@@ -20,8 +20,8 @@ from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, latest_tokens
 from jaxinfer.programs.step import padded_to
 from jaxinfer.programs.wide_rows import sampled_everywhere, wide_rows
-from jaxinfer.sampling.bounds import Bounded, Bounds, counted, unmasked
-from jaxinfer.sampling.next_tokens import next_tokens, redrawn_after
+from jaxinfer.sampling.bounds import Bounded, Bounds, counted
+from jaxinfer.sampling.next_tokens import next_tokens, redrawn, within_masks
 from jaxinfer.speculative.accept import land, num_accepted
 from jaxinfer.speculative.proposer import Drafts, Proposer, RoundsShape, Seated
 from jaxinfer.speculative.tails import TailPages, num_words, tokens_of_sequences, with_tail
@@ -260,10 +260,14 @@ class SpeculativeRounds:
         features = None if features is None else features.reshape(rows, -1, features.shape[-1])
         hidden = hidden.reshape(rows, -1, hidden.shape[-1])
         # Only a sequence's first draw of a round may have a mask.
-        first_of = jax.tree.map(lambda x: x[:: path.shape[1]], sampling)
-        first_bounded = Bounded(bounded.bounds, seated.batch.row_seat, first_of.sample_position, path[:, 0])
-        first, was_redrawn = redrawn_after(model, hidden[:, 0], sampled[:, 0], first_of, first_bounded)
-        return kv, hidden, sampled.at[:, 0].set(first), features, was_redrawn
+        first, of_rows = sampled[:, 0], seated.batch.samples.sampling
+
+        def of_first() -> Bounded:
+            return Bounded(bounded.bounds, seated.batch.row_seat, of_rows.sample_position, path[:, 0])
+
+        refused = of_first().refused(first)
+        first = redrawn(first, refused, lambda: within_masks(model, hidden[:, 0], of_rows, of_first()))
+        return kv, hidden, sampled.at[:, 0].set(first), features, refused
 
 
 def _of_rows(runs: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -285,16 +289,11 @@ def _of_last_round(
 
 
 def _counted(bounds: Bounds, seated: Seated, landed: jax.Array) -> Bounds:
-    """Count landed tokens int32 [R, W], -1 after the last, in the bounds; the last is the latest, not counted yet.
-
-    Masks of sequences that landed any are used up.
-    """
+    """Count landed tokens int32 [R, W], -1 after the last, in the bounds; the last is the latest, not counted yet."""
     known = jnp.concatenate([seated.token[:, None], landed[:, :-1]], axis=1)
     tokens = jnp.where(landed != -1, known, -1)
     position = seated.length[:, None] - 1 + jnp.arange(landed.shape[1])
-    seat = seated.batch.row_seat
-    bounds = unmasked(bounds, jnp.where(landed[:, 0] != -1, seat, bounds.binds.shape[0]))
-    return counted(bounds, seat, position, tokens)
+    return counted(bounds, seated.batch.row_seat, position, tokens)
 
 
 def _seated(batch: StepBatch, seats: Seats, goes_on: jax.Array, width: int) -> Seated:

@@ -30,11 +30,8 @@ def shown(llm, out, **params):
 def test_forced_text_is_in_brackets_and_changed_tokens_in_braces(llm):
     out = io.StringIO()
     output = shown(llm, out, structured_outputs=FORM)
-    text = out.getvalue()
     assert output.finished
-    plain = text.translate(str.maketrans("", "", "[]{}")).strip()
-    assert re.fullmatch("The lamp of the harbour is number [0-9] of nine.", plain)
-    assert text.count("[") > 3
+    assert re.fullmatch(r"\{The\}\[ lamp of the harbour is number \](\{[0-9]\}|[0-9])\[ of nine\.\]\n", out.getvalue())
 
 
 def test_on_a_terminal_they_have_colours(llm, monkeypatch):

@@ -171,6 +171,7 @@ def test_the_latest_grammars_stay_compiled(monkeypatch):
 
 @pytest.mark.parametrize("kept_depth", [0, KEPT_DEPTH])
 def test_threads_that_ask_for_one_grammar_compile_it_once_and_find_the_same_states(kept_depth, monkeypatch):
+    expected = [random_walk(compiled(**GRAMMARS[0]), seed, most=60)[0] for seed in range(4)]
     monkeypatch.setattr(guidance_module, "KEPT_DEPTH", kept_depth)
     calls = counted(monkeypatch)
     own = Guidance(TOKENIZER_JSON, SIZE, [EOS, EOS_TOO])
@@ -186,7 +187,6 @@ def test_threads_that_ask_for_one_grammar_compile_it_once_and_find_the_same_stat
         thread.start()
     for thread in threads:
         thread.join()
-    expected = [random_walk(compiled(**GRAMMARS[0]), seed, most=60)[0] for seed in range(4)]
     assert len(calls) == 1 and len({id(automaton) for automaton, *_ in walks.values()}) == 1
     assert [found for _, *found in walks.values()] == [expected] * 8
 

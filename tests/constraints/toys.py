@@ -63,3 +63,13 @@ class RandomAutomaton:
 
     def ends(self, state: int) -> bool:
         return set(np.flatnonzero(self.mask(state)).tolist()) <= self.eos
+
+
+def automata(vocab: int, eos: int, *, seed_of_runs: int = 4) -> tuple[RandomAutomaton, ...]:
+    """Return four: that allows most tokens, half of them, few of them, and that forces long runs of tokens."""
+    return (
+        RandomAutomaton(vocab, [eos], share=0.9, seed=1),
+        RandomAutomaton(vocab, [eos], share=0.5, forces=0.05, seed=2),
+        RandomAutomaton(vocab, [eos], share=0.05, forces=0.3, ends=0.04, seed=3),
+        RandomAutomaton(vocab, [eos], share=0.6, forces=0.85, ends=0.01, seed=seed_of_runs),
+    )

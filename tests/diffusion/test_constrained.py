@@ -29,7 +29,7 @@ from jaxinfer.scheduling.rounds import RowKind
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 from jaxinfer.strategies.block_diffusion import BlockDiffusion
 from tests.builders import drain, make_request, one_by_one, random_model, random_prompts, run_requests
-from tests.constraints.toys import RandomAutomaton
+from tests.constraints.toys import RandomAutomaton, automata
 from tests.diffusion import oracle
 from tests.diffusion.builders import MASK, diffusion_engine, diffusion_model_config, diffusion_of, generated
 from tests.diffusion.builders import requests as free_requests
@@ -38,10 +38,7 @@ from tests.diffusion.constrained_oracle import Constrained, constrained
 pytestmark = pytest.mark.unoptimized
 
 VOCAB, EOS = 101, 99
-LOOSE = RandomAutomaton(VOCAB, [EOS], share=0.9, seed=1)
-HALF = RandomAutomaton(VOCAB, [EOS], share=0.5, forces=0.05, seed=2)
-TIGHT = RandomAutomaton(VOCAB, [EOS], share=0.05, forces=0.3, ends=0.04, seed=3)
-RUNS = RandomAutomaton(VOCAB, [EOS], share=0.6, forces=0.85, ends=0.01, seed=14)
+LOOSE, HALF, TIGHT, RUNS = automata(VOCAB, EOS, seed_of_runs=14)
 KINDS: dict[str, dict[str, Any]] = {
     "loose": {"constraint": LOOSE},
     "half": {"constraint": HALF, "temperature": 0.9, "seed": 3},

@@ -7,7 +7,6 @@ import time
 from typing import Any
 from unittest import mock
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,24 +14,19 @@ from jaxinfer.constraints.workers import Workers
 from jaxinfer.engine import core as core_module
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.seat_entries import SeatEntries
-from jaxinfer.programs import seats as seats_module
-from jaxinfer.sampling import next_tokens as next_tokens_module
-from jaxinfer.sampling.sampler import sample
+from jaxinfer.sampling.bounds import Bounded, of_seats
 from jaxinfer.scheduling import refusals as refusals_module
 from jaxinfer.scheduling.request import Request
 from tests.branching.builders import alone, make_group, run_groups
 from tests.builders import make_engine, make_request, model_config, random_model, random_prompts, run_requests
 from tests.constraints.oracle import constrained_output
-from tests.constraints.toys import RandomAutomaton
+from tests.constraints.toys import RandomAutomaton, automata
 from tests.speculative.builders import WAYS, engine_of
 
 pytestmark = pytest.mark.unoptimized
 
 VOCAB, EOS = 101, 100
-LOOSE = RandomAutomaton(VOCAB, [EOS], share=0.9, seed=1)
-HALF = RandomAutomaton(VOCAB, [EOS], share=0.5, forces=0.05, seed=2)
-TIGHT = RandomAutomaton(VOCAB, [EOS], share=0.05, forces=0.3, ends=0.04, seed=3)
-RUNS = RandomAutomaton(VOCAB, [EOS], share=0.6, forces=0.85, ends=0.01, seed=4)
+LOOSE, HALF, TIGHT, RUNS = automata(VOCAB, EOS)
 KINDS: dict[str, dict[str, Any]] = {
     "free": {"temperature": 0.7, "seed": 1},
     "loose": {"constraint": LOOSE},
@@ -232,12 +226,13 @@ def test_after_failures_and_interruptions_the_tokens_are_the_same(way, engines, 
     assert {one.request_id: (one.output_token_ids, one.status.value) for one in made if one.guard} == expected
 
 
-def keeps_masks(bounds, seat):
-    return bounds
+@property
+def stays(bounded):
+    return of_seats(bounded.bounds.masked_at, bounded.seat) > 0
 
 
-def masked_first(tokens, sampling, bounded, logits):
-    return jnp.where(bounded.are_masked, sample(bounded.within_masks(logits()), sampling), tokens), bounded.are_masked
+def masked_first(bounded, tokens):
+    return bounded.are_masked
 
 
 def of_the_next_seat(self, packed, place, used, entering):
@@ -247,8 +242,8 @@ def of_the_next_seat(self, packed, place, used, entering):
 
 fill = SeatEntries._fill
 BUGS = {
-    "a mask that stays": (seats_module, "unmasked", keeps_masks),
-    "a draw from the mask alone": (next_tokens_module, "redrawn", masked_first),
+    "a mask that stays": (Bounded, "are_masked", stays),
+    "a draw from the mask alone": (Bounded, "refused", masked_first),
     "the mask of another seat": (SeatEntries, "_fill", of_the_next_seat),
 }
 

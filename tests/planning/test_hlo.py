@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxinfer.planning.hlo import PoolArray, ProgramText
+from jaxinfer.planning.hlo import PoolArray, ProgramText, _called, _launches
 
 SHAPE = (64, 16, 2, 8)
 POOL = PoolArray("f32", SHAPE, 4)
@@ -71,6 +71,20 @@ def test_a_loop_s_body_counts_once():
         return jnp.sin(page) @ jnp.ones((8, 8))
 
     assert 0 < program(once, donate=False).kernels() <= program(loop, donate=False).kernels() < 15
+
+
+def test_kernels_of_a_named_choice_are_those_of_its_branches():
+    def choice(pool, page):
+        always = jnp.sin(page) @ jnp.ones((8, 8))
+        with jax.named_scope("if_asked"):
+            page = lax.cond(page.sum() < 9, lambda: jnp.cos(page) @ jnp.ones((8, 8)), lambda: page)
+        return page + lax.cond(always.sum() < 5, lambda: always @ jnp.ones((8, 8)), lambda: always)
+
+    text = program(choice, donate=False)
+    [named] = [i for i in text.scheduled if i.opcode == "conditional" and "if_asked" in i.arguments]
+    inside = {i.name for name in _called(named) for i in text.computations[name] if _launches(i)}
+    assert 0 < text.kernels_of_branches("if_asked") == len(inside) < text.kernels()
+    assert text.kernels_of_branches("asked") == 0
 
 
 def fixed_turns(pool, page):

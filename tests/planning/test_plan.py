@@ -13,8 +13,8 @@ from jaxinfer.planning.report import verdict
 
 WEIGHTS, PER_TOKEN = 16_381_470_720, 147_456
 GIGABYTE = 10**9
-# Of 151,936 words with each seat: counts, four sets of bits, 320 biases and seven numbers.
-SEAT = 2 * 151_936 + 4 * 4 * 4_748 + 320 * 8 + 7 * 4
+# Of 151,936 words with each seat: counts, four sets of bits, 320 biases and eight numbers.
+SEAT = 2 * 151_936 + 4 * 4 * 4_748 + 320 * 8 + 8 * 4
 LIMIT, RESERVE = 135 * GIGABYTE, 4_050_000_000  # of an H200 at gpu_memory_utilization=0.9
 
 

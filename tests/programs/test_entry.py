@@ -88,14 +88,16 @@ def test_a_length_of_0_leaves_token_and_length_to_the_steps():
 def test_a_mask_takes_the_place_of_another_and_nothing_else_changes():
     packed = PackedEntry(SHAPE, NUM_SEATS)
     packed["seat"][:], packed["enters"][:] = [4, 1], Enters.MASK
-    packed["mask"][:], packed["is_masked"][:], packed["length"][:] = 77, [1, 0], 9
+    packed["mask"][:], packed["masked_at"][:], packed["masks_list"][:], packed["length"][:] = 77, [31, 0], [0, 1], 9
     before, after = run(packed)
-    assert (after[BOUNDS].mask[[4, 1]] == 77).all() and after[BOUNDS].is_masked[[4, 1]].tolist() == [1, 0]
+    assert (after[BOUNDS].mask[[4, 1]] == 77).all()
+    assert after[BOUNDS].masked_at[[4, 1]].tolist() == [31, 0] and after[BOUNDS].masks_list[[4, 1]].tolist() == [0, 1]
     others = [0, 2, 3]
-    for name in ("mask", "is_masked"):
+    masks = ("mask", "masked_at", "masks_list")
+    for name in masks:
         of_others = (getattr(bounds[BOUNDS], name)[others] for bounds in (before, after))
         np.testing.assert_array_equal(*of_others)
-    after[BOUNDS] = replace(after[BOUNDS], mask=before[BOUNDS].mask, is_masked=before[BOUNDS].is_masked)
+    after[BOUNDS] = replace(after[BOUNDS], **{name: getattr(before[BOUNDS], name) for name in masks})
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
