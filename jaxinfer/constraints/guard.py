@@ -127,6 +127,7 @@ class Walk:
     mask: np.ndarray | None = None  # bits of what may follow then, if the next draw is to have a mask; None: no mask
     error: str | None = None  # why nothing may follow, or why that is unknown
     was_redrawn: bool = False  # whether a mask has changed the first drawn token
+    state_before_forced: GuardState | None = None  # None: there are no forced ones
 
     @property
     def reenters(self) -> bool:
@@ -144,6 +145,7 @@ class WalkLimits(NamedTuple):
     max_output_tokens: int
     num_in_flight: int  # further tokens that launches may land: a shorter run of forced tokens would not pay
     may_force: bool  # whether forced tokens may be appended without a draw
+    forces_ends: bool  # whether the token that ends the output may be one of them
     wants_mask: bool  # whether the next draw is to have a mask in any case
 
 
@@ -162,11 +164,12 @@ def walk(guard: Guard, state: GuardState, tokens: Sequence[int], limits: WalkLim
             if (token in limits.ending_token_ids and count > limits.min_tokens) or count >= limits.max_output_tokens:
                 return Walk(kept, state)
         is_refused = kept < len(tokens)
+        before = state
         forced, state, is_complete = _forced(guard, state, limits, kept, is_refused=is_refused)
         mask = None
         if limits.vocab and not is_complete and (is_refused or forced or limits.wants_mask):
             mask = guard.mask(state, limits.vocab)
-        return Walk(kept, state, forced, is_refused, is_complete, mask)
+        return Walk(kept, state, forced, is_refused, is_complete, mask, state_before_forced=before if forced else None)
     except ConstraintError as error:
         return Walk(kept, state, error=str(error))
 
@@ -180,9 +183,11 @@ def _forced(
     if not limits.may_force:
         return (), state, False
     after = state
-    room = min(MOST_FORCED, limits.max_output_tokens - limits.num_output_tokens - kept)
+    room = min(MOST_FORCED, limits.max_output_tokens - limits.num_output_tokens - kept - (not limits.forces_ends))
     while len(run) < room:
         end = guard.ends(after)
+        if end is not None and not limits.forces_ends:
+            break
         if end is not None:
             # An end is no run: it saves the launches that would find it.
             return (*run, end), after, True
@@ -194,9 +199,12 @@ def _forced(
             raise ConstraintError(
                 f"the constraint allows token {token} alone next, which allowed_token_ids or bad_words exclude"
             )
+        ends = token in limits.ending_token_ids and limits.num_output_tokens + kept + len(run) >= limits.min_tokens
+        if ends and not limits.forces_ends:
+            break
         run.append(token)
         after = following
-        if token in limits.ending_token_ids and limits.num_output_tokens + kept + len(run) > limits.min_tokens:
+        if ends:
             break
     if is_refused or len(run) > limits.num_in_flight:
         return tuple(run), after, False

@@ -15,10 +15,10 @@ from jaxinfer.constraints.block_walk import BlockWalk
 from jaxinfer.constraints.guard import Walk
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
 from jaxinfer.engine.logprobs import (
+    known_targets,
     logprobs_of_launch,
-    prompt_targets,
     seats_of_lists,
-    take_prompt_logprobs,
+    take_known_logprobs,
     wants_logprobs,
 )
 from jaxinfer.engine.metrics import EngineMetrics
@@ -53,7 +53,7 @@ class _Launch:
     rounds: RoundsResult | None = None  # None: a plain step
     was_redrawn: jax.Array | None = None  # bool [Q], first tokens that masks have changed; None: there are no masks
     logprobs: TokenLogprobs | None = None  # [width * Q]
-    prompt_logprobs: TokenLogprobs | None = None
+    known_logprobs: TokenLogprobs | None = None
     begin: float | None = None  # when it was launched; None: it is not timed
     compiles: int = 0  # number of compiles before it was launched
 
@@ -184,19 +184,19 @@ class Launcher:
         return launched
 
     def _launch_step(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
-        """Launch a step and, after it, the log probabilities of prompts if they are wanted."""
+        """Launch a step and, after it, log probabilities of tokens that are known before, if they are wanted."""
         programs, launch = self.programs, self.runner.launch
         result: StepOutput = launch(programs.step, built.packed.shape, built.packed.buffer)
-        prompt_logprobs = None
-        targets = prompt_targets(output, built)
+        known_logprobs = None
+        targets = known_targets(output, built)
         if targets is not None:
             positions = result.hidden.shape[0]
             padded = np.pad(targets, (0, positions - len(targets)))
-            prompt_logprobs = self._logprobs(result.hidden, padded, len(targets))
+            known_logprobs = self._logprobs(result.hidden, padded, len(targets))
         return _Launch(
             output, built, result.token_ids, was_redrawn=result.was_redrawn,
             logprobs=result.logprobs if wants_logprobs(output) else None,
-            prompt_logprobs=prompt_logprobs,
+            known_logprobs=known_logprobs,
         )  # fmt: skip
 
     def _logprobs(
@@ -242,8 +242,8 @@ class Launcher:
         by_request = tokens.T.tolist()
         if not landed.all() and not launch.output.rounds.walks_blocks:
             by_request = [[token for token in row if token != -1] for row in by_request]
-        if launch.prompt_logprobs is not None:
-            take_prompt_logprobs(launch.output, launch.built, launch.prompt_logprobs)
+        if launch.known_logprobs is not None:
+            take_known_logprobs(launch.output, launch.built, launch.known_logprobs)
         entries = None
         if launch.logprobs is not None:
             entries = logprobs_of_launch(launch.built, launch.logprobs, launch.width)

@@ -44,36 +44,45 @@ def seats_of_lists(output: SchedulerOutput, built: BuiltBatch, width: int = 1) -
     }
 
 
-def prompt_targets(output: SchedulerOutput, built: BuiltBatch) -> np.ndarray | None:
-    """int32 [T]: the prompt token after each token of the launch; None if no request wants log probabilities of it."""
+def known_targets(output: SchedulerOutput, built: BuiltBatch) -> np.ndarray | None:
+    """int32 [T]: the known token after each token of the launch; None if no log probabilities of such are wanted."""
     targets = None
-    for request, start, positions in _prompt_spans(output, built):
+    for request, start, positions in _known_spans(output, built):
         if targets is None:
             targets = np.zeros(built.packed.shape.num_tokens, np.int32)
-        following = request.prompt_token_ids[positions.start + 1 : positions.stop + 1]
+        following = request.token_ids[positions.start + 1 : positions.stop + 1]
         targets[start : start + len(following)] = following
     return targets
 
 
-def take_prompt_logprobs(output: SchedulerOutput, built: BuiltBatch, logprobs: TokenLogprobs) -> None:
-    """Give prompt tokens' log probabilities to the requests that want them; recomputed prompts keep the first ones."""
+def take_known_logprobs(output: SchedulerOutput, built: BuiltBatch, logprobs: TokenLogprobs) -> None:
+    """Give log probabilities of tokens that were not drawn to the requests that want them: of prompts, of which
+    recomputed ones keep the first, and of awaited tokens."""
     arrays = jax.tree.map(np.asarray, logprobs)
-    for request, start, positions in _prompt_spans(output, built):
-        known = request.prompt_logprobs
-        for offset, position in enumerate(positions):
-            if len(known) == position + 1 and position + 1 < request.num_prompt_tokens:
-                token = request.prompt_token_ids[position + 1]
-                wanted = request.sampling_params.prompt_logprobs or 0
-                known.append(_as_dict(arrays, start + offset, token, wanted))
+    epochs = {request.request_id: epoch for request, epoch in zip(output.requests, output.epochs, strict=True)}
+    for request, start, positions in _known_spans(output, built):
+        params, num_prompt = request.sampling_params, request.num_prompt_tokens
+        is_awaited = request.awaits_logprobs and request.epoch == epochs[request.request_id]
+        last = request.num_tokens if is_awaited else num_prompt
+        for index, row in enumerate(positions, start=start):
+            following = row + 1
+            if following < num_prompt:
+                known, wanted, number = request.prompt_logprobs, params.prompt_logprobs, following
+            else:
+                known, wanted, number = request.logprobs, params.logprobs, following - num_prompt
+            if wanted is not None and len(known) == number and following < last:
+                known.append(_as_dict(arrays, index, request.token_ids[following], wanted))
 
 
-def _prompt_spans(output: SchedulerOutput, built: BuiltBatch) -> list[tuple[Request, int, range]]:
-    """Return (request, first index in T, positions of its tokens) of rows that want prompt log probabilities."""
+def _known_spans(output: SchedulerOutput, built: BuiltBatch) -> list[tuple[Request, int, range]]:
+    """Return (request, first index in T, positions of its tokens) of rows that want log probabilities of tokens that
+    are not drawn."""
     starts = built.packed["query_start_loc"]
     return [
         (request, int(starts[built.rows[index]]), range(first, first + output.num_tokens[index]))
         for index, (request, first) in enumerate(zip(output.requests, output.num_computed, strict=True))
-        if first + 1 < request.num_prompt_tokens and request.sampling_params.prompt_logprobs is not None
+        if request.awaits_logprobs
+        or (first + 1 < request.num_prompt_tokens and request.sampling_params.prompt_logprobs is not None)
     ]
 
 

@@ -174,7 +174,7 @@ class OutputProcessor:
         if detokenizer is None:
             detokenizer = self._new_detokenizer(request)
         matched, kept = None, None
-        for index in range(detokenizer.num_tokens, request.num_output_tokens):
+        for index in range(detokenizer.num_tokens, request.num_landed_tokens):
             if not _is_hidden(request, index):
                 matched = detokenizer.append(request.token_ids[request.num_prompt_tokens + index])
             if matched is not None:
@@ -216,7 +216,7 @@ class OutputProcessor:
         """Return a request's own new output: its rest if it is finished, else what can be shown of a stream."""
         request, sent = follower.request, follower.sent
         request.settle()
-        num_tokens, is_final = request.num_output_tokens, request.is_finished
+        num_tokens, is_final = request.num_landed_tokens, request.is_finished
         text, num_characters = "", sent.num_characters
         if is_final:
             if follower.failed is None:

@@ -72,12 +72,12 @@ def land(
             skipped = min(request.num_to_skip, len(tokens))
             request.num_to_skip -= skipped
             tokens, entries = tokens[skipped:], entries[skipped:]
-        first = len(request.token_ids)
+        first = request.landed.num_tokens
         if not request.is_walked:
             request.extend(tokens, entries, error=error)
         else:
             _land_walked(request, tokens, entries, walk or walk_of(request, tokens), error)
-        yield Landing(request, first, len(request.token_ids))
+        yield Landing(request, first, request.landed.num_tokens)
 
 
 def is_awaited(request: Request, epoch: int) -> bool:
@@ -113,7 +113,11 @@ def _land_walked(
     # All but the last drawn one are computed; those that follow in any case are not.
     request.num_computed_tokens = len(request.token_ids) + walk.num_kept - 1
     error = walk.error or (None if walk.is_refused else error)
-    status = request.extend([*kept, *walk.forced], entries[: walk.num_kept], error=error, walk=walk)
+    awaits = bool(walk.forced) and request.sampling_params.logprobs is not None
+    status = request.extend(kept if awaits else [*kept, *walk.forced], entries[: walk.num_kept], error=error, walk=walk)
+    if awaits and status is None:
+        assert walk.state_before_forced is not None
+        request.await_logprobs(walk.forced, walk.state_before_forced)
     request.note_refusals(walk.num_kept, is_refused=walk.is_refused)
     if status is None and walk.reenters:
         request.reenter(is_refused=walk.is_refused)

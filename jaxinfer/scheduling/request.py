@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,37 +17,12 @@ from jaxinfer.outputs import Logprob, RequestMetrics
 from jaxinfer.sampling.bounds import num_words, packed_bits
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduling.refusals import Excluded, Refusals
+from jaxinfer.scheduling.request_status import Landed, RequestStatus
 
 if TYPE_CHECKING:
     from jaxinfer.branching.branch_state import BranchLanes
     from jaxinfer.constraints.automaton import TokenAutomaton
     from jaxinfer.constraints.block_walk import Block
-
-
-class RequestStatus(enum.Enum):
-    """The state of a request; its value is the finish reason once the request is finished."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    PREEMPTED = "preempted"
-    FINISHED_STOPPED = "stop"
-    FINISHED_LENGTH = "length"
-    FINISHED_ABORTED = "abort"
-    FINISHED_ERROR = "error"
-
-    def __init__(self, reason: str) -> None:
-        # An attribute, because it is read several times for every token.
-        self.is_finished = reason in ("stop", "length", "abort", "error")
-
-
-class Landed(NamedTuple):
-    """The committed result of a request. It is assigned whole, so an interruption leaves the old or the new record."""
-
-    num_tokens: int  # of prompt and output; `token_ids` is longer while a landing is prepared
-    num_logprobs: int = 0
-    status: RequestStatus | None = None  # a finished status, or None
-    stop_reason: int | str | None = None
-    error: str | None = None
 
 
 class Group(Protocol):
@@ -123,6 +97,8 @@ class Request:
     guard: Guard | None = field(init=False, default=None)  # what its output has to keep to
     guard_state: GuardState | None = field(init=False, default=None)  # after the output tokens that have landed
     mask: np.ndarray | None = field(init=False, default=None)  # bits, of its next draw, if they are known
+    # The guard's state before tokens that follow in any case and await their log probabilities; None: there are none.
+    state_before_awaited: GuardState | None = field(init=False, default=None)
     guard_error: str | None = field(init=False, default=None)  # why its next mask is not known
     block: Block | None = field(init=False, default=None)  # with a guard: its block of a diffusion model, in its seat
     refusals: Refusals = field(init=False, default_factory=Refusals)
@@ -189,6 +165,16 @@ class Request:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
+    def awaits_logprobs(self) -> bool:
+        """Whether its last tokens, which follow in any case, land when their log probabilities are known."""
+        return self.state_before_awaited is not None
+
+    @property
+    def num_landed_tokens(self) -> int:
+        """Output tokens that are not awaited."""
+        return self.landed.num_tokens - self.num_prompt_tokens
+
+    @property
     def num_known_tokens(self) -> int:
         """Tokens of prompt and output, and the most that may be in flight: what the device may know."""
         return min(len(self.token_ids) + self.num_in_flight, self.max_total_tokens)
@@ -245,7 +231,7 @@ class Request:
         if logprobs:
             self.logprobs += logprobs[: len(known) - first]
         if walk is not None:
-            self.guard_state, self.mask = walk.state, walk.mask
+            self.guard_state, self.mask, self.state_before_awaited = walk.state, walk.mask, None
             if walk.is_complete and status is not RequestStatus.FINISHED_STOPPED:
                 status = RequestStatus.FINISHED_STOPPED  # also at its greatest length: its text is whole
         if status is None and error is not None:
@@ -272,6 +258,7 @@ class Request:
         Args:
             num_output_tokens: how many output tokens it keeps; None: all.
         """
+        self.drop_awaited()
         num_tokens = self.landed.num_tokens
         num_logprobs = self.landed.num_logprobs
         if num_output_tokens is not None:
@@ -283,10 +270,27 @@ class Request:
     def settle(self) -> None:
         """Bring lists and status in line with `landed`; for a request that no step is changing."""
         landed = self.landed
-        del self.token_ids[landed.num_tokens :]
-        del self.logprobs[landed.num_logprobs :]
+        if not self.awaits_logprobs:
+            del self.token_ids[landed.num_tokens :]
+            del self.logprobs[landed.num_logprobs :]
         if landed.status is not None:
             self.status, self.stop_reason, self.error = landed.status, landed.stop_reason, landed.error
+
+    def await_logprobs(self, tokens: Sequence[int], state: GuardState) -> None:
+        """Have tokens computed that follow in any case. They land, with their log probabilities, when the token after
+        them lands.
+
+        Args:
+            state: the guard's, before these tokens.
+        """
+        self.state_before_awaited = state
+        self.token_ids += tokens
+
+    def drop_awaited(self) -> None:
+        """Forget tokens whose log probabilities are awaited."""
+        if self.state_before_awaited is not None:
+            self.guard_state, self.mask, self.state_before_awaited = self.state_before_awaited, None, None
+            self.settle()
 
     def reenter(self, *, is_refused: bool) -> None:
         """Continue from tokens that are not those that were drawn: what is in flight is dropped when it lands, and the
@@ -317,11 +321,12 @@ class Request:
         return WalkLimits(
             vocab, self.ending_token_ids, self.num_output_tokens, params.min_tokens,
             self.max_total_tokens - self.num_prompt_tokens, self.num_in_flight,
-            may_force=params.logprobs is None and not self.is_steered, wants_mask=self.has_masks,
+            may_force=not self.is_steered, forces_ends=params.logprobs is None, wants_mask=self.has_masks,
         )  # fmt: skip
 
     def start_over(self) -> None:
         """Keep what has landed, and drop all that follows from it: pages, seat, what is computed or in flight."""
+        self.state_before_awaited = None
         self.settle()
         if self.guard is not None and not self.is_finished:
             self.guard_state, self.mask = self.guard.along(self.output_token_ids), None

@@ -182,6 +182,7 @@ class Scheduler:
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         victim.leave_seat()  # what is in flight is sampled again
+        victim.drop_awaited()
         victim.epoch += 1
         self.num_preemptions += 1
         if victim.is_trunk:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -14,17 +15,23 @@ from jaxinfer.constraints.workers import Workers
 from jaxinfer.engine import core as core_module
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.seat_entries import SeatEntries
+from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.sampling.bounds import Bounded, of_seats
 from jaxinfer.scheduling import refusals as refusals_module
+from jaxinfer.scheduling.launch_plan import LaunchPlan
 from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.scheduler import Scheduler
 from tests.branching.builders import alone, make_group, run_groups
 from tests.builders import make_engine, make_request, model_config, random_model, random_prompts, run_requests
 from tests.constraints.oracle import constrained_output
 from tests.constraints.toys import RandomAutomaton, automata
+from tests.oracle import next_token_logits
+from tests.sampling.reference import log_softmax
 from tests.speculative.builders import WAYS, engine_of
 
 pytestmark = pytest.mark.unoptimized
 
+SLOW = pytest.mark.slow
 VOCAB, EOS = 101, 100
 LOOSE, HALF, TIGHT, RUNS = automata(VOCAB, EOS)
 KINDS: dict[str, dict[str, Any]] = {
@@ -37,6 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "penalized": {"constraint": HALF, "frequency_penalty": 0.8, "presence_penalty": 0.5, "repetition_penalty": 1.2},
     "biased": {"constraint": LOOSE, "logit_bias": {5: 4.0, 6: 3.0}, "allowed_token_ids": [*range(60), EOS]},
     "looked at": {"constraint": HALF, "logprobs": 2, "temperature": 0.6, "seed": 7},
+    "looked at, runs": {"constraint": RUNS, "logprobs": 1, "temperature": 0.8, "seed": 10, "frequency_penalty": 0.3},
     "least": {"constraint": HALF, "min_tokens": 9, "temperature": 1.0, "seed": 8},
     "bad words": {"bad_token_ids": [(7,), *[(a, b) for a in range(0, 101, 3) for b in range(0, 101, 2)]]},
     "bad too": {"constraint": LOOSE, "bad_token_ids": [(1, 2), (3, 4, 5)], "temperature": 1.3, "seed": 9},
@@ -44,7 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def requests() -> list[Request]:
-    prompts = random_prompts((12, 30, 9, 5, 17, 22, 3, 8, 26, 14, 6, 19))
+    prompts = random_prompts((12, 30, 9, 5, 17, 22, 3, 8, 26, 14, 6, 19, 11))
     return [
         make_request(name, prompt, max_tokens=21, **{"eos_token_ids": [EOS], **kind})
         for prompt, (name, kind) in zip(prompts, KINDS.items(), strict=True)
@@ -78,14 +86,29 @@ def outcomes(core: EngineCore, made: list[Request]) -> dict[str, tuple[list[int]
     return {one.request_id: (one.output_token_ids, one.status.value) for one in made if one.guard}
 
 
+def check_logprobs(model: DecoderLM, made: Sequence[Request]) -> None:
+    """Drawn and forced tokens have the log probabilities of the model's own distribution."""
+    for request in made:
+        if request.sampling_params.logprobs is None:
+            continue
+        expected = []
+        for count, token in enumerate(request.output_token_ids):
+            known = [*request.prompt_token_ids, *request.output_token_ids[:count]]
+            expected.append(log_softmax(next_token_logits(model, known, request.num_prompt_tokens))[token])
+        found = [entry[token].logprob for entry, token in zip(request.logprobs, request.output_token_ids, strict=True)]
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_the_kinds_differ_in_how_much_they_refuse(expected):
     ends = [reason for _, reason in expected.values()]
     assert {"stop", "length"} <= set(ends)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_constrained_requests_get_the_tokens_of_the_oracle(way, engines, expected):
-    assert outcomes(engines(way), requests()) == expected
+def test_constrained_requests_get_the_tokens_of_the_oracle(way, engines, expected, model):
+    made = requests()
+    assert outcomes(engines(way), made) == expected
+    check_logprobs(model, made)
 
 
 @pytest.fixture
@@ -100,7 +123,7 @@ def masks(monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["always", "never"])
-@pytest.mark.parametrize("way", ["loops", pytest.param("chains", marks=pytest.mark.slow), "trees"])
+@pytest.mark.parametrize("way", ["loops", pytest.param("chains", marks=SLOW), "trees"])
 def test_tokens_are_those_of_the_oracle_whenever_draws_have_masks(way, when, masks, engines, expected):
     masks(when)
     core = engines(way)
@@ -123,6 +146,77 @@ def test_forced_runs_save_steps(engines):
     assert steps[0] < steps[1] / 2
 
 
+def looked_at(name: str, **kind: Any) -> Request:
+    runs = RandomAutomaton(VOCAB, [EOS], share=0.6, forces=0.95, ends=0, seed=4)
+    prompt = [ord(name), 2, 3]
+    return make_request(name, prompt, constraint=runs, temperature=0.5, logprobs=0, **{"max_tokens": 90, **kind})
+
+
+def test_forced_runs_with_log_probabilities_are_computed_as_chunks(model, engines):
+    core = engines("loops")
+    before = core.get_metrics()
+    one, other = looked_at("a"), make_request("b", [4, 5], max_tokens=120)
+    run_requests(core, [one, other])
+    check_logprobs(model, [one])
+    between = core.get_metrics()
+    assert between.constraint_forced_tokens_total - before.constraint_forced_tokens_total > 60
+    assert (one.output_token_ids, one.status.value) == constrained_output(model, one)
+    run_requests(core, [looked_at("a")])
+    assert core.get_metrics().num_steps_total - between.num_steps_total < 60
+
+
+def test_tokens_are_handed_out_with_their_log_probabilities(model, engines):
+    core, request = engines("loops"), looked_at("a", stream=True)
+    core.add_request(request)
+    most, count = 0, 0
+    while core.has_unfinished_requests():
+        for landing in core.step():
+            assert landing.last <= request.num_prompt_tokens + len(request.logprobs)
+            assert landing.first == request.num_prompt_tokens + count
+            most, count = max(most, landing.last - landing.first), count + landing.last - landing.first
+        if request.awaits_logprobs:
+            assert request.num_landed_tokens == request.landed.num_logprobs < request.num_output_tokens
+    assert count == 90 and most > 8
+    check_logprobs(model, [request])
+
+
+@pytest.mark.parametrize(
+    "when", ["preempted", *(pytest.param(when, marks=SLOW) for when in ("aborted", "interrupted"))]
+)
+def test_awaited_tokens_are_forgotten_and_forced_again(model, when, monkeypatch):
+    of_awaited: list[str] = []
+
+    def preempt(scheduler: Scheduler, victim: Request, plan: LaunchPlan) -> None:
+        of_awaited.extend([victim.request_id] * victim.awaits_logprobs)
+        preempts(scheduler, victim, plan)
+
+    preempts = Scheduler._preempt
+    monkeypatch.setattr(Scheduler, "_preempt", preempt)
+    room = {"max_model_len": 112, "kv_cache_tokens": 112} if when == "preempted" else {}
+    # With few tokens a launch, runs take several.
+    core = make_engine(model, max_num_batched_tokens=64 if when == "preempted" else 4, **room)
+    requests = [looked_at(name, seed=seed) for seed, name in enumerate("abc")]
+    for request in requests:
+        core.add_request(request)
+    times = 0
+    while core.has_unfinished_requests():
+        core.step()
+        awaiting = [one for one in requests if one.awaits_logprobs and not one.is_finished]
+        if when == "aborted" and awaiting:
+            core.abort(awaiting[0].request_id)
+            assert awaiting[0].num_output_tokens == len(awaiting[0].logprobs)
+        if when == "interrupted" and awaiting and times < 5:
+            times += 1
+            fails = mock.patch.object(core.launcher.scheduler, "update_from_output", side_effect=KeyboardInterrupt)
+            with fails, contextlib.suppress(KeyboardInterrupt):
+                core.step()
+    assert when != "preempted" or of_awaited
+    assert when != "interrupted" or times == 5
+    check_logprobs(model, requests)
+    if when != "aborted":
+        assert [one.output_token_ids for one in requests] == [constrained_output(model, one)[0] for one in requests]
+
+
 def test_preempted_requests_and_those_that_come_with_cached_prompts_get_their_tokens(model, expected):
     core = make_engine(model, kv_cache_tokens=80, max_model_len=60)
     for _ in range(2):
@@ -132,7 +226,7 @@ def test_preempted_requests_and_those_that_come_with_cached_prompts_get_their_to
 
 
 @pytest.mark.parametrize("mode", ["in_one_sequence", "batching"])
-@pytest.mark.parametrize("way", ["loops", pytest.param("trees", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["loops", pytest.param("trees", marks=SLOW)])
 def test_branches_have_constraints_of_their_own(way, mode, engines, model):
     prefix, suffixes = random_prompts([13])[0], random_prompts([3, 5, 1, 4], seed=5)
     each = [{"constraint": HALF}, {"constraint": RUNS, "temperature": 0.7}, {}, {"constraint": TIGHT, "top_p": 0.9}]
@@ -208,7 +302,7 @@ def test_an_output_that_is_complete_ends_with_stop_before_min_tokens(engines):
     assert request.status.value == "stop" and request.num_output_tokens < 60 and request.token_ids[-1] == EOS
 
 
-@pytest.mark.parametrize("way", ["loops", pytest.param("chains", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["loops", pytest.param("chains", marks=SLOW)])
 def test_after_failures_and_interruptions_the_tokens_are_the_same(way, engines, expected):
     core = engines(way)
     made = requests()
