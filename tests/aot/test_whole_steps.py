@@ -195,7 +195,7 @@ def test_rounds_of_trees_leave_both_caches_in_place_and_never_wait(name, rows):
         assert 0 < program.second_draw_kernels <= MOST_KERNELS_OF_A_SECOND_DRAW
 
 
-@pytest.mark.parametrize("name", [PREFILL, DENOISE_LOOP])
+@pytest.mark.parametrize("name", [PREFILL, DENOISE_LOOP, "constrained_round"])
 def test_rounds_of_denoising_leave_the_cache_in_place_and_never_wait(name):
     """Two layers of Qwen3-8B's shape as an SDAR with blocks of 16, whose logits are what takes most."""
     config = dataclasses.replace(

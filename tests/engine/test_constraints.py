@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
+from jaxinfer.constraints.guard import walk
 from jaxinfer.constraints.workers import Workers
 from jaxinfer.engine import core as core_module
+from jaxinfer.engine import walkers
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.models.decoder import DecoderLM
@@ -45,6 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "biased": {"constraint": LOOSE, "logit_bias": {5: 4.0, 6: 3.0}, "allowed_token_ids": [*range(60), EOS]},
     "looked at": {"constraint": HALF, "logprobs": 2, "temperature": 0.6, "seed": 7},
     "looked at, runs": {"constraint": RUNS, "logprobs": 1, "temperature": 0.8, "seed": 10, "frequency_penalty": 0.3},
+    "ends anyway": {"constraint": TIGHT, "ignore_eos": True, "temperature": 0.8, "seed": 32},
     "least": {"constraint": HALF, "min_tokens": 9, "temperature": 1.0, "seed": 8},
     "bad words": {"bad_token_ids": [(7,), *[(a, b) for a in range(0, 101, 3) for b in range(0, 101, 2)]]},
     "bad too": {"constraint": LOOSE, "bad_token_ids": [(1, 2), (3, 4, 5)], "temperature": 1.3, "seed": 9},
@@ -52,7 +56,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def requests() -> list[Request]:
-    prompts = random_prompts((12, 30, 9, 5, 17, 22, 3, 8, 26, 14, 6, 19, 11))
+    prompts = random_prompts((12, 30, 9, 5, 17, 22, 3, 8, 26, 14, 6, 19, 11, 7))
     return [
         make_request(name, prompt, max_tokens=21, **{"eos_token_ids": [EOS], **kind})
         for prompt, (name, kind) in zip(prompts, KINDS.items(), strict=True)
@@ -334,8 +338,22 @@ def of_the_next_seat(self, packed, place, used, entering):
     packed["mask"][:] = np.roll(packed["mask"], 1, axis=0)
 
 
+def with_mask_of_the_parent(guard, state, tokens, limits):
+    found, path = walk(guard, state, tokens, limits), [state]
+    for token in [*tokens[: found.num_kept], *found.forced]:
+        path.append(guard.advance(path[-1], token))
+    return found if found.mask is None else replace(found, mask=guard.mask(path[max(0, len(path) - 2)], VOCAB))
+
+
+def ending_twice(guard, state, tokens, limits):
+    found = walk(guard, state, tokens, limits)
+    return replace(found, forced=(*found.forced, EOS)) if found.is_complete else found
+
+
 fill = SeatEntries._fill
 BUGS = {
+    "the mask of the state before": (walkers, "walk", with_mask_of_the_parent),
+    "an end that counts twice": (walkers, "walk", ending_twice),
     "a mask that stays": (Bounded, "are_masked", stays),
     "a draw from the mask alone": (Bounded, "refused", masked_first),
     "the mask of another seat": (SeatEntries, "_fill", of_the_next_seat),
