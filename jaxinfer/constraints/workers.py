@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.constraints.automaton import ConstraintError
+
+logger = logging.getLogger(__name__)
 
 # Work of a grammar gives way to that of the engine's own threads.
 _NICENESS = 5
@@ -59,10 +62,7 @@ class Workers:
         self.give_up_stuck()
         with self._lock:
             if self._num_replaced > self._most_replaced:
-                raise ConstraintError(
-                    f"no grammar is followed any more: {self._num_replaced} pieces of work took more than "
-                    f"{self._patience:g} seconds each"
-                )
+                raise self._no_more()
             while len(self._workers) < self._count:
                 self._start()
         future: Future[T] = Future()
@@ -98,6 +98,24 @@ class Workers:
                 worker.future.set_exception(error)
                 if self._num_replaced <= self._most_replaced:
                     self._start()
+            if self._num_replaced > self._most_replaced and not self._workers:
+                self._fail_queued()
+
+    def _fail_queued(self) -> None:
+        """Let pieces fail that no thread will take."""
+        while True:
+            try:
+                piece = self._pieces.get_nowait()
+            except queue.Empty:
+                return
+            if piece is not None:
+                piece[0].set_exception(self._no_more())
+
+    def _no_more(self) -> ConstraintError:
+        return ConstraintError(
+            f"no grammar is followed any more: {self._num_replaced} pieces of work took more than "
+            f"{self._patience:g} seconds each"
+        )
 
     def _start(self) -> None:
         worker = _Worker()
@@ -113,33 +131,50 @@ def _run(
     # Only Linux has priorities of single threads.
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
-    while True:
+    while not worker.is_given_up:
+        piece = None
         try:
-            piece = pieces.get(timeout=_LOOK_SECONDS)
-        except queue.Empty:
-            workers = of()
-            if workers is not None:
-                workers.give_up_stuck()
-            continue
-        if piece is None:
-            return
-        future, work = piece
-        with lock:
-            worker.future, worker.since = future, time.monotonic()
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as raised:
-            error = raised
-        with lock:
-            worker.future = None
-            if worker.is_given_up:
+            try:
+                piece = pieces.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                workers = of()
+                if workers is not None:
+                    workers.give_up_stuck()
+                continue
+            if piece is None:
                 return
-            # Under the lock, so that the piece is not given up meanwhile.
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
+            _work_on(worker, lock, *piece)
+        except BaseException as error:
+            # Raised beside the work itself. The piece fails, and the thread takes the next one.
+            _fail(worker, lock, piece, error)
+
+
+def _work_on(worker: _Worker, lock: threading.Lock, future: Future[Any], work: Callable[[], Any]) -> None:
+    with lock:
+        worker.future, worker.since = future, time.monotonic()
+    result, error = None, None
+    try:
+        result = work()
+    except BaseException as raised:
+        error = raised
+    with lock:
+        worker.future = None
+        if worker.is_given_up:
+            return
+        # Under the lock, so that the piece is not given up meanwhile.
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+
+def _fail(worker: _Worker, lock: threading.Lock, piece: tuple[Future[Any], Any] | None, error: BaseException) -> None:
+    with lock:
+        worker.future = None
+        if piece is not None and not piece[0].done():
+            piece[0].set_exception(error)
+            return
+    logger.error("a thread of constraints failed between pieces of work, and continues", exc_info=error)
 
 
 def _stop(pieces: queue.SimpleQueue[Any], count: int) -> None:

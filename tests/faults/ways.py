@@ -15,11 +15,15 @@ from jaxinfer.strategies.beams import BeamRun
 from jaxinfer.tokenizer import Tokenizer
 from tests.branching.builders import make_group
 from tests.builders import make_engine, make_request, model_config, random_model, random_prompts
+from tests.constraints.toys import automata
 from tests.diffusion import bidirectional_builders as bidirectional
 from tests.diffusion.builders import MASK, diffusion_engine, diffusion_model_config
 from tests.speculative.builders import disturbed, random_head, speculating_engine
 
 MOST_TOKENS = 12
+EOS = 100
+_, HALF, _, RUNS = automata(101, EOS)
+_, HALF_OF_BLOCKS, *_ = automata(101, MASK - 1)
 
 type Item = Request | RequestGroup | Callable[[EngineCore], BeamRun]
 
@@ -55,6 +59,11 @@ def _plain(beside: bool) -> dict[int, list[Item]]:
         # More than the pool holds: one of them is preempted.
         items[3] = [penalized, make_request("d", fourth, max_tokens=10, temperature=1.0, seed=9, top_k=20)]
         items[6] = [make_request("e", [*first, 3], max_tokens=6)]
+        # One whose draws are refused now and then, and one with runs of tokens that follow in any case.
+        half = {"constraint": HALF, "temperature": 0.9, "seed": 6, "top_p": 0.9}
+        items[5] = [make_request("f", second[:5], max_tokens=11, eos_token_ids=[EOS], **half)]
+        runs = {"constraint": RUNS, "temperature": 0.8, "seed": 7, "logprobs": 1}
+        items[5] += [make_request("h", second[:4], max_tokens=14, stream=True, eos_token_ids=[EOS], **runs)]
         items[4] = [make_group("g", second, [[1], [2, 3]], max_tokens=5, temperature=1.0)]
     return items
 
@@ -95,6 +104,14 @@ def _denoised(beside: bool) -> dict[int, list[Item]]:
     return items
 
 
+def _blocks(beside: bool) -> dict[int, list[Item]]:
+    items = _denoised(beside)
+    if beside:
+        constrained = {"constraint": HALF_OF_BLOCKS, "temperature": 0.7, "seed": 6, "stream": True}
+        items[4] = [make_request("e", [5, 6, 7], max_tokens=9, eos_token_ids=[MASK - 1], **constrained)]
+    return items
+
+
 # Nearly all of the time goes to compiling: one layer, steps of one size with prompts, and trees that fit into it.
 TREES = {"num_speculative_tokens": 4, "tree_depth": 2, "tree_top_k": 2}
 SMALL = {"max_num_batched_tokens": 20}
@@ -126,7 +143,7 @@ WAYS = {
         Way("ngram", lambda: _speculating("ngram"), _plain),
         Way("draft_model", lambda: _speculating("draft_model"), _plain),
         Way("eagle3", lambda: _speculating("eagle3"), _plain),
-        Way("block", lambda: diffusion_engine(random_model(diffusion_model_config())), _denoised),
+        Way("block", lambda: diffusion_engine(random_model(diffusion_model_config())), _blocks),
         Way(
             "bidirectional",
             lambda: bidirectional.engine_of(

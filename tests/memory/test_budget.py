@@ -10,8 +10,8 @@ from jaxinfer.memory.budget import MemoryBudget, plan_memory
 from tests.builders import model_config, random_model
 
 CARD, WORKSPACE = 10_000_000, 500_000
-# Of 101 words with each of 64 seats: counts, four sets of bits, 320 biases and seven numbers.
-SEATS = 64 * (2 * 101 + 4 * 4 * 4 + 320 * 8 + 7 * 4)
+# Of 101 words with each of 64 seats: counts, four sets of bits, 320 biases and eight numbers.
+SEATS = 64 * (2 * 101 + 4 * 4 * 4 + 320 * 8 + 8 * 4)
 
 
 class FakeGPU:
