@@ -248,7 +248,7 @@ class Launcher:
         if launch.logprobs is not None:
             entries = logprobs_of_launch(launch.built, launch.logprobs, launch.width)
         metrics = self.metrics
-        walks = self._walkers.walk(launch.output, by_request, entries, self._is_device_idle, _redrawn_in(launch))
+        walks = self._walkers.walk(launch.output, by_request, entries, self._is_device_busy, _redrawn_in(launch))
         if walks is not None:
             self._note_walks(launch, by_request, walks)
         landings = self.scheduler.update_from_output(launch.output, by_request, entries, self._landing, walks)
@@ -300,9 +300,9 @@ class Launcher:
         if isinstance(walk, BlockWalk):
             self.strategy.walked(request, walk, self.metrics)
 
-    def _is_device_idle(self) -> bool:
-        """Whether the device has ended the launches that are in flight after the one that is read."""
-        return len(self._in_flight) > 1 and cast(Any, self._in_flight[1].token_ids).is_ready()
+    def _is_device_busy(self) -> bool:
+        """Whether the device has not ended a launch that is in flight after the one that is read."""
+        return len(self._in_flight) > 1 and not cast(Any, self._in_flight[1].token_ids).is_ready()
 
     def _note_walks(self, launch: _Launch, sampled: Sequence[Sequence[int]], walks: Mapping[int, Walk | None]) -> None:
         """Note which first tokens masks have changed, and count what walks have found."""

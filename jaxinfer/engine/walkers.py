@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 # Length of one wait for walks, between two looks at the device.
 _SLICE_SECONDS = 200e-6
+# Most seconds that other rows wait for walks while the device has nothing to do.
+_MOST_IDLE_SECONDS = 2e-3
 
 
 @dataclass(eq=False)
@@ -70,12 +73,13 @@ class Walkers:
         output: SchedulerOutput,
         sampled: Sequence[Sequence[int]],
         entries_of: LogprobsOf | None,
-        is_device_idle: Callable[[], bool],
+        is_device_busy: Callable[[], bool],
         was_redrawn: Callable[[int], bool],
     ) -> dict[int, Walk | None] | None:
         """Begin the walks of a launch's rows, and wait for them as long as the device is busy anyway.
 
         Args:
+            is_device_busy: whether a launch is in flight that the device has not ended.
             was_redrawn: (index of a row) -> whether a mask has changed its first token.
 
         Returns:
@@ -92,9 +96,12 @@ class Walkers:
                     begun[index] = self._begin(request, most, tokens)
         if not begun:
             return None
-        left = set(begun.values())
-        while left and not is_device_idle():
+        left, idle = set(begun.values()), 0.0
+        while left and idle < _MOST_IDLE_SECONDS:
+            now = time.perf_counter()
             _, left = wait(left, timeout=_SLICE_SECONDS)
+            if not is_device_busy():
+                idle += time.perf_counter() - now
         found: dict[int, Walk | None] = {}
         waits = {row.output.requests[0] for row in self._walking}
         for index, future in begun.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,6 @@ import pytest
 
 from jaxinfer.constraints.guard import walk
 from jaxinfer.constraints.workers import Workers
-from jaxinfer.engine import core as core_module
 from jaxinfer.engine import walkers
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.seat_entries import SeatEntries
@@ -251,9 +251,9 @@ class LateWorkers(Workers):
         return super().submit(lambda: (time.sleep(seconds), work())[1])
 
 
-def test_rows_whose_walks_are_late_land_later_and_get_their_tokens(model, expected, monkeypatch):
-    monkeypatch.setattr(core_module, "Workers", LateWorkers)
-    core = make_engine(model)
+def test_rows_whose_walks_are_late_land_later_and_get_their_tokens(engines, expected, monkeypatch):
+    core = engines("loops")
+    monkeypatch.setattr(core.launcher._walkers, "_workers", LateWorkers())
     most = 0
     for request in requests():
         core.add_request(request)
@@ -265,20 +265,24 @@ def test_rows_whose_walks_are_late_land_later_and_get_their_tokens(model, expect
     assert {one.request_id: (one.output_token_ids, one.status.value) for one in held} == expected
 
 
-def test_a_walk_that_never_ends_ends_its_request_alone(model, expected, monkeypatch):
+def test_a_walk_that_never_ends_ends_its_request_alone(engines, expected, monkeypatch):
+    is_over, in_time = threading.Event(), []
+
     class Stuck(RandomAutomaton):
         def advance(self, state, token):
             if state != self.start:
-                time.sleep(5.0)
+                in_time.append(is_over.wait(timeout=60.0))
             return super().advance(state, token)
 
-    monkeypatch.setattr(core_module, "Workers", lambda: Workers(patience=0.3))
-    core = make_engine(model)
+    core = engines("loops")
+    monkeypatch.setattr(core.launcher._walkers, "_workers", Workers(patience=1.5))
     stuck = make_request("stuck", [1, 2, 3], constraint=Stuck(VOCAB, [EOS], share=0.9), max_tokens=20)
     others = [request for request in requests() if request.guard]
     run_requests(core, [*others, stuck])
-    assert stuck.status.value == "error" and "took more than 0.3 seconds" in str(stuck.error)
+    is_over.set()
+    assert stuck.status.value == "error" and "took more than 1.5 seconds" in str(stuck.error)
     assert {one.request_id: (one.output_token_ids, one.status.value) for one in others} == expected
+    assert all(in_time), "the engine has waited for the walk"
 
 
 def test_where_nothing_may_follow_the_request_ends_with_the_reason(engines):
@@ -361,7 +365,8 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_noticed(bug, model, expected, masks, monkeypatch):
+def test_a_planted_bug_is_noticed(bug, model, engines, expected, masks, monkeypatch):
     masks("always" if bug == "a draw from the mask alone" else "never")
     monkeypatch.setattr(*BUGS[bug])
-    assert outcomes(make_engine(model), requests()) != expected
+    core = make_engine(model) if BUGS[bug][0] is Bounded else engines("loops")  # what is traced is traced anew
+    assert outcomes(core, requests()) != expected
