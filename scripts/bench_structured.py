@@ -45,6 +45,7 @@ PERSON = {
     "disable_any_whitespace": True,
 }
 MOST_TOKENS, NUM_FIXED = 96, 12
+COUNTED = ("tokens", "steps", "accepted", "refusals", "dropped", "forced")
 
 
 def fixed_text() -> dict[str, Any]:
@@ -72,6 +73,7 @@ def run(llm: LLM, batch: int, structured: dict[str, Any] | None, **params: Any) 
         "rate": tokens / seconds,
         "tokens": tokens,
         "steps": after.num_steps_total - before.num_steps_total,
+        "accepted": after.spec_decode_num_accepted_tokens - before.spec_decode_num_accepted_tokens,
         "refusals": after.constraint_refusals_total - before.constraint_refusals_total,
         "dropped": after.constraint_dropped_tokens_total - before.constraint_dropped_tokens_total,
         "forced": after.constraint_forced_tokens_total - before.constraint_forced_tokens_total,
@@ -93,8 +95,9 @@ def ratios(found: dict[str, list[dict[str, float]]], name: str, other: str) -> l
     return [one["rate"] / two["rate"] for one, two in zip(found[name], found[other], strict=True)]
 
 
-def open_llm(method: str, batch: int, seconds: float) -> LLM:
-    options: dict[str, Any] = {} if method == "plain" else {"speculative_config": {"method": method}}
+def open_llm(method: str, batch: int, seconds: float, *, fixed: bool) -> LLM:
+    drafting = {"method": method, "adaptive": None if fixed else "cost"}
+    options: dict[str, Any] = {} if method == "plain" else {"speculative_config": drafting}
     llm = LLM(max_num_seqs=max(batch, 8), max_num_batched_tokens=512, **options)
     llm.warm_up(use_tqdm=False)
     if seconds:
@@ -142,7 +145,7 @@ def row(kind: str, found: dict[str, list[dict[str, float]]], values: list[float]
     last = found[name][-1]
     return {
         "kind": kind, "ratio": statistics.median(values), "spread": [min(values), max(values)],
-        **{key: last[key] for key in ("tokens", "steps", "refusals", "dropped", "forced")},
+        **{key: last[key] for key in COUNTED},
     }  # fmt: skip
 
 
@@ -218,6 +221,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["plain"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--step-ms", type=float, default=0.0, help="a simulated device; 0: this machine")
+    parser.add_argument("--fixed", action="store_true", help="drafts in every round, whether they pay or not")
     parser.add_argument("--kinds", nargs="+", choices=[*MEASURES, "slow"], default=[*MEASURES, "slow"])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path(tempfile.gettempdir()) / "bench_structured.json")
@@ -226,7 +230,7 @@ def main() -> None:
     for method in args.methods:
         for batch in args.batches:
             kinds = [kind for kind in args.kinds if kind in MEASURES]
-            llm = open_llm(method, batch, args.step_ms / 1e3) if kinds else None
+            llm = open_llm(method, batch, args.step_ms / 1e3, fixed=args.fixed) if kinds else None
             for kind in kinds:
                 assert llm is not None
                 rows.append({"method": method, "batch": batch, **MEASURES[kind](llm, batch, args.turns)})
@@ -235,11 +239,9 @@ def main() -> None:
         rows.append({"method": "plain", "batch": 16, **asyncio.run(measure_slow(args.turns))})
         print(json.dumps(rows[-1]), flush=True)
     args.output.write_text(json.dumps({"environment": describe_environment(), "rows": rows}, indent=2) + "\n")
-    table = Table("method", "batch", "kind", "ratio", "spread", "tokens", "steps", "refusals", "dropped", "forced")
+    table = Table("method", "batch", "kind", "ratio", "spread", *COUNTED)
     for found in rows:
-        counts = [
-            f"{found[key]:.0f}" if key in found else "" for key in ("tokens", "steps", "refusals", "dropped", "forced")
-        ]
+        counts = [f"{found[key]:.0f}" if key in found else "" for key in COUNTED]
         spread = f"{found['spread'][0]:.2f} to {found['spread'][1]:.2f}"
         table.add_row(found["method"], str(found["batch"]), found["kind"], f"{found['ratio']:.2f}", spread, *counts)
     Console(width=140).print(table)

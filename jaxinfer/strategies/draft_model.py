@@ -103,7 +103,9 @@ def _vocabulary(directory: Path) -> dict[str, int] | None:
     if not file.is_file():
         return None
     content = json.loads(file.read_text(encoding="utf-8"))
-    vocabulary = content["model"]["vocab"]
+    vocabulary = content.get("model", {}).get("vocab")
+    if vocabulary is None:
+        raise ValueError(f"{file} has no model.vocab: whether the draft model's tokens are the target's is unknown")
     if not isinstance(vocabulary, dict):  # a list of (token, score)
         vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
     return {**vocabulary, **{token["content"]: token["id"] for token in content.get("added_tokens", ())}}

@@ -83,8 +83,9 @@ class LaunchTiming:
                 jax.device_put(seat_zeros + packed["lengths"][0], before.length.sharding),
             )
         )
-        begin = time.perf_counter()
-        jax.block_until_ready(launch(packed))
-        seconds = time.perf_counter() - begin
-        self._runner.state[SEATS] = before
-        return seconds
+        try:
+            begin = time.perf_counter()
+            jax.block_until_ready(launch(packed))
+            return time.perf_counter() - begin
+        finally:
+            self._runner.state[SEATS] = before
