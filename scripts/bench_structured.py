@@ -1,10 +1,10 @@
 """Structured output against unconstrained decoding of the embedded checkpoint, by turns in one engine.
 
 `free`: a grammar that the answers keep to by themselves, so nothing is refused; `with` against `without`, in tokens a
-second. `refused`: a JSON schema that no prompt asked for, with masks as the engine chooses, always and never, each
-against the better of the last two. `fixed`: a text of about 600 tokens that the grammar gives but for a few fields,
-against as many tokens without. `slow`: streams beside a grammar that takes long to compile: the longest gap between
-tokens against that beside a busy thread.
+second. `refused`: a JSON schema that no prompt asked for, with masks as the engine chooses, against the better of masks
+always and never. `masked`: masks on every draw, none of which refuses anything, against launches of one step without.
+`fixed`: a text of about 600 tokens that the grammar gives but for a few fields, against as many tokens without. `slow`:
+streams beside a grammar that takes long to compile: the longest gap between tokens against that beside a busy thread.
 """
 
 from __future__ import annotations
@@ -128,6 +128,15 @@ def measure_refused(llm: LLM, batch: int, count: int) -> dict[str, Any]:
     return row("refused", found, best, "chosen")
 
 
+def measure_masked(llm: LLM, batch: int, count: int) -> dict[str, Any]:
+    def with_masks() -> dict[str, float]:
+        with mock.patch.multiple(refusals_module, FREQUENT=-1.0, SELDOM=-1.0):
+            return run(llm, batch, ANYTHING, logprobs=0)
+
+    found = turns(count, {"without": lambda: run(llm, batch, None, logprobs=0), "with": with_masks})
+    return row("masked", found, ratios(found, "with", "without"), "with")
+
+
 def measure_fixed(llm: LLM, batch: int, count: int) -> dict[str, Any]:
     form = fixed_text()
     length = int(run(llm, batch, form, max_tokens=900)["tokens"]) // len(held_out_prompts(batch))
@@ -213,7 +222,7 @@ async def measure_slow(count: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-MEASURES = {"free": measure_free, "refused": measure_refused, "fixed": measure_fixed}
+MEASURES = {"free": measure_free, "refused": measure_refused, "masked": measure_masked, "fixed": measure_fixed}
 
 
 def main() -> None:
