@@ -61,8 +61,8 @@ def run(llm: LLM, batch: int, structured: dict[str, Any] | None, **params: Any) 
     """Tokens a second with so many requests at a time, and what constraints cost."""
     llm.reset_prefix_cache()
     given = SamplingParams(**{"temperature": 0.0, "max_tokens": MOST_TOKENS, **params}, structured_outputs=structured)
-    before, begin = llm.get_metrics(), time.perf_counter()
     prompts, outputs = held_out_prompts(batch), []
+    before, begin = llm.get_metrics(), time.perf_counter()
     for first in range(0, len(prompts), batch):
         outputs += llm.chat(prompts[first : first + batch], given, use_tqdm=False)
     seconds, after = time.perf_counter() - begin, llm.get_metrics()
@@ -154,6 +154,7 @@ def row(kind: str, found: dict[str, list[dict[str, float]]], values: list[float]
     last = found[name][-1]
     return {
         "kind": kind, "ratio": statistics.median(values), "spread": [min(values), max(values)],
+        "rates": {way: statistics.median([turn["rate"] for turn in results]) for way, results in found.items()},
         **{key: last[key] for key in COUNTED},
     }  # fmt: skip
 

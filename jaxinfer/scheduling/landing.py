@@ -118,6 +118,7 @@ def _land_walked(
     if awaits and status is None:
         assert walk.state_before_forced is not None
         request.await_logprobs(walk.forced, walk.state_before_forced)
-    request.note_refusals(walk.num_kept, is_refused=walk.is_refused)
+    # A second draw is no token more: its first one is noted as refused.
+    request.note_refusals(max(0, walk.num_kept - walk.was_redrawn), is_refused=walk.is_refused)
     if status is None and walk.reenters:
         request.reenter(is_refused=walk.is_refused)

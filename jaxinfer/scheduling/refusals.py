@@ -5,20 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 
-# Weight of a token in the moving share of refused tokens, and shares between which all draws get masks, or none again.
-WEIGHT_OF_TOKEN = 0.2
-FREQUENT, SELDOM = 0.55, 0.35
+# Weight of a token in the moving share of refused tokens, and its value at the beginning, where nothing is known. Then
+# the shares between which all draws get masks, or none again: a refusal costs two launches, a mask the overlap of host
+# and device, one launch in three on a CPU. So one refusal is reason enough for masks, and a dozen allowed tokens to end
+# them.
+WEIGHT_OF_TOKEN, AT_FIRST = 0.2, 0.1
+FREQUENT, SELDOM = 0.1, 0.02
 
 
 class Refusals:
     """Share of a request's tokens that its guard has refused of late.
 
-    A refusal loses what is in flight for the request. Where most tokens are refused, every draw gets a mask, and the
-    request waits for each token: that loses less.
+    A refusal loses what is in flight for the request. Where tokens are refused again and again, every draw gets a mask,
+    and the request waits for each token: that loses less.
     """
 
     def __init__(self) -> None:
-        self.share = 0.0
+        self.share = AT_FIRST
         self.are_frequent = False
 
     def note(self, num_kept: int, *, is_refused: bool) -> None:

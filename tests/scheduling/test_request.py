@@ -119,17 +119,22 @@ def test_a_bad_word_of_one_token_is_banned_always_and_a_longer_one_before_its_la
     assert not request.depends_on_output
 
 
-def test_where_most_tokens_are_refused_the_next_draw_waits_for_the_latest_token():
+def test_after_a_refusal_each_draw_waits_for_the_latest_token_until_many_were_allowed():
     request = make_request("a", [4, 5], bad_token_ids=[(5, 6)])
-    assert request.refusals.most_rounds(1.0) > 1000
-    for number in range(1, 8):
-        request.note_refusals(0, is_refused=True)
-        assert request.depends_on_output == request.has_masks == (number >= 4)
-    assert request.refusals.most_rounds(1.0) == 1
-    request.note_refusals(3, is_refused=False)
+    assert request.refusals.most_rounds(1.0) == 9 and not request.has_masks
+    request.note_refusals(20, is_refused=False)
+    assert request.refusals.most_rounds(1.0) > 500
+    request.note_refusals(3, is_refused=True)
+    assert request.depends_on_output and request.has_masks and request.refusals.most_rounds(1.0) == 4
+    request.note_refusals(10, is_refused=False)
     assert request.has_masks, "a few tokens that were allowed are no reason to change"
-    request.note_refusals(3, is_refused=False)
-    assert not request.has_masks and 1 < request.refusals.most_rounds(1.0) < 10
+    request.note_refusals(1, is_refused=False)
+    assert not request.depends_on_output and not request.has_masks
+    for _ in range(9):
+        request.note_refusals(0, is_refused=True)
+    assert request.refusals.most_rounds(1.0) == 1
+    request.note_refusals(16, is_refused=False)
+    assert request.has_masks, "after many refusals it takes more"
 
 
 def test_what_is_allowed_once_and_for_all_needs_no_output():
