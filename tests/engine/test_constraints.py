@@ -136,7 +136,7 @@ def test_tokens_are_those_of_the_oracle_whenever_draws_have_masks(way, when, mas
     after = core.get_metrics()
     assert after.constraint_refusals_total > before.constraint_refusals_total
     dropped = after.constraint_dropped_tokens_total - before.constraint_dropped_tokens_total
-    assert (dropped > 100) == (when == "never"), dropped
+    assert (dropped > 50) == (when == "never"), dropped
 
 
 def test_forced_runs_save_steps(engines):
