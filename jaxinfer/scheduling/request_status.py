@@ -1,4 +1,4 @@
-"""How a request stands, and the committed result of its landings."""
+"""The state of a request, and the committed result of its landings."""
 
 from __future__ import annotations
 
