@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from jaxinfer.checkpoint import load_checkpoint, load_head
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.sampling.noise import gumbel
 from jaxinfer.scheduling.request import Request
@@ -25,6 +22,7 @@ from tests.builders import drain, make_request, random_prompts, run_requests
 from tests.speculative import eagle3_numpy
 from tests.speculative.builders import speculating_engine, speculation_of
 from tests.speculative.decoder_numpy import Checkpoint, random_target
+from tests.speculative.eagle3_files import load_target_and_head
 
 pytestmark = pytest.mark.unoptimized
 
@@ -53,12 +51,7 @@ def checkpoints() -> tuple[Checkpoint, Checkpoint]:
 @pytest.fixture(scope="module")
 def engine(checkpoints, tmp_path_factory) -> Callable[..., EngineCore]:
     folder: Path = tmp_path_factory.mktemp("eagle3")
-    for name, (config, tensors) in zip(("target", "head"), checkpoints, strict=True):
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text(json.dumps(config))
-        save_file(dict(tensors), folder / name / "model.safetensors")
-    config, model = load_checkpoint(folder / "target", dtype="float32")
-    head = load_head(folder / "head", config, dtype="float32")
+    model, head = load_target_and_head(folder, checkpoints)
     made: dict[tuple, EngineCore] = {}
 
     def get(**limits: Any) -> EngineCore:

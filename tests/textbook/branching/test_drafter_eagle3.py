@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from jaxinfer.checkpoint import load_checkpoint, load_head
 from jaxinfer.textbook.branching import BranchStateManager, DrafterBIM, DraftTrees, Eagle3Forward
 from tests.builders import random_prompts
 from tests.speculative import eagle3_numpy
 from tests.speculative.decoder_numpy import capture_layers, forward, random_target
+from tests.speculative.eagle3_files import load_target_and_head
 
 pytestmark = pytest.mark.unoptimized
 
@@ -32,12 +30,8 @@ def checkpoints(request):
 @pytest.fixture(scope="module")
 def head_forward(checkpoints, tmp_path_factory) -> Eagle3Forward:
     folder: Path = tmp_path_factory.mktemp("head")
-    for name, (config, tensors) in zip(("target", "head"), checkpoints, strict=True):
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text(json.dumps(config))
-        save_file(dict(tensors), folder / name / "model.safetensors")
-    config, model = load_checkpoint(folder / "target", dtype="float32")
-    return Eagle3Forward(load_head(folder / "head", config, dtype="float32"), model)
+    model, head = load_target_and_head(folder, checkpoints)
+    return Eagle3Forward(head, model)
 
 
 def features_of(target, manager: BranchStateManager) -> np.ndarray:
