@@ -56,7 +56,7 @@ def _plain(beside: bool) -> dict[int, list[Item]]:
             "c", third, max_tokens=MOST_TOKENS, temperature=0.8, seed=5, presence_penalty=0.5, stream=True
         )
         items[1] = [sampled]
-        # More than the pool holds: one of them is preempted.
+        # The pool holds 160 tokens, fewer than these two: one of them is preempted.
         items[3] = [penalized, make_request("d", fourth, max_tokens=10, temperature=1.0, seed=9, top_k=20)]
         items[6] = [make_request("e", [*first, 3], max_tokens=6)]
         # One whose draws are refused now and then, and one with runs of tokens that follow in any case.
@@ -122,7 +122,7 @@ def _model() -> Any:
 
 
 def _engine() -> EngineCore:
-    return make_engine(_model(), **SMALL)
+    return make_engine(_model(), **SMALL, kv_cache_tokens=160)
 
 
 def _speculating(method: str) -> EngineCore:
