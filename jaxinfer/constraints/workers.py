@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -59,15 +59,26 @@ class Workers:
         Raises:
             ConstraintError: too many threads were given up.
         """
+        return self.submit_all([work])[0]
+
+    def submit_all[T](self, works: Sequence[Callable[[], T]]) -> list[Future[T]]:
+        """Queue pieces of work, in this order.
+
+        Raises:
+            ConstraintError: too many threads were given up.
+        """
         self.give_up_stuck()
         with self._lock:
             if self._num_replaced > self._most_replaced:
                 raise self._no_more()
             while len(self._workers) < self._count:
                 self._start()
-        future: Future[T] = Future()
-        self._pieces.put((future, work))
-        return future
+        futures: list[Future[T]] = []
+        for work in works:
+            future: Future[T] = Future()
+            self._pieces.put((future, work))
+            futures.append(future)
+        return futures
 
     def run[T](self, work: Callable[[], T]) -> T:
         """Run a piece of work in one of the threads, and wait for its result.

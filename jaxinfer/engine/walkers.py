@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
@@ -20,7 +22,7 @@ from jaxinfer.scheduling.rounds import ConstrainedRounds, Rounds
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 
 # Length of one wait for walks, between two looks at the device.
-_SLICE_SECONDS = 200e-6
+_SLICE_SECONDS = 1e-3
 # Most seconds that other rows wait for walks while the device has nothing to do.
 _MOST_IDLE_SECONDS = 2e-3
 
@@ -86,20 +88,22 @@ class Walkers:
             For each row of a request with a guard, by its index, its walk; None for a row that lands later. None: the
             launch has no such row.
         """
-        begun: dict[int, Future[Walk]] = {}
+        works: dict[int, Callable[[], Walk]] = {}
         rows = zip(output.requests, output.most_tokens, output.epochs, sampled, strict=True)
         for index, (request, most, epoch, tokens) in enumerate(rows):
             if request.is_walked and most and tokens and is_awaited(request, epoch):
                 if output.rounds.walks_blocks:
-                    begun[index] = self._begin_block(request, output.rounds, tokens)
+                    works[index] = self._work_on_block(request, output.rounds, tokens)
                 else:
-                    begun[index] = self._begin(request, most, tokens)
-        if not begun:
+                    works[index] = self._work(request, most, tokens)
+        if not works:
             return None
-        left, idle = set(begun.values()), 0.0
-        while left and idle < _MOST_IDLE_SECONDS:
+        begun = dict(zip(works, self._workers.submit_all(list(works.values())), strict=True))
+        ended, idle = _all_ended(begun.values()), 0.0
+        while idle < _MOST_IDLE_SECONDS:
             now = time.perf_counter()
-            _, left = wait(left, timeout=_SLICE_SECONDS)
+            if ended.acquire(timeout=_SLICE_SECONDS):
+                break
             if not is_device_busy():
                 idle += time.perf_counter() - now
         found: dict[int, Walk | None] = {}
@@ -116,7 +120,7 @@ class Walkers:
             self._walking.append(_Walking(_only(output, index), tokens, entries, future, was_redrawn(index)))
         return found
 
-    def _begin(self, request: Request, most: int, tokens: Sequence[int]) -> Future[Walk]:
+    def _work(self, request: Request, most: int, tokens: Sequence[int]) -> Callable[[], Walk]:
         guard, state = request.guard, request.guard_state
         assert guard is not None and state is not None
         limits = request.walk_limits(self._vocab)
@@ -133,14 +137,14 @@ class Walkers:
             count = limits.num_output_tokens + earlier.num_kept
             return walk(guard, earlier.state, drawn, limits._replace(num_output_tokens=count))
 
-        return self._workers.submit(work)
+        return work
 
-    def _begin_block(self, request: Request, rounds: Rounds, drawn: Sequence[int]) -> Future[Walk]:
-        """Begin the walk along the draws of a round; the request has no other launch in flight."""
+    def _work_on_block(self, request: Request, rounds: Rounds, drawn: Sequence[int]) -> Callable[[], Walk]:
+        """Return the walk along the draws of a round; the request has no other launch in flight."""
         guard, block = request.guard, request.block
         assert guard is not None and block is not None and isinstance(rounds, ConstrainedRounds)
         limits = block_limits(request, rounds, self._vocab)
-        return self._workers.submit(lambda: walk_block(guard, block, drawn, limits))
+        return lambda: walk_block(guard, block, drawn, limits)
 
     def take(self, *, seconds: float = 0.0) -> list[WalkedRow]:
         """Return the rows whose walks are done by now, in their order.
@@ -182,10 +186,21 @@ class Walkers:
         self._walking.clear()
 
 
+def _all_ended(futures: Collection[Future[Walk]]) -> threading.Lock:
+    """Return a lock that is released once all have ended."""
+    # `concurrent.futures.wait` takes the locks of all futures, each time that it is called.
+    lock, left = threading.Lock(), itertools.count(len(futures) - 1, -1)
+    lock.acquire()
+    for future in futures:
+        future.add_done_callback(lambda _: None if next(left) else lock.release())
+    return lock
+
+
 def _result(future: Future[Walk], request: Request, *, was_redrawn: bool) -> Walk:
     assert request.guard_state is not None
     try:
-        return replace(future.result(), was_redrawn=was_redrawn)
+        found = future.result()
+        return replace(found, was_redrawn=True) if was_redrawn else found
     except ConstraintError as error:
         return Walk(0, request.guard_state, error=str(error))
 
