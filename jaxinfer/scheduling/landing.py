@@ -119,6 +119,7 @@ def _land_walked(
         assert walk.state_before_forced is not None
         request.await_logprobs(walk.forced, walk.state_before_forced)
     # A second draw is no token more: its first one is noted as refused.
-    request.note_refusals(max(0, walk.num_kept - walk.was_redrawn), is_refused=walk.is_refused)
+    num_first = max(0, walk.num_kept - walk.was_redrawn)
+    request.note_refusals(num_first, is_refused=walk.is_refused, is_forced=bool(walk.forced))
     if status is None and walk.reenters:
         request.reenter(is_refused=walk.is_refused)

@@ -115,7 +115,7 @@ def _rounds_of_rows(
             num_of_one += 1
             num_alone += request.draws_alone
             continue
-        expects_refusals |= request.guard is not None and request.refusals.share > 0
+        expects_refusals |= request.guard is not None and request.refusals.expects_breaks
         left = request.num_tokens_left
         longest, shortest = max(longest, left), min(shortest, left)
         streams |= request.stream

@@ -5,37 +5,49 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 
-# Weight of a token in the moving share of refused tokens, and its value at the beginning, where nothing is known. Then
-# the shares between which all draws get masks, or none again: a refusal costs two launches, a mask the overlap of host
-# and device, one launch in three on a CPU. So one refusal is reason enough for masks, and a dozen allowed tokens to end
-# them.
+# Weight of a token in the moving shares of refused tokens and of breaks, and their value at the beginning, where
+# nothing is known. Then the shares of refused ones between which all draws get masks, or none again: a refusal costs
+# two launches, a mask the overlap of host and device, one launch in three on a CPU. So one refusal is reason enough for
+# masks, and a dozen allowed tokens to end them.
 WEIGHT_OF_TOKEN, AT_FIRST = 0.2, 0.1
 FREQUENT, SELDOM = 0.1, 0.02
 
 
 class Refusals:
-    """Share of a request's tokens that its guard has refused of late.
+    """Shares of a request's drawn tokens that its guard has refused of late, and after which its sequence breaks.
 
-    A refusal loses what is in flight for the request. Where tokens are refused again and again, every draw gets a mask,
-    and the request waits for each token: that loses less.
+    A sequence breaks at a refused token, and where forced tokens follow a drawn one: that loses what is in flight for
+    the request. Where tokens are refused again and again, every draw gets a mask, and the request waits for each token:
+    that loses less.
     """
 
     def __init__(self) -> None:
-        self.share = AT_FIRST
+        self.share = self._of_breaks = AT_FIRST
         self.are_frequent = False
 
-    def note(self, num_kept: int, *, is_refused: bool) -> None:
-        """Note tokens that were allowed, and one after them that was not."""
-        self.share *= (1 - WEIGHT_OF_TOKEN) ** num_kept
-        if is_refused:
-            self.share += WEIGHT_OF_TOKEN * (1 - self.share)
+    def note(self, num_kept: int, *, is_refused: bool, is_forced: bool = False) -> None:
+        """Note tokens that were allowed, whether one after them was not, and whether forced ones follow."""
+        self.share = _moved(self.share, num_kept, is_one=is_refused)
+        is_last_a_break = is_forced and not is_refused and num_kept > 0
+        self._of_breaks = _moved(self._of_breaks, num_kept - is_last_a_break, is_one=is_refused or is_forced)
         self.are_frequent = self.share > (SELDOM if self.are_frequent else FREQUENT)
 
+    @property
+    def expects_breaks(self) -> bool:
+        """Whether rounds have a bound at all."""
+        return self._of_breaks > 0
+
     def most_rounds(self, tokens_per_round: float) -> int:
-        """Return after how many rounds the next refusal is expected, at least 1."""
-        if self.share <= 0:
+        """Return after how many rounds the next break is expected, at least 1."""
+        if self._of_breaks <= 0:
             return sys.maxsize
-        return max(1, round((1 - self.share) / self.share / tokens_per_round))
+        return max(1, round((1 - self._of_breaks) / self._of_breaks / tokens_per_round))
+
+
+def _moved(share: float, num_others: int, *, is_one: bool) -> float:
+    """Return a moving share after tokens that are not counted, and one that is or is not there."""
+    share *= (1 - WEIGHT_OF_TOKEN) ** num_others
+    return share + WEIGHT_OF_TOKEN * (1 - share) * is_one
 
 
 class Excluded:

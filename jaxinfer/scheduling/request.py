@@ -303,9 +303,9 @@ class Request:
         self.drops_drawn = is_refused
         self.leave_seat()
 
-    def note_refusals(self, num_kept: int, *, is_refused: bool) -> None:
-        """Note drawn tokens that its guard has allowed, and whether it has refused the next one."""
-        self.refusals.note(num_kept, is_refused=is_refused)
+    def note_refusals(self, num_kept: int, *, is_refused: bool, is_forced: bool = False) -> None:
+        """Note drawn tokens that its guard has allowed, and whether it has refused or forced the next one."""
+        self.refusals.note(num_kept, is_refused=is_refused, is_forced=is_forced)
         self._set_ways()
 
     def note_marks(self, walk: Walk) -> None:

@@ -58,7 +58,7 @@ def test_jobs_beside_each_other_answer_as_alone(llm):
 
 
 @pytest.mark.parametrize("kind", ["skeleton", "beams"])
-@pytest.mark.parametrize("steps", [0, 1, 3, 12])
+@pytest.mark.parametrize("steps", [0, 1, 3, 6])  # a step may land several launches, and there are over a dozen
 def test_a_job_that_is_closed_leaves_nothing_behind(kind, steps, llm):
     job = beam_job(llm, ["the sea", "a list"]) if kind == "beams" else SkeletonOfThought(llm.client).job(QUESTION)
     running = RunningJob(llm.client, job)

@@ -137,6 +137,19 @@ def test_after_a_refusal_each_draw_waits_for_the_latest_token_until_many_were_al
     assert request.has_masks, "after many refusals it takes more"
 
 
+def test_rounds_end_where_forced_tokens_are_expected():
+    request = make_request("a", [4, 5], bad_token_ids=[(5, 6)])
+    found = []
+    for _ in range(4):
+        request.note_refusals(1, is_refused=False, is_forced=True)
+        found.append(request.refusals.most_rounds(1.0))
+    assert found == [3, 1, 1, 1] and not request.has_masks, "nothing was refused"
+    for _ in range(6):
+        request.note_refusals(4, is_refused=False)
+        request.note_refusals(1, is_refused=False, is_forced=True)
+    assert 2 <= request.refusals.most_rounds(1.0) <= 4, "every fifth token is followed by forced ones"
+
+
 def test_what_is_allowed_once_and_for_all_needs_no_output():
     request = make_request("a", [4, 5], allowed_token_ids=[5, 6, 8], bad_token_ids=[(8,)])
     assert np.flatnonzero(request.base_set(VOCAB)).tolist() == [5, 6]
