@@ -1,7 +1,7 @@
 # Every target sets up what it needs from a fresh clone, given git, make, bash and any Python 3.12 or newer.
 SHELL := bash
 .DEFAULT_GOAL := targets
-.PHONY: targets venv venv-parity demo test test-fast test-parity test-aot test-gpu bench bench-gpu lint types docs docs-tables \
+.PHONY: targets venv venv-parity demo serve test test-fast test-parity test-aot test-gpu bench bench-gpu lint types docs docs-tables \
 	format lock clean
 
 # Extra arguments for pytest or a script: make test ARGS="-k sampler"
@@ -39,6 +39,9 @@ venv-parity: .venv-parity/.installed ## create .venv-parity: torch and transform
 
 demo: .venv/.installed ## several prompts at once from the embedded checkpoint
 	@$(PYTHON_CPU) scripts/demo.py $(ARGS)
+
+serve: .venv/.installed ## the embedded model over HTTP, on 127.0.0.1:8000; options with ARGS
+	@$(PYTHON_CPU) -m jaxinfer serve $(ARGS)
 
 test: .venv/.installed ## the test suite on the CPU; everything with ARGS=--slow
 	$(PYTHON_CPU) -m pytest $(IN_PARALLEL) --durations 25 --durations-min 10 $(ARGS)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
 from jaxinfer.branching.beam_search import BeamSearchParams
+from jaxinfer.config import EngineConfig
 from jaxinfer.constraints.automaton import ConstraintError
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.frontend.beam_search import BeamSearchJob
@@ -45,7 +46,7 @@ class RequestStream:
     def __init__(self, llm: AsyncLLM, thread: EngineThread, reader: OutputReader) -> None:
         self.request_id = reader.name
         self._llm = llm  # keeps the engine running while the stream exists
-        self._reader, self._is_over = reader, False
+        self._thread, self._reader, self._is_over = thread, reader, False
         self._abort = weakref.finalize(self, thread.abort_one, reader.engine_id)
         self._abort.atexit = False
         self._task: asyncio.Task[Any] | None = None  # the task that took the latest output
@@ -85,6 +86,10 @@ class RequestStream:
                 await self.aclose()
                 raise
         raise StopAsyncIteration
+
+    def abort(self) -> None:
+        """End the request within a step. Its last output follows, with `finish_reason="abort"` if it was unfinished."""
+        self._thread.abort_one(self._reader.engine_id)
 
     async def aclose(self) -> None:
         """Abort the request if it is unfinished. No more outputs follow."""
@@ -219,6 +224,34 @@ class AsyncLLM:
             async for output in stream:
                 yield output
 
+    async def add_branches(
+        self,
+        prefix: Any,
+        suffixes: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        branch_mode: str | None = None,
+        *,
+        max_parallel_branches: int | None = None,
+        predicted_lengths: Sequence[int] | None = None,
+        request_id: str | None = None,
+        output_kind: str = "delta",
+    ) -> RequestStream:
+        """Queue the branches of one prefix, as `LLM.generate_branches` does, and return their stream; see `add`.
+
+        Raises:
+            ValueError: a branch cannot be served; nothing is queued then.
+            EngineDeadError: the engine has failed and cannot recover.
+            RuntimeError: the engine was shut down.
+        """
+        is_stream = _is_stream(output_kind)
+        given = [sampling_params] if isinstance(sampling_params, SamplingParams) else sampling_params or []
+        await self._compile(*given)
+        group = self._client.inputs.branches(
+            prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
+            predicted=predicted_lengths, stream=is_stream,
+        )  # fmt: skip
+        return self._queue(group, request_id, stream=is_stream)
+
     async def generate_branches(
         self,
         prefix: Any,
@@ -232,14 +265,10 @@ class AsyncLLM:
         output_kind: str = "delta",
     ) -> AsyncIterator[RequestOutput]:
         """Yield the outputs of the branches of one prefix as they land; see `LLM.generate_branches`."""
-        is_stream = _is_stream(output_kind)
-        given = [sampling_params] if isinstance(sampling_params, SamplingParams) else sampling_params or []
-        await self._compile(*given)
-        group = self._client.inputs.branches(
-            prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
-            predicted=predicted_lengths, stream=is_stream,
+        stream = await self.add_branches(
+            prefix, suffixes, sampling_params, branch_mode, max_parallel_branches=max_parallel_branches,
+            predicted_lengths=predicted_lengths, request_id=request_id, output_kind=output_kind,
         )  # fmt: skip
-        stream = self._queue(group, request_id, stream=is_stream)
         async with contextlib.aclosing(stream):
             async for output in stream:
                 yield output
@@ -287,6 +316,28 @@ class AsyncLLM:
     async def warm_up(self, use_tqdm: bool = True) -> None:
         """Compile every program that requests can need, with a progress line for each. Requests wait meanwhile."""
         await self._thread.call(lambda: self._client.core.warm_up(progress=use_tqdm))
+
+    def check_alive(self) -> None:
+        """Raise if requests are refused.
+
+        Raises:
+            EngineDeadError: the engine has failed and cannot recover.
+            RuntimeError: the engine was shut down.
+        """
+        self._thread.check_alive()
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's settings, with what was left to it."""
+        return self._client.inputs.config
+
+    def render(self, messages: Sequence[Any], **template_arguments: Any) -> dict[str, Any]:
+        """Return a conversation as a prompt of token ids, by the checkpoint's chat template. Any thread may call it.
+
+        Raises:
+            ValueError: there is no template, or it refuses the messages.
+        """
+        return self._client.inputs.render(messages, 0, template_arguments)
 
     def get_metrics(self) -> EngineMetrics:
         """Return counters since the start and current gauges.

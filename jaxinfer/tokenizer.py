@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import tokenizers
 from jaxinfer.messages import ContentForms, content_forms, in_form
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+# A byte in vocabularies that fall back to bytes.
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Noncharacters of Unicode, which occur in no text.
 _NEVER_WRITTEN = "\U0010fffe\U0010ffff\U0010fffe"
 
@@ -83,6 +87,29 @@ class Tokenizer:
         """Return the text of token ids; bytes that form no character become U+FFFD."""
         return self.fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token, which may be a part of a character; empty for an id without a token."""
+        piece = self.fast.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if token_id in self._added:
+            return piece.encode()
+        if self._letters is not None:
+            return bytes(self._letters[letter] for letter in piece)
+        byte = _BYTE.fullmatch(piece)
+        return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
+
+    @functools.cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self.fast.get_added_tokens_decoder())
+
+    @functools.cached_property
+    def _letters(self) -> dict[str, int] | None:
+        """The byte of each letter of a byte-level vocabulary; None: the vocabulary is of another kind."""
+        described = json.loads(self.fast.to_str())["decoder"] or {}
+        kinds = {described.get("type")} | {each.get("type") for each in described.get("decoders", ())}
+        return byte_letters() if "ByteLevel" in kinds else None
+
     def decode_after(
         self, prompt_token_ids: Sequence[int], token_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> str:
@@ -121,6 +148,13 @@ class Tokenizer:
     def stream(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TokenStream:
         """Return a decoder of tokens that arrive one by one after a prompt."""
         return TokenStream(self.fast, prompt_token_ids, skip_special_tokens)
+
+
+def byte_letters() -> dict[str, int]:
+    """Return the letters that stand for bytes in byte-level vocabularies: printable ones for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 class TokenStream:

@@ -16,12 +16,14 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKED_GROUPS = {
-    "requirements.lock": ("build", "test", "train"),
+    "requirements.lock": ("build", "test", "train", "clients"),
+    "requirements-cuda12.lock": ("build", "test"),
     "requirements-cuda13.lock": ("build", "test"),
     "requirements-docs.lock": ("docs",),
 }
+LOCKED_EXTRAS = {"requirements.lock": ("server",)}
 LOCKS = tuple(LOCKED_GROUPS)
-_OF_ENGINE = LOCKS[:2]
+_OF_ENGINE = LOCKS[:3]
 PYTHON_FOLDERS = ("jaxinfer", "kernels_pallas", "scripts", "tests", "examples")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".lock", ".yml", ".yaml", ".txt", ".jinja"}
 PYTHON_FILES = sorted(path for folder in PYTHON_FOLDERS for path in (ROOT / folder).rglob("*.py"))
@@ -69,6 +71,7 @@ FLOORS = {
     "jaxinfer.skeleton": 10,
     "jaxinfer": 11,
     "jaxinfer.bench": 12,
+    "jaxinfer.server": 12,
     "jaxinfer.cli": 13,
     "jaxinfer.__main__": 13,
     "jaxinfer.textbook": 13,
@@ -141,6 +144,8 @@ def test_a_lock_satisfies_what_the_project_declares(lock):
     declared = list(project["project"]["dependencies"]) if lock in _OF_ENGINE else []
     for group in LOCKED_GROUPS[lock]:
         declared += project["dependency-groups"][group]
+    for extra in LOCKED_EXTRAS.get(lock, ()):
+        declared += project["project"]["optional-dependencies"][extra]
     versions = locked_versions(lock)
     unmet = [str(req) for req in map(Requirement, declared) if not req.specifier.contains(versions.get(req.name, "0"))]
     assert not unmet
@@ -181,7 +186,7 @@ def test_a_python_file_says_its_subject_in_a_docstring():
 NAMES_A_METHOD = {
     "jaxinfer/strategies/draft_methods.py", "jaxinfer/strategies/draft_options.py", "jaxinfer/strategies/eagle3.py",
     "jaxinfer/strategies/ngram.py", "jaxinfer/strategies/draft_model.py", "jaxinfer/models/eagle3_config.py",
-    "jaxinfer/cli/main.py",
+    "jaxinfer/cli/main.py", "jaxinfer/cli/serve.py",
 }  # fmt: skip
 
 

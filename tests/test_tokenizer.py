@@ -1,5 +1,6 @@
 """A checkpoint's tokenizer: loading it, text to ids and back, chat templates, text of tokens that arrive one by one."""
 
+import copy
 import json
 
 import pytest
@@ -221,3 +222,18 @@ def test_a_byte_that_spoils_the_bytes_before_it_does_not_end_the_stream(sentence
     assert sentencepiece.decode([*run, bad, a]) == "\ufffd\ufffd\ufffd\ufffda"
     assert streamed(TokenStream(sentencepiece, [hello], True), [*run, bad, a]) == "日\ufffda"
     assert streamed(TokenStream(sentencepiece, [hello], True), [*run, bad]) == "日\ufffd"
+
+
+@given(tokens=any_tokens)
+def test_the_bytes_of_tokens_are_those_of_their_text(tokenizer, tokens):
+    found = b"".join(tokenizer.token_bytes(token) for token in tokens)
+    known = [token for token in tokens if token < vocab_size()]
+    assert found.decode(errors="replace") == tokenizer.decode(known, skip_special_tokens=False)
+
+
+def test_the_bytes_of_an_older_vocabulary(tokenizer, sentencepiece):
+    other = copy.copy(tokenizer)
+    other.fast = sentencepiece
+    vars(other).pop("_letters", None)
+    given = {"▁Hello": b" Hello", "a": b"a", "<0xE6>": b"\xe6", "<unk>": b"<unk>"}
+    assert {piece: other.token_bytes(sentencepiece.token_to_id(piece)) for piece in given} == given

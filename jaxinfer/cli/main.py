@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jaxinfer.cli.bench import BENCH_EXAMPLES, add_benchmarks
 from jaxinfer.cli.config_field_options import add_config_field_options, config_options
 from jaxinfer.cli.plan import PLAN_EXAMPLES, add_plan_arguments
+from jaxinfer.cli.serve import SERVE_EXAMPLES, add_serve_arguments, run_serve
 from jaxinfer.cli.speculative_options import add_speculative_options, speculative_config
 from jaxinfer.cli.structured_output_options import add_structured_output_options, structured_outputs
 
@@ -129,6 +130,10 @@ def build_parser() -> argparse.ArgumentParser:
     convert.add_argument("--overwrite", action="store_true", help="replace DST if it exists")
     add_config_field_options(convert)
     convert.set_defaults(run=run_convert)
+
+    serve = add_verb("serve", "answer requests over HTTP, as OpenAI's API has them", SERVE_EXAMPLES, [verbose])
+    add_serve_arguments(serve)
+    serve.set_defaults(run=run_serve)
 
     bench = add_verb("bench", "measure throughput or latency", BENCH_EXAMPLES, [])
     add_benchmarks(bench, [engine, verbose])

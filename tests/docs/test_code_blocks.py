@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?:<!-- needs: ([^>]*?) -->\n+)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What a block needs that this machine may lack.
-NEEDS = {"weights", "gpu", "network", "config"}
+NEEDS = {"weights", "gpu", "network", "config", "server"}
 
 
 class Block(NamedTuple):

@@ -1,0 +1,112 @@
+"""`jaxinfer serve`: its options, which need no optional package to be described."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+from typing import Any
+
+from jaxinfer.cli.config_field_options import add_config_field_options, config_options
+
+SERVE_EXAMPLES = """\
+examples:
+  jaxinfer serve
+  jaxinfer serve path/to/checkpoint --port 8080 --speculative-config '{"method": "ngram"}'
+  jaxinfer serve Qwen/Qwen3-8B --host 0.0.0.0 --api-key "$KEY" --served-model-name qwen
+
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "What color is the sky?"}]}'
+"""
+# Arguments of `LLM` by the type of their options.
+_NUMBERS = (
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "kv_cache_tokens", "tensor_parallel_size",
+    "prefix_cache_tokens", "seed",
+)  # fmt: skip
+_TEXTS = ("tokenizer", "dtype", "branch_mode", "scheduling_policy", "attention_backend", "prefix_cache_policy")
+_OBJECTS = ("speculative_config", "diffusion_config")
+KEY_VARIABLE = "JAXINFER_API_KEY"
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a server and of its engine."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="checkpoint directory or hub id (default: embedded)")
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="0: a free one (default: %(default)s)")
+    group.add_argument(
+        "--api-key", action="append", metavar="KEY",
+        help=f"a key that requests must have; repeatable (default: ${KEY_VARIABLE}, if set)",
+    )  # fmt: skip
+    group.add_argument("--allow-unauthenticated", action="store_true", help="no key, although others can reach it")
+    group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names of the model in requests")
+    group.add_argument("--max-waiting-requests", type=int, metavar="N", help="refuse more while so many wait")
+    group.add_argument("--max-waiting-tokens", type=int, metavar="N", help="the same, in tokens of their prompts")
+    group.add_argument("--shutdown-timeout", type=float, metavar="S", help="seconds for running requests at the end")
+    group.add_argument("--request-timeout", type=float, metavar="S", help="end a request after so many seconds")
+    group.add_argument("--cors-origins", nargs="+", metavar="ORIGIN", help="from which pages in browsers may ask")
+    group.add_argument("--log-requests", action="store_true", help="a line for each request, without its text")
+    group.add_argument(
+        "--warm-up", choices=["full", "background", "off"],
+        help="compile all programs first, or beside requests, or when they are needed (default: background)",
+    )  # fmt: skip
+    engine = parser.add_argument_group("engine (default: as LLM(...))")
+    for name in _NUMBERS:
+        engine.add_argument(_option(name), type=int, metavar="N")
+    for name in _TEXTS:
+        engine.add_argument(_option(name), metavar="NAME")
+    for name in _OBJECTS:
+        engine.add_argument(_option(name), type=_json_object, metavar="JSON")
+    engine.add_argument("--gpu-memory-utilization", type=float, metavar="X")
+    engine.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt whole")
+    add_config_field_options(engine)
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Run `jaxinfer serve`; returns the process's exit code."""
+    import asyncio
+
+    from jaxinfer.server.run import ServerProcess
+    from jaxinfer.server.settings import ServerSettings
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    keys = args.api_key or ([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else [])
+    names = ("max_waiting_requests", "max_waiting_tokens", "shutdown_timeout", "request_timeout", "warm_up")
+    given: dict[str, Any] = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    settings = ServerSettings(
+        host=args.host, port=args.port, api_keys=keys, allow_unauthenticated=args.allow_unauthenticated,
+        served_model_names=args.served_model_name or (), cors_origins=args.cors_origins or (),
+        log_requests=args.log_requests, **given,
+    )  # fmt: skip
+
+    async def serve() -> int:
+        process = ServerProcess(settings, engine_options(args, settings.warm_up), args.model or "tiny")
+        return await process.run()
+
+    return asyncio.run(serve())
+
+
+def engine_options(args: argparse.Namespace, warm_up: str) -> dict[str, Any]:
+    """Return the given options as keyword arguments of `LLM`."""
+    names = (*_NUMBERS, *_TEXTS, *_OBJECTS, "gpu_memory_utilization")
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.no_prefix_caching:
+        options["enable_prefix_caching"] = False
+    if warm_up == "background":
+        options["warm_up"] = "background"
+    return {"model": args.model, **options, **config_options(args)}
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return found

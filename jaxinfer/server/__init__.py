@@ -1,0 +1,1 @@
+"""HTTP: OpenAI's API over `AsyncLLM`. It needs the extra `server`."""

@@ -1,0 +1,176 @@
+"""The application: paths, and the OpenAPI document that says what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from jaxinfer.server.endpoints import Endpoints
+from jaxinfer.server.events import Reply
+from jaxinfer.server.middleware import OPEN_PATHS, Gate
+from jaxinfer.server.operations import Operations
+from jaxinfer.server.packages import (
+    App,
+    CORSMiddleware,
+    HttpRequest,
+    Receive,
+    Route,
+    Router,
+    Scope,
+    Send,
+    StarletteRequest,
+    models_json_schema,
+)
+from jaxinfer.server.protocol.chat import ChatRequest, ChatResponse
+from jaxinfer.server.protocol.common import ErrorBody
+from jaxinfer.server.protocol.completions import CompletionRequest, CompletionResponse
+from jaxinfer.server.protocol.tokens import (
+    AbortRequest,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from jaxinfer.server.service import Service
+
+type Handler = Callable[[HttpRequest], Awaitable[App]]
+
+_ERRORS = {400: "the request is wrong", 413: "the body is too large", 503: "loading, full, shutting down or dead"}
+_CORS_HEADERS = ["authorization", "content-type", "x-api-key", "anthropic-version", "x-request-id"]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A path, and what it takes and gives.
+
+    Attributes:
+        body, answer: models of JSON; None: there is no body, or the answer is an object of no declared form.
+        statuses: of errors, besides 401 and 405.
+        kind: content type of the answer.
+        streams: whether the answer may be a stream of events.
+    """
+
+    path: str
+    method: str
+    handler: Handler
+    summary: str
+    body: type | None = None
+    answer: type | None = None
+    statuses: tuple[int, ...] = ()
+    kind: str = "application/json"
+    streams: bool = False
+
+
+def endpoints_of(service: Service) -> list[Endpoint]:
+    """Everything that is served."""
+    api, operations = Endpoints(service), Operations(service)
+    posted = (400, 404, 413, 503)
+    return [
+        Endpoint("/v1/models", "GET", api.models, "the served models"),
+        Endpoint("/v1/models/{model:path}", "GET", api.model, "one served model", statuses=(404,)),
+        Endpoint(
+            "/v1/completions", "POST", api.completions, "continue prompts", CompletionRequest, CompletionResponse,
+            posted, streams=True,
+        ),
+        Endpoint(
+            "/v1/chat/completions", "POST", api.chat, "answer a conversation", ChatRequest, ChatResponse, posted,
+            streams=True,
+        ),
+        Endpoint(
+            "/tokenize", "POST", operations.tokenize, "tokens of a text or conversation", TokenizeRequest,
+            TokenizeResponse, posted,
+        ),
+        Endpoint(
+            "/detokenize", "POST", operations.detokenize, "the text of tokens", DetokenizeRequest, DetokenizeResponse,
+            posted,
+        ),
+        Endpoint(
+            "/abort_requests", "POST", operations.abort, "end requests of the same key", AbortRequest,
+            statuses=(400, 413, 503),
+        ),
+        Endpoint(
+            "/reset_prefix_cache", "POST", operations.reset_prefix_cache, "forget cached prefixes", statuses=(503,)
+        ),
+        Endpoint("/health", "GET", operations.health, "200 once requests are taken", statuses=(503,)),
+        Endpoint("/ping", "GET", operations.health, "the same as /health", statuses=(503,)),
+        Endpoint("/version", "GET", operations.version, "the version"),
+        Endpoint("/load", "GET", operations.load, "requests that have not ended"),
+        Endpoint("/metrics", "GET", operations.metrics, "metrics for Prometheus", kind="text/plain"),
+        Endpoint("/metrics/", "GET", operations.metrics, "metrics for Prometheus", kind="text/plain"),
+    ]  # fmt: skip
+
+
+def build_app(service: Service) -> App:
+    """Return the ASGI application of a service."""
+    endpoints = endpoints_of(service)
+    document = openapi(endpoints)
+
+    async def described(request: HttpRequest) -> App:
+        return Reply(document)
+
+    routes = [Route(each.path, _Handled(each.handler), methods=[each.method]) for each in endpoints]
+    routes.append(Route("/openapi.json", _Handled(described), methods=["GET"]))
+    app: App = Gate(Router(routes=routes, redirect_slashes=False), service.settings)
+    if service.settings.cors_origins:
+        app = CORSMiddleware(
+            app, allow_origins=list(service.settings.cors_origins), allow_methods=["GET", "POST", "OPTIONS"],
+            allow_headers=_CORS_HEADERS, expose_headers=["x-request-id"],
+        )  # fmt: skip
+    return app
+
+
+class _Handled:
+    """A handler as an ASGI application: Starlette takes functions for handlers that return its own responses."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._handler(StarletteRequest(scope, receive))
+        await response(scope, receive, send)
+
+
+def openapi(endpoints: list[Endpoint]) -> dict[str, Any]:
+    """Return the OpenAPI document of endpoints."""
+    models = {model for each in endpoints for model in (each.body, each.answer) if model is not None} | {ErrorBody}
+    places, definitions = models_json_schema(
+        [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)],
+        ref_template="#/components/schemas/{model}",
+    )
+    found: dict[str, Any] = {}
+    for each in endpoints:
+        found.setdefault(each.path.replace(":path", ""), {})[each.method.lower()] = _operation(each, places)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "jaxinfer", "version": version("jaxinfer")},
+        "paths": found,
+        "components": {
+            "schemas": definitions.get("$defs", {}),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(each: Endpoint, places: dict[Any, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = {"type": "object"} if each.answer is None else places[each.answer, "validation"]
+    content = {each.kind: {"schema": answer if each.kind == "application/json" else {"type": "string"}}}
+    if each.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    error = {"application/json": {"schema": places[ErrorBody, "validation"]}}
+    responses: dict[str, Any] = {"200": {"description": each.summary, "content": content}}
+    for status in each.statuses:
+        responses[str(status)] = {"description": _ERRORS.get(status, "not found"), "content": error}
+    operation: dict[str, Any] = {"summary": each.summary, "responses": responses}
+    if each.path not in OPEN_PATHS:
+        responses["401"] = {"description": "the key is missing or wrong", "content": error}
+        operation["security"] = [{"key": []}]
+    if each.body is not None:
+        schema = places[each.body, "validation"]
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if "{" in each.path:
+        operation["parameters"] = [
+            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
+        ]
+    return operation

@@ -1,0 +1,109 @@
+"""Answers of `/v1/completions`, whole or in chunks, from outputs of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxinfer.outputs import CompletionOutput, RequestOutput
+from jaxinfer.server.envelope import Envelope
+from jaxinfer.server.token_texts import LogprobLists, TokenTexts, prompt_logprobs
+
+
+@dataclass
+class CompletionForm:
+    """What a request wants to see in its answer."""
+
+    n: int
+    logprobs: int | None
+    echo: bool
+    num_wanted: int | None  # 0: nothing but the prompt
+    with_token_ids: bool
+    with_prompt_logprobs: bool = False
+
+
+@dataclass
+class _CompletionChoice:
+    """A choice as far as it is there."""
+
+    logprobs: LogprobLists
+    has_begun: bool = False
+    parts: list[dict[str, Any]] = field(default_factory=list)
+
+
+class CompletionAnswer:
+    """Answer to all prompts of one request.
+
+    Args:
+        prompts: the text of each.
+    """
+
+    def __init__(self, envelope: Envelope, form: CompletionForm, texts: TokenTexts, prompts: Sequence[str]) -> None:
+        self._envelope, self._form, self._prompts = envelope, form, prompts
+        self._choices = [_CompletionChoice(LogprobLists(texts)) for _ in range(form.n * len(prompts))]
+
+    def add(self, number: int, output: RequestOutput) -> list[dict[str, Any]]:
+        """The choices that an output of prompt `number` brings, as a chunk has them."""
+        self._envelope.count(number, output)
+        found = []
+        for part in output.outputs:
+            choice = self._choices[number * self._form.n + part.index]
+            index = number * self._form.n + part.index
+            new = self._new(choice, number, output, part) | {"index": index}
+            if new["text"] or new["logprobs"] or new["finish_reason"] or new.get("token_ids"):
+                found.append(new)
+            choice.parts.append(new)
+        return found
+
+    def _new(
+        self, choice: _CompletionChoice, number: int, output: RequestOutput, part: CompletionOutput
+    ) -> dict[str, Any]:
+        form, text = self._form, part.text
+        tokens, entries = list(part.token_ids), list(part.logprobs or ())
+        if form.num_wanted == 0:
+            text, tokens, entries = "", [], []
+        shown = tokens
+        if form.echo and not choice.has_begun:
+            text = self._prompts[number] + text
+            shown = [*output.prompt_token_ids, *tokens]
+            if form.logprobs is not None:
+                entries = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *entries]
+        new: dict[str, Any] = {
+            "text": text,
+            "logprobs": None if form.logprobs is None else choice.logprobs.lists(shown, entries),
+            "finish_reason": part.finish_reason,
+            "stop_reason": part.stop_reason,
+        }
+        if form.num_wanted == 0 and part.finish_reason:
+            new["finish_reason"] = "length"
+        if form.with_token_ids:
+            new["token_ids"] = tokens
+            if not choice.has_begun:
+                new["prompt_token_ids"] = list(output.prompt_token_ids)
+        if form.with_prompt_logprobs and output.prompt_logprobs is not None:
+            new["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+        choice.has_begun = True
+        return new
+
+    def chunk(self, choices: list[dict[str, Any]], *, usage: bool) -> dict[str, Any]:
+        return self._envelope.wrap("text_completion", choices, usage=usage)
+
+    def whole(self) -> dict[str, Any]:
+        """The answer, once all outputs were added."""
+        choices = [_joined(index, choice.parts) for index, choice in enumerate(self._choices)]
+        return self._envelope.wrap("text_completion", choices, usage=True)
+
+
+def _joined(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Parts of one choice as one."""
+    if len(parts) == 1:
+        return parts[0]
+    found = {**parts[-1], "index": index, "text": "".join(part["text"] for part in parts)}
+    if parts[-1]["logprobs"] is not None:
+        names = parts[-1]["logprobs"]
+        found["logprobs"] = {name: [one for part in parts for one in part["logprobs"][name]] for name in names}
+    if "token_ids" in found:
+        found["token_ids"] = [token for part in parts for token in part["token_ids"]]
+        found["prompt_token_ids"] = parts[0]["prompt_token_ids"]
+    return found

@@ -1,0 +1,59 @@
+"""Conversations of requests as prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxinfer.server.errors import ApiError
+from jaxinfer.server.service import Service
+
+# What a request must not say about how a template is read.
+_NOT_OF_TEMPLATES = (
+    "chat_template", "tokenize", "return_dict", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs",
+    "padding", "truncation", "max_length", "conversation", "messages", "self",
+)  # fmt: skip
+
+
+async def tokens_of_messages(
+    service: Service,
+    messages: Sequence[Any],
+    *,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
+    """The tokens of a conversation, by the model's chat template.
+
+    Raises:
+        ApiError: the arguments do not go together.
+        ValueError: the template refuses the messages.
+    """
+    arguments = dict(chat_template_kwargs or {})
+    if any(name in arguments for name in _NOT_OF_TEMPLATES):
+        raise ApiError(
+            400, f"chat_template_kwargs must have none of {', '.join(_NOT_OF_TEMPLATES)}", "chat_template_kwargs"
+        )
+    if continue_final_message and add_generation_prompt:
+        raise ApiError(400, "continue_final_message goes with add_generation_prompt=false", "continue_final_message")
+    if documents:
+        arguments["documents"] = list(documents)
+    if continue_final_message:
+        arguments |= {"continue_final_message": True, "add_generation_prompt": False}
+    elif add_generation_prompt is not None:
+        arguments["add_generation_prompt"] = add_generation_prompt
+    return await service.rendered([_message(message) for message in messages], **arguments)
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """A message as a template reads it: nulls are left out, and a developer is a system."""
+    found = {name: value for name, value in message.model_dump().items() if value is not None}
+    if found["role"] == "developer":
+        found["role"] = "system"
+    content = found.get("content")
+    if isinstance(content, list):
+        found["content"] = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    elif content is None:
+        found["content"] = ""
+    return found

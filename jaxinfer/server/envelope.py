@@ -1,0 +1,55 @@
+"""What every answer and chunk of one request has around its choices: id, model, time and usage."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from jaxinfer.outputs import RequestOutput
+
+
+class Envelope:
+    """The frame of one request's answers, and the tokens that it has used.
+
+    Args:
+        answer_id: the same in all chunks.
+        model: the served model's name.
+        fingerprint: of the engine's configuration.
+    """
+
+    def __init__(self, answer_id: str, model: str, fingerprint: str) -> None:
+        self.answer_id, self._model, self._fingerprint = answer_id, model, fingerprint
+        self._created = int(time.time())
+        self._prompts: dict[int, tuple[int, int]] = {}  # tokens of each prompt, and those that were cached
+        self._num_output_tokens = 0
+
+    def count(self, number: int, output: RequestOutput) -> None:
+        """Count the tokens of an output of prompt `number`."""
+        self._prompts[number] = len(output.prompt_token_ids), output.num_cached_tokens
+        self._num_output_tokens += sum(len(part.token_ids) for part in output.outputs)
+
+    def count_tokens(self, num_prompt: int, num_output: int) -> None:
+        """Count tokens of a prompt and an answer that are no single request's."""
+        prompt, cached = self._prompts.get(-1, (0, 0))
+        self._prompts[-1] = prompt + num_prompt, cached
+        self._num_output_tokens += num_output
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens used so far. Prompts count once, however many answers they have."""
+        prompt, cached = (sum(counts) for counts in zip(*self._prompts.values(), strict=True))
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._num_output_tokens,
+            "total_tokens": prompt + self._num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def wrap(self, kind: str, choices: list[dict[str, Any]], *, usage: bool) -> dict[str, Any]:
+        """An answer or chunk with these choices."""
+        found: dict[str, Any] = {
+            "id": self.answer_id, "object": kind, "created": self._created, "model": self._model, "choices": choices,
+            "system_fingerprint": self._fingerprint,
+        }  # fmt: skip
+        if usage:
+            found["usage"] = self.usage()
+        return found

@@ -1,0 +1,94 @@
+"""Errors of requests, and their bodies as OpenAI's clients read them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jaxinfer.sampling_params import SamplingParams
+
+# What a message quotes of an input is cut, and so are many errors in one body.
+MOST_CHARACTERS = 600
+_MOST_ERRORS = 10
+# Unions of models name their members in the places of errors.
+_INTERNAL = re.compile(
+    r"^(function-|is-instance|json-or-python|lax-or-strict|list\[|dict\[|tagged-union|literal\[|[A-Z])"
+)
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+_PARAMETERS = frozenset(field.name for field in fields(SamplingParams))
+
+
+@dataclass
+class ApiError(Exception):
+    """An error that ends a request.
+
+    Attributes:
+        status: of HTTP.
+        message: for people.
+        param: the field of the body that is wrong.
+        code: for programs.
+        retry_after: seconds after which a client should try again.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def type(self) -> str:
+        return _TYPES.get(self.status, "api_error")
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's form."""
+        return {
+            "error": {"message": cut(self.message), "type": self.type, "param": self.param, "code": self.code},
+        }
+
+
+def cut(text: str, most: int = MOST_CHARACTERS) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def of_validation(error: Any) -> ApiError:
+    """The error for a body that does not have the form of its endpoint.
+
+    Args:
+        error: pydantic's `ValidationError`.
+    """
+    found: dict[str, str] = {}
+    for each in error.errors(include_url=False, include_context=False, include_input=False):
+        place = ".".join(str(part) for part in each["loc"] if not _INTERNAL.match(str(part)))
+        found.setdefault(place, cut(each["msg"], 200))
+        if len(found) == _MOST_ERRORS:
+            break
+    message = "; ".join(f"{place}: {text}" if place else text for place, text in found.items())
+    return ApiError(400, cut(message, 2000), param=next(iter(found)) or None)
+
+
+def of_value_error(error: ValueError) -> ApiError:
+    """The error for a request that the engine refuses; the field that its message begins with is the parameter."""
+    message = re.sub(r"^sampling_params of prompt \d+: ", "", str(error))
+    first = re.match(r"[a-z_]+", message)
+    param = first[0] if first and first[0] in _PARAMETERS else None
+    context = re.search(r"has (\d+) tokens, which leaves no room for one more within max_model_len=(\d+)", message)
+    if context:
+        return ApiError(
+            400, context_message(int(context[1]), int(context[2])), param="messages", code="context_length_exceeded"
+        )
+    return ApiError(400, message, param=param)
+
+
+def context_message(num_tokens: int, most: int) -> str:
+    return (
+        f"This model's maximum context length is {most} tokens, prompt and answer together. However, your request has "
+        f"{num_tokens} tokens: shorten it"
+    )

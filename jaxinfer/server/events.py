@@ -1,0 +1,136 @@
+"""Responses of HTTP: JSON, and streams of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Protocol
+
+from jaxinfer.server.packages import Receive, Scope, Send
+from jaxinfer.server.settings import ServerSettings
+
+_EVENT_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+def compact(value: Any) -> str:
+    """A value as JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def event(value: Any) -> bytes:
+    """An event without a name."""
+    return f"data: {compact(value)}\n\n".encode()
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Reply:
+    """A whole response.
+
+    Args:
+        content: what is sent as JSON; bytes are sent as they are.
+    """
+
+    def __init__(self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        self._status = status
+        self._body = content if isinstance(content, bytes) else compact(content).encode()
+        self._headers = {"content-type": "application/json", "content-length": str(len(self._body)), **(headers or {})}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self._status, "headers": _encoded(self._headers)})
+        body = b"" if scope["method"] == "HEAD" else self._body
+        await send({"type": "http.response.body", "body": body})
+
+
+class Watcher(Protocol):
+    """What is told of streams."""
+
+    settings: ServerSettings
+
+    def note_left(self) -> None: ...
+
+
+class EventStream:
+    """A response that sends events as they come, until its client has left.
+
+    The client is asked for nothing: events that it does not take wait in its own connection, and the generator is not
+    asked for more meanwhile.
+
+    Args:
+        events: closed at the end, also when the client has left.
+        resources: closed then too, even if no event was ever asked for.
+        watcher: has the settings, and is told of a client that has left.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes], resources: AsyncExitStack, watcher: Watcher) -> None:
+        self._events, self._resources, self._watcher = events, resources, watcher
+        self._heartbeat = watcher.settings.heartbeat_seconds
+        self._read_timeout = watcher.settings.read_timeout
+        self._latest = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tasks = [
+            asyncio.create_task(self._write(send)),
+            asyncio.create_task(_until_gone(receive)),
+            asyncio.create_task(self._beat(send)),
+        ]
+        try:
+            await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done() or isinstance(tasks[0].exception(), TimeoutError | OSError):
+                self._watcher.note_left()
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            await self._events.aclose()
+            await self._resources.aclose()
+        if isinstance(results[0], Exception) and not isinstance(results[0], TimeoutError | OSError):
+            raise results[0]
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _encoded(_EVENT_HEADERS)})
+        async for piece in self._events:
+            async with asyncio.timeout(self._read_timeout):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._latest = time.monotonic()
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _beat(self, send: Send) -> None:
+        while True:
+            idle = time.monotonic() - self._latest
+            if idle < self._heartbeat:
+                await asyncio.sleep(self._heartbeat - idle)
+                continue
+            await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+            self._latest = time.monotonic()
+
+
+async def unless_gone[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of a coroutine; None if the client leaves before, which cancels it."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_until_gone(receive))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        return None
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

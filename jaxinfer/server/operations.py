@@ -1,0 +1,83 @@
+"""Endpoints beside those that answer: health, metrics, tokens of texts, aborts and the prefix cache."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from jaxinfer.server.bodies import read_model
+from jaxinfer.server.conversations import tokens_of_messages
+from jaxinfer.server.errors import ApiError, of_value_error
+from jaxinfer.server.events import Reply
+from jaxinfer.server.metrics import exposition
+from jaxinfer.server.packages import App, HttpRequest
+from jaxinfer.server.protocol.tokens import AbortRequest, DetokenizeRequest, TokenizeRequest
+from jaxinfer.server.service import Service
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Operations:
+    """Handlers of what operators and routers ask."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self, request: HttpRequest) -> App:
+        self._service.llm  # noqa: B018  (raises if it takes no requests)
+        return Reply(b"")
+
+    async def version(self, request: HttpRequest) -> App:
+        return Reply({"version": version("jaxinfer")})
+
+    async def load(self, request: HttpRequest) -> App:
+        return Reply({"server_load": self._service.num_running})
+
+    async def metrics(self, request: HttpRequest) -> App:
+        return Reply(exposition(self._service).encode(), headers={"content-type": PROMETHEUS})
+
+    async def tokenize(self, request: HttpRequest) -> App:
+        service = self._service
+        llm = service.llm
+        body = await read_model(request, TokenizeRequest, service.settings.max_body_bytes)
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "one of prompt and messages is needed", "prompt")
+        try:
+            if body.messages is None:
+                tokens = await service.tokens_of(
+                    body.prompt or "", add_special_tokens=body.add_special_tokens is not False
+                )
+            else:
+                tokens = await tokens_of_messages(
+                    service, body.messages, add_generation_prompt=body.add_generation_prompt,
+                    continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
+                )  # fmt: skip
+        except ValueError as error:
+            raise of_value_error(error) from error
+        found = {"count": len(tokens), "max_model_len": llm.config.max_model_len, "tokens": tokens}
+        if body.return_token_strs:
+            decode = llm.get_tokenizer().decode
+            found["token_strs"] = [decode([token], skip_special_tokens=False) for token in tokens]
+        return Reply(found)
+
+    async def detokenize(self, request: HttpRequest) -> App:
+        service = self._service
+        tokenizer = service.llm.get_tokenizer()
+        body = await read_model(request, DetokenizeRequest, service.settings.max_body_bytes)
+        service.check_model(body.model)
+        most = tokenizer.fast.get_vocab_size()
+        wrong = next((token for token in body.tokens if not 0 <= token < most), None)
+        if wrong is not None:
+            raise ApiError(400, f"tokens has {wrong}, outside the vocabulary of {most}", "tokens")
+        return Reply({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+    async def abort(self, request: HttpRequest) -> App:
+        service = self._service
+        llm = service.llm
+        body = await read_model(request, AbortRequest, service.settings.max_body_bytes)
+        for name in body.request_ids:
+            await llm.abort(f"{request.scope['owner']}/{name}")
+        return Reply({})
+
+    async def reset_prefix_cache(self, request: HttpRequest) -> App:
+        return Reply({"success": await self._service.llm.reset_prefix_cache()})

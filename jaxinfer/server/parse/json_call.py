@@ -1,0 +1,161 @@
+"""A tool call as a JSON object, read character by character: its name, and its arguments as they are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+_SPACE = " \t\n\r"
+_NAMES, _ARGUMENTS = ("name",), ("arguments", "parameters")
+
+
+class MalformedError(Exception):
+    """The text is no call."""
+
+
+class JsonCall:
+    """Reader of one object with a name and arguments.
+
+    Arguments are handed out as the model has written them, from their first brace to their last. Those that come before
+    the name wait for it.
+
+    Args:
+        is_known: whether a name is that of a tool.
+        begin: called with the name, once.
+        argue: called with each character of the arguments.
+    """
+
+    def __init__(
+        self, is_known: Callable[[str], bool], begin: Callable[[str], None], argue: Callable[[str], None]
+    ) -> None:
+        self._is_known, self._begin, self._argue = is_known, begin, argue
+        self._state: Callable[[str], None] = self._opening
+        self.has_begun = self.has_ended = False
+        self._key = self._string = self._waiting = ""
+        self._depth, self._in_string, self._is_escaped = 0, False, False
+        self._is_argument = self._has_arguments = False
+
+    def feed(self, letter: str) -> None:
+        """Read a character.
+
+        Raises:
+            MalformedError: the text is no call.
+        """
+        self._state(letter)
+
+    def _opening(self, letter: str) -> None:
+        if letter == "{":
+            self._state = self._before_key
+        elif letter not in _SPACE:
+            raise MalformedError
+
+    def _before_key(self, letter: str) -> None:
+        if letter == '"':
+            self._string, self._state = "", self._in_key
+        elif letter == "}":
+            self._end()
+        elif letter not in _SPACE:
+            raise MalformedError
+
+    def _in_key(self, letter: str) -> None:
+        if self._reads_string(letter):
+            self._key, self._state = self._decoded(), self._before_colon
+
+    def _before_colon(self, letter: str) -> None:
+        if letter == ":":
+            self._state = self._before_value
+        elif letter not in _SPACE:
+            raise MalformedError
+
+    def _before_value(self, letter: str) -> None:
+        if letter in _SPACE:
+            return
+        if self._key in _NAMES:
+            if letter != '"' or self.has_begun:
+                raise MalformedError
+            self._string, self._state = "", self._in_name
+            return
+        self._is_argument = self._key in _ARGUMENTS
+        if self._is_argument:
+            if letter != "{" or self._has_arguments:
+                raise MalformedError
+            self._has_arguments = True
+        self._depth, self._in_string, self._is_escaped = 0, False, False
+        self._state = self._in_value
+        self._in_value(letter)
+
+    def _in_name(self, letter: str) -> None:
+        if not self._reads_string(letter):
+            return
+        name = self._decoded()
+        if not self._is_known(name):
+            raise MalformedError
+        self.has_begun = True
+        self._begin(name)
+        for waiting in self._waiting:
+            self._argue(waiting)
+        self._waiting, self._state = "", self._after_value
+
+    def _in_value(self, letter: str) -> None:
+        if not (self._in_string or self._depth) and (letter in ",}" or letter in _SPACE):
+            self._state = self._after_value  # the end of a number or a word
+            self._after_value(letter)
+            return
+        if self._is_argument:
+            if self.has_begun:
+                self._argue(letter)
+            else:
+                self._waiting += letter
+        if self._in_string:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif letter == "\\":
+                self._is_escaped = True
+            elif letter == '"':
+                self._in_string = False
+        elif letter == '"':
+            self._in_string = True
+        elif letter in "{[":
+            self._depth += 1
+        elif letter in "}]":
+            self._depth -= 1
+        if not (self._in_string or self._depth) and letter in '"}]':
+            self._state = self._after_value
+
+    def _after_value(self, letter: str) -> None:
+        if letter == ",":
+            self._state = self._before_next_key
+        elif letter == "}":
+            self._end()
+        elif letter not in _SPACE:
+            raise MalformedError
+
+    def _before_next_key(self, letter: str) -> None:
+        if letter == "}":
+            raise MalformedError
+        self._before_key(letter)
+
+    def _end(self) -> None:
+        if not self.has_begun:
+            raise MalformedError
+        if not self._has_arguments:
+            for letter in "{}":
+                self._argue(letter)
+        self.has_ended = True
+
+    def _reads_string(self, letter: str) -> bool:
+        """Read a character of a string after its first quote; returns whether it was the last quote."""
+        if self._is_escaped:
+            self._is_escaped = False
+        elif letter == "\\":
+            self._is_escaped = True
+        elif letter == '"':
+            return True
+        self._string += letter
+        return False
+
+    def _decoded(self) -> str:
+        try:
+            return json.loads(f'"{self._string}"', strict=False)
+        except ValueError as error:
+            raise MalformedError from error

@@ -1,0 +1,1 @@
+"""Bodies of requests and responses, as data. Nothing here knows the engine."""

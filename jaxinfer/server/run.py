@@ -1,0 +1,141 @@
+"""A server's process: it binds, loads, warms up, serves, and shuts down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jaxinfer.async_llm import AsyncLLM
+from jaxinfer.server.app import build_app
+from jaxinfer.server.packages import App, uvicorn
+from jaxinfer.server.service import DRAINING, LOADING, Service
+from jaxinfer.server.settings import ServerSettings
+
+logger = logging.getLogger("jaxinfer.server")
+
+EXIT_DEAD, EXIT_NOT_LOADED = 3, 1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_CLOSING_SECONDS = 5
+_LOOK_SECONDS = 0.02
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its handlers of signals: the process has one owner of them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class ServerProcess:
+    """One server from its start to its end.
+
+    Args:
+        settings: the server's.
+        options: of the engine, as `AsyncLLM` takes them.
+        model: the name of the model, unless the settings have others.
+    """
+
+    def __init__(self, settings: ServerSettings, options: Mapping[str, Any], model: str) -> None:
+        self._settings, self._options = settings, options
+        self._service = Service(settings, model)
+        self._num_signals = 0
+        self._signalled = asyncio.Event()
+        self._status = 0
+
+    async def run(self, listening: Callable[[str], None] | None = None) -> int:
+        """Serve until a signal or the engine's end; returns the process's exit code.
+
+        Args:
+            listening: called with the address once requests are answered, by 503 as long as the model loads.
+        """
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._signal)
+        bound = _bound(self._settings)
+        server = _server(build_app(self._service))
+        serving = asyncio.create_task(server.serve([bound]))
+        loading = asyncio.create_task(self._load())
+        ending = [asyncio.create_task(self._signalled.wait()), asyncio.create_task(self._service.until_dead())]
+        host, port = bound.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        logger.info("listening on %s", address)
+        if listening is not None:
+            listening(address)
+        try:
+            await asyncio.wait([*ending, serving, loading], return_when=asyncio.FIRST_COMPLETED)
+            if loading.done() and loading.exception() is None:
+                await asyncio.wait([*ending, serving], return_when=asyncio.FIRST_COMPLETED)
+            await self._end(loading)
+        finally:
+            for task in ending:
+                task.cancel()
+            llm = self._service.loaded
+            if llm is not None:
+                await llm.shutdown()  # requests that still run end with an error, which their clients are told
+            await self._until_idle(_CLOSING_SECONDS)
+            server.should_exit = True
+            await serving
+        return self._status
+
+    def _signal(self) -> None:
+        self._num_signals += 1
+        self._signalled.set()
+        logger.info("a signal to stop" if self._num_signals == 1 else "another signal: stopping at once")
+
+    async def _load(self) -> None:
+        llm = await asyncio.to_thread(lambda: AsyncLLM(**self._options))
+        warm_up = self._settings.warm_up
+        if warm_up == "full":
+            await llm.warm_up(use_tqdm=sys.stderr.isatty())
+        self._service.open(llm)
+        logger.info("ready: %s", ", ".join(self._service.model_names))
+
+    async def _end(self, loading: asyncio.Task[None]) -> None:
+        """Let running requests end, unless the engine is dead or another signal comes."""
+        service = self._service
+        if loading.done() and loading.exception() is not None:
+            logger.error("the model cannot be loaded: %s", loading.exception())
+            self._status = EXIT_NOT_LOADED
+            return
+        if service.phase not in (LOADING,) and self._num_signals == 0:
+            self._status = EXIT_DEAD
+            logger.error("the engine is dead")
+            return
+        service.phase = DRAINING
+        logger.info("no more requests are taken, %d are running", service.num_running)
+        await self._until_idle(self._settings.shutdown_timeout, most_signals=1)
+        if not loading.done():
+            # A thread that loads cannot be stopped; what it makes is shut down.
+            await asyncio.wait([loading])
+
+    async def _until_idle(self, seconds: float, *, most_signals: int | None = None) -> None:
+        """Wait for running requests; not after more signals than so many."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while self._service.num_running and loop.time() < end:
+            if most_signals is not None and self._num_signals > most_signals:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _bound(settings: ServerSettings) -> socket.socket:
+    """A socket that listens already, so that requests while the model loads are answered."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    found = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    found.setblocking(False)
+    return found
+
+
+def _server(app: App) -> Any:
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", server_header=False, date_header=False,
+        timeout_graceful_shutdown=_CLOSING_SECONDS, timeout_keep_alive=30,
+    )  # fmt: skip
+    return _Uvicorn(config)

@@ -1,0 +1,121 @@
+"""The engine's requests of one request of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
+from typing import Any, Protocol
+
+from jaxinfer.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+from jaxinfer.server.errors import ApiError
+
+
+class Source(Protocol):
+    """Outputs of one prompt, as `RequestStream` has them."""
+
+    async def __anext__(self) -> RequestOutput: ...
+
+    def abort(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class SearchSource:
+    """The outcome of a beam search of one prompt, as one output.
+
+    Args:
+        search: what finds it.
+        num_kept: of the best continuations.
+    """
+
+    def __init__(self, search: Coroutine[Any, Any, list[BeamSearchOutput]], num_kept: int) -> None:
+        self._task, self._num_kept = asyncio.create_task(search), num_kept
+
+    async def __anext__(self) -> RequestOutput:
+        await asyncio.wait([self._task])
+        if self._task.cancelled():
+            raise ApiError(503, "the search has taken longer than requests may", code="timeout")
+        (found,) = self._task.result()
+        parts = [
+            CompletionOutput(index, one.text, one.token_ids, one.cumulative_logprob, finish_reason=one.finish_reason)
+            for index, one in enumerate(found.sequences[: self._num_kept])
+        ]
+        return RequestOutput("", found.prompt, found.prompt_token_ids, parts, finished=True)
+
+    def abort(self) -> None:
+        self._task.cancel()
+
+    async def aclose(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class Running:
+    """Requests that run until all have ended, or until their time is over.
+
+    Attributes:
+        sources: one for each prompt.
+    """
+
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_late = False
+
+    def end_after(self, seconds: float | None) -> None:
+        """End them after so many seconds, as if they had reached their length; None: never."""
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._end)
+
+    def _end(self) -> None:
+        self._is_late = True
+        for source in self.sources:
+            source.abort()
+
+    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """Outputs as they come, each with the number of its prompt.
+
+        Raises:
+            EngineDeadError: the engine has failed and cannot recover.
+        """
+        if len(self.sources) == 1:
+            is_finished = False
+            while not is_finished:
+                output = await anext(self.sources[0])
+                is_finished = output.finished
+                yield 0, self._seen(output)
+            return
+        # One at a time of each stream, which merges those that were not taken yet.
+        waiting: dict[asyncio.Task[RequestOutput], int] = {
+            asyncio.ensure_future(anext(source)): number for number, source in enumerate(self.sources)
+        }
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=waiting.__getitem__):
+                    number = waiting.pop(task)
+                    output = task.result()
+                    if not output.finished:
+                        waiting[asyncio.ensure_future(anext(self.sources[number]))] = number
+                    yield number, self._seen(output)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    def _seen(self, output: RequestOutput) -> RequestOutput:
+        """An output as clients know it: they know no finish reason "abort"."""
+        if not (self._is_late and any(part.finish_reason == "abort" for part in output.outputs)):
+            return output
+        parts = [
+            replace(part, finish_reason="length") if part.finish_reason == "abort" else part for part in output.outputs
+        ]
+        return replace(output, outputs=parts)
+
+    async def aclose(self) -> None:
+        """Abort what is unfinished."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for source in self.sources:
+            await source.aclose()

@@ -1,0 +1,84 @@
+"""Settings of a server."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+WARM_UPS = ("full", "background", "off")
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What `jaxinfer serve` is told besides the engine's arguments.
+
+    Args:
+        host, port: where it listens; port 0 is a free one.
+        api_keys: any of them is accepted. None: no key is asked for.
+        allow_unauthenticated: listen on other addresses than this machine's own without a key.
+        served_model_names: names of the model in requests and answers; the first one is in the answers.
+        max_waiting_requests: further requests are refused while so many wait for a seat.
+        max_waiting_tokens: the same, in tokens of their prompts; None: any number.
+        max_body_bytes: most bytes of a request's body.
+        shutdown_timeout: seconds that running requests have after the first signal.
+        read_timeout: seconds after which a client that takes nothing of its stream is given up.
+        request_timeout: seconds after which a request ends as if it had reached its length; None: never.
+        heartbeat_seconds: after so long without an event, a stream gets a comment.
+        cors_origins: from which pages in browsers may ask.
+        log_requests: log a line for each request, without anything of its text.
+        warm_up: "full": compile every program before requests are taken; "background": the likely ones, and the others
+            beside requests; "off": each when it is needed.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: Sequence[str] = ()
+    allow_unauthenticated: bool = False
+    served_model_names: Sequence[str] = ()
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int | None = None
+    max_body_bytes: int = 32 << 20
+    shutdown_timeout: float = 30.0
+    read_timeout: float = 60.0
+    request_timeout: float | None = None
+    heartbeat_seconds: float = 15.0
+    cors_origins: Sequence[str] = ()
+    log_requests: bool = False
+    warm_up: str = "background"
+    _digests: tuple[bytes, ...] = field(init=False, repr=False, default=())
+
+    def __post_init__(self) -> None:
+        if any(not key for key in self.api_keys):
+            raise ValueError("api_keys has an empty key")
+        if self.warm_up not in WARM_UPS:
+            raise ValueError(f"warm_up must be one of {', '.join(WARM_UPS)}, got {self.warm_up!r}")
+        if not (self.api_keys or self.allow_unauthenticated or _is_own(self.host)):
+            raise ValueError(
+                f"host {self.host} can be reached from other machines: give --api-key, or --allow-unauthenticated"
+            )
+        object.__setattr__(self, "_digests", tuple(_digest(key) for key in self.api_keys))
+
+    def owner(self, key: str | None) -> str | None:
+        """Return a short name of a key's owner; None: the key is not accepted."""
+        if not self._digests:
+            return ""
+        given = _digest(key or "")
+        # All are compared, so that the time says nothing about which one is nearly right.
+        found = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return given.hex()[:16] if key and any(found) else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def _is_own(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

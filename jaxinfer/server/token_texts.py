@@ -1,0 +1,86 @@
+"""Tokens as text and bytes, for log probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxinfer.outputs import Logprob
+from jaxinfer.tokenizer import Tokenizer
+
+# What stands for a probability of zero in JSON, which has no infinity.
+LOWEST = -9999.0
+
+
+class TokenTexts:
+    """Writer of log probabilities.
+
+    Args:
+        as_ids: write a token as "token_id:NUMBER", so that two tokens of one text differ.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+        self._tokenizer, self._as_ids = tokenizer, as_ids
+
+    def text(self, token: int, given: Logprob) -> str:
+        if self._as_ids:
+            return f"token_id:{token}"
+        text = given.decoded_token
+        return self._tokenizer.decode([token], skip_special_tokens=False) if text is None else text
+
+    def of_chat(self, entry: dict[int, Logprob], top: int) -> dict[str, Any]:
+        """One token of a conversation: the sampled one, and the most likely ones."""
+        (token, given), *_ = entry.items()
+        likely = sorted(entry.items(), key=lambda item: item[1].rank)[:top] if top else []
+        return {**self._one(token, given), "top_logprobs": [self._one(other, its) for other, its in likely]}
+
+    def _one(self, token: int, given: Logprob) -> dict[str, Any]:
+        return {
+            "token": self.text(token, given),
+            "logprob": finite(given.logprob),
+            "bytes": list(self._tokenizer.token_bytes(token)),
+        }
+
+
+class LogprobLists:
+    """Log probabilities of one choice of a completion, in OpenAI's four lists."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts, self._offset = texts, 0
+
+    def lists(self, tokens: Sequence[int], entries: Sequence[dict[int, Logprob] | None]) -> dict[str, Any]:
+        """The lists for further tokens.
+
+        Args:
+            entries: for each token; None where there is none.
+        """
+        found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token, entry in zip(tokens, entries, strict=True):
+            given = Logprob(LOWEST, 0) if entry is None else entry[token]
+            text = self._texts.text(token, given)
+            found["tokens"].append(text)
+            found["token_logprobs"].append(None if entry is None else finite(given.logprob))
+            found["top_logprobs"].append(
+                None if entry is None else {self._texts.text(t, its): finite(its.logprob) for t, its in entry.items()}
+            )
+            found["text_offset"].append(self._offset)
+            self._offset += len(text)
+        return found
+
+
+def finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else LOWEST
+
+
+def prompt_logprobs(entries: list[dict[int, Logprob] | None]) -> list[dict[str, Any] | None]:
+    """Log probabilities of a prompt's tokens, as vLLM gives them."""
+    return [
+        None
+        if entry is None
+        else {
+            str(token): {"logprob": finite(its.logprob), "rank": its.rank, "decoded_token": its.decoded_token}
+            for token, its in entry.items()
+        }
+        for entry in entries
+    ]

@@ -1,0 +1,176 @@
+"""What plain HTTP shows: events, headers, bodies that are no requests, and keys."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+CHAT = "/v1/chat/completions"
+QUESTION = {"messages": [{"role": "user", "content": "How old is the lighthouse?"}], "temperature": 0, "max_tokens": 30}
+
+
+def test_events_of_a_conversation_come_in_order(server):
+    events = server.events(CHAT, QUESTION | {"n": 2, "stream_options": {"include_usage": True}})
+    assert events.pop() == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    usage = chunks.pop()
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] > 10
+    assert all("usage" not in chunk and len(chunk["choices"]) == 1 for chunk in chunks)
+    first = [chunk["choices"][0] for chunk in chunks[:2]]
+    assert [choice["index"] for choice in first] == [0, 1]
+    assert all(choice["delta"] == {"role": "assistant", "content": ""} for choice in first)
+    for index in range(2):
+        of_one = [chunk["choices"][0] for chunk in chunks[2:] if chunk["choices"][0]["index"] == index]
+        assert [choice["finish_reason"] for choice in of_one] == [None] * (len(of_one) - 1) + ["stop"]
+        assert not any("role" in choice["delta"] for choice in of_one)
+
+
+def test_usage_is_in_every_chunk_if_it_is_asked_for(server):
+    events = server.events(CHAT, QUESTION | {"stream_options": {"continuous_usage_stats": True}})
+    counts = [json.loads(event)["usage"]["completion_tokens"] for event in events[:-1]]
+    assert counts == sorted(counts) and counts[-1] > 10
+
+
+def test_whole_answers_are_the_streams_text(server):
+    chunks = [json.loads(event)["choices"][0]["delta"] for event in server.events(CHAT, QUESTION)[:-1]]
+    whole = server.json("POST", CHAT, QUESTION)["choices"][0]["message"]["content"]
+    assert "".join(chunk.get("content", "") for chunk in chunks) == whole != ""
+
+
+def test_nulls_are_defaults(server):
+    names = ("stream", "stop", "n", "seed", "logprobs", "tools", "response_format", "user", "top_k", "logit_bias")
+    whole = server.json("POST", CHAT, QUESTION | dict.fromkeys(names))
+    assert whole["choices"] == server.json("POST", CHAT, QUESTION)["choices"]
+
+
+def test_the_requests_id_is_taken_over(server):
+    _, headers, body = server.request("POST", CHAT, QUESTION, {"X-Request-Id": "abc-1"})
+    assert headers["x-request-id"] == "abc-1" and json.loads(body)["id"] == "chatcmpl-abc-1"
+    _, headers, _ = server.request("GET", "/health", headers={"X-Request-Id": "a b\tc"})
+    assert headers["x-request-id"] not in ("a b\tc", "")
+
+
+@pytest.mark.parametrize(
+    "body, says",
+    [
+        (b"", "empty"),
+        (b"{", "not valid JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b'"\xff"', "UTF-8"),
+        (b'{"messages": NaN}', "NaN"),
+        (b'{"temperature": 1e999, "messages": [{"role": "user", "content": "x"}]}', "temperature"),
+        (b'{"a": 1, "a": 2}', "twice"),
+        (b'{"n": ' + b"1" * 5000 + b"}", "not valid JSON"),
+        (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"messages": ' + b"[" * 500 + b"]" * 500 + b"}", "nested too deeply"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
+        (json.dumps({"messages": [{"role": 1}] * 12_000}).encode(), "messages.0.role"),
+    ],
+)
+def test_bodies_that_are_no_requests(server, body, says):
+    status, headers, found = server.request("POST", CHAT, body)
+    assert status == 400 and headers["content-type"] == "application/json" and len(found) < 16_000
+    error = json.loads(found)["error"]
+    assert says in error["message"] and set(error) == {"message", "type", "param", "code"}
+
+
+def test_other_content_types_are_refused(server):
+    status, _, body = server.request("POST", CHAT, b"{}", {"content-type": "text/plain"})
+    assert status == 400 and "application/json" in json.loads(body)["error"]["message"]
+
+
+def test_paths_and_methods_that_are_not_there(server):
+    for method, path, status in (("GET", "/nothing", 404), ("GET", CHAT, 405), ("POST", "/v1/models", 405)):
+        found, headers, body = server.request(method, path, {} if method == "POST" else None)
+        assert found == status and json.loads(body)["error"]["message"] and headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "method, path",
+    [
+        ("GET", "/v1/models"), ("GET", "//v1/models"), ("GET", "/V1/models"), ("GET", "/v1/models/"),
+        ("HEAD", "/v1/models"),
+        ("GET", "/v1/%6dodels"), ("POST", CHAT), ("GET", "/metrics"), ("GET", "/nothing"), ("GET", "/openapi.json"),
+        ("GET", "/health/../v1/models"), ("GET", "/load"),
+    ],
+)  # fmt: skip
+def test_every_path_needs_the_key(server, method, path):
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}, {"x-api-key": "wrong"}):
+        status, found, body = server.request(method, path, headers={"authorization": "", **headers})
+        assert status == 401 and found["www-authenticate"] == "Bearer"
+        assert method == "HEAD" or json.loads(body)["error"]["code"] == "invalid_api_key"
+
+
+def test_some_paths_need_no_key(server):
+    for path in ("/health", "/ping", "/version"):
+        assert server.request("GET", path, headers={"authorization": ""})[0] == 200
+    assert server.request("GET", "/v1/models", headers={"authorization": "", "x-api-key": "secret"})[0] == 200
+
+
+def test_metrics_have_both_names(server):
+    server.request("POST", CHAT, QUESTION)
+    for path in ("/metrics", "/metrics/"):
+        status, headers, body = server.request("GET", path)
+        assert status == 200 and headers["content-type"].startswith("text/plain; version=0.0.4")
+    gauges = server.gauges()
+    assert gauges["jaxinfer:generation_tokens_total"] > 10
+    labels = '{model_name="tiny",engine="0"}'
+    assert gauges[f"vllm:generation_tokens_total{labels}"] == gauges["jaxinfer:generation_tokens_total"]
+    assert gauges[f"vllm:prefix_cache_queries_total{labels}"] == gauges["jaxinfer:prefix_cache_queries"]
+    assert f"vllm:num_requests_waiting{labels}" in gauges
+
+
+def test_the_document_has_every_path(server):
+    document = server.json("GET", "/openapi.json")
+    assert document["openapi"] == "3.1.0" and "post" in document["paths"][CHAT]
+    schemas = document["components"]["schemas"]
+    assert "temperature" in schemas["ChatRequest"]["properties"] and "error" in schemas["ErrorBody"]["properties"]
+
+
+def test_texts_and_conversations_become_tokens_and_text_again(server):
+    found = server.json("POST", "/tokenize", {"prompt": "The lamp is lit.", "return_token_strs": True})
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) and found["max_model_len"] == 1024
+    assert server.json("POST", "/detokenize", {"tokens": found["tokens"]}) == {"prompt": "The lamp is lit."}
+    messages = QUESTION["messages"]
+    tokens = server.json("POST", "/tokenize", {"messages": messages})["tokens"]
+    answer = server.json("POST", CHAT, QUESTION | {"return_token_ids": True})
+    assert answer["prompt_token_ids"] == tokens and answer["choices"][0]["token_ids"]
+    assert server.json("POST", "/detokenize", {"tokens": tokens})["prompt"].endswith("<|assistant|>")
+    assert server.request("POST", "/tokenize", {})[0] == 400
+    assert server.request("POST", "/detokenize", {"tokens": [99_999]})[0] == 400
+
+
+def test_requests_are_aborted_by_their_ids(server):
+    body = QUESTION | {"ignore_eos": True, "max_tokens": 900, "n": 4, "temperature": 1.0}
+    found: list[int] = []
+    asking = threading.Thread(
+        target=lambda: found.append(server.request("POST", CHAT, body, {"X-Request-Id": "to-abort"})[0])
+    )
+    asking.start()
+    server.until(lambda: server.gauges()["jaxinfer:num_requests_running"] == 4)
+    assert server.json("POST", "/abort_requests", {"request_ids": ["to-abort", "unknown"]}) == {}
+    asking.join()
+    assert found == [503] and server.json("POST", "/reset_prefix_cache") == {"success": True}
+
+
+def test_a_plan_is_answered_by_its_points(server):
+    body = {"messages": [{"role": "user", "content": "Make a plan: repair a bicycle."}], "temperature": 0}
+    merged = server.json("POST", CHAT, body | {"skeleton_of_thought": "merged"})["choices"]
+    points = server.json("POST", CHAT, body | {"skeleton_of_thought": True})
+    assert len(merged) == 1 and len(points["choices"]) > 3
+    skeleton, *others = [choice["message"]["content"] for choice in points["choices"]]
+    assert skeleton.startswith("[PLAN]") and all(text.strip() in merged[0]["message"]["content"] for text in others)
+    assert [choice["point"] for choice in points["choices"]][:3] == [None, 1, 2]
+    events = server.events(CHAT, body | {"skeleton_of_thought": True, "stream_options": {"include_usage": True}})
+    chunks = [json.loads(event) for event in events[:-1]]
+    usage = chunks.pop()["usage"]
+    texts: dict[int | None, str] = {}
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        assert choice["index"] <= len(texts)  # choices appear in their order
+        texts[choice["point"]] = texts.get(choice["point"], "") + choice["delta"].get("content", "")
+    assert texts == {choice["point"]: choice["message"]["content"] for choice in points["choices"]}
+    assert usage["completion_tokens"] == points["usage"]["completion_tokens"]
+    assert server.request("POST", CHAT, body | {"skeleton_of_thought": True, "n": 2})[0] == 400
