@@ -51,7 +51,7 @@ def test_a_client_that_leaves_while_it_waits_is_aborted(server, stream):
     server.until(lambda: server.gauges()["jaxinfer:server_requests_running"] == 5)
     before = server.gauges()["jaxinfer:server_clients_left_total"]
     waiting.close()
-    server.until(lambda: server.gauges()["jaxinfer:server_clients_left_total"] == before + 1, seconds=1)
+    server.until(lambda: server.gauges()["jaxinfer:server_clients_left_total"] == before + 1, seconds=5)
     for connection in running:
         connection.close()
     server.until(server.is_idle)
@@ -147,7 +147,7 @@ def test_an_engine_that_cannot_recover_ends_streams_and_the_process():
 
 
 def test_a_request_ends_when_its_time_is_over():
-    with serving(*SMALL, "--request-timeout", "1", key="secret") as server:
+    with serving(*SMALL, "--request-timeout", "0.5", key="secret") as server:
         server.request("POST", CHAT, LONG)  # compiles
         begin = time.monotonic()
         answer = server.json("POST", CHAT, LONG | {"n": 4})
