@@ -188,6 +188,7 @@ def slow_schema(seed: int) -> dict[str, Any]:
 
 async def measure_slow(count: int) -> dict[str, Any]:
     llm = AsyncLLM(max_num_seqs=20, max_num_batched_tokens=512)
+    await llm.warm_up(use_tqdm=False)
     seconds: list[float] = []
 
     async def compile_beside() -> None:
