@@ -26,6 +26,7 @@ _NUMBERS = (
 )  # fmt: skip
 _TEXTS = ("tokenizer", "dtype", "branch_mode", "scheduling_policy", "attention_backend", "prefix_cache_policy")
 _OBJECTS = ("speculative_config", "diffusion_config")
+_PARSERS = "hermes, qwen3_coder, llama3_json or smollm2"
 KEY_VARIABLE = "JAXINFER_API_KEY"
 
 
@@ -46,6 +47,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--shutdown-timeout", type=float, metavar="S", help="seconds for running requests at the end")
     group.add_argument("--request-timeout", type=float, metavar="S", help="end a request after so many seconds")
     group.add_argument("--cors-origins", nargs="+", metavar="ORIGIN", help="from which pages in browsers may ask")
+    group.add_argument("--tool-call-parser", metavar="NAME", help=f"{_PARSERS} (default: by the chat template)")
+    group.add_argument("--reasoning-parser", metavar="NAME", help="think (default: by the chat template)")
     group.add_argument("--log-requests", action="store_true", help="a line for each request, without its text")
     group.add_argument(
         "--warm-up", choices=["full", "background", "off"],
@@ -72,7 +75,15 @@ def run_serve(args: argparse.Namespace) -> int:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     keys = args.api_key or ([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else [])
-    names = ("max_waiting_requests", "max_waiting_tokens", "shutdown_timeout", "request_timeout", "warm_up")
+    names = (
+        "max_waiting_requests",
+        "max_waiting_tokens",
+        "shutdown_timeout",
+        "request_timeout",
+        "tool_call_parser",
+        "reasoning_parser",
+        "warm_up",
+    )
     given: dict[str, Any] = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     settings = ServerSettings(
         host=args.host, port=args.port, api_keys=keys, allow_unauthenticated=args.allow_unauthenticated,

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxinfer.outputs import Logprob, RequestOutput
 from jaxinfer.server.envelope import Envelope
+from jaxinfer.server.parse.machine import Parser
+from jaxinfer.server.parse.pieces import CallArguments, CallBegin, CallEnd, Piece, Text, Thought
 from jaxinfer.server.token_texts import TokenTexts, prompt_logprobs
 
 
 @dataclass
 class ChatForm:
-    """What a request wants to see in its answer."""
+    """What a request wants to see in its answer.
+
+    Attributes:
+        top_logprobs: None: no log probabilities.
+        parser: makes the parser of one choice; None: the text is content as it is.
+        with_reasoning: whether reasoning is part of the answer.
+        is_named: whether an answer is a call of the one function that the request has named.
+    """
 
     n: int
-    top_logprobs: int | None  # None: no log probabilities
+    top_logprobs: int | None
     with_token_ids: bool
+    parser: Callable[[], Parser] | None = None
+    with_reasoning: bool = True
+    is_named: bool = False
 
 
 @dataclass
 class _ChatChoice:
     """A choice as far as it is there."""
 
+    parser: Parser | None
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
@@ -35,7 +51,7 @@ class ChatAnswer:
 
     def __init__(self, envelope: Envelope, form: ChatForm, texts: TokenTexts) -> None:
         self._envelope, self._form, self._texts = envelope, form, texts
-        self._choices = [_ChatChoice() for _ in range(form.n)]
+        self._choices = [_ChatChoice(None if form.parser is None else form.parser()) for _ in range(form.n)]
         self._prompt_token_ids: list[int] = []
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._has_begun = False
@@ -53,22 +69,55 @@ class ChatAnswer:
                 found[0]["prompt_token_ids"] = self._prompt_token_ids
         for part in output.outputs:
             choice = self._choices[part.index]
-            choice.texts.append(part.text)
             entries = None
             if self._form.top_logprobs is not None:
                 entries = [self._texts.of_chat(entry, self._form.top_logprobs) for entry in part.logprobs or ()]
                 choice.logprobs += entries
             choice.token_ids += part.token_ids
-            choice.finish_reason, choice.stop_reason = part.finish_reason, part.stop_reason
-            if not (part.text or part.finish_reason or entries or (self._form.with_token_ids and part.token_ids)):
-                continue  # a character that is incomplete
-            delta = {"content": part.text} if part.text else {}
-            new = _choice(part.index, delta, entries, part.finish_reason)
-            if part.finish_reason:
-                new["stop_reason"] = part.stop_reason
+            deltas = self._deltas(part.index, choice, part.text, is_last=part.finish_reason is not None)
+            choice.finish_reason, choice.stop_reason = self._finish_reason(choice, part.finish_reason), part.stop_reason
+            if not (deltas or part.finish_reason or entries or (self._form.with_token_ids and part.token_ids)):
+                continue  # text that is held back
+            chunks = [_choice(part.index, delta, None, None) for delta in deltas or [{}]]
+            # What is known of tokens comes with the first chunk, and the end with the last one.
+            chunks[0] |= {"logprobs": None if not entries else {"content": entries, "refusal": None}}
             if self._form.with_token_ids:
-                new["token_ids"] = list(part.token_ids)
-            found.append(new)
+                chunks[0]["token_ids"] = list(part.token_ids)
+            if part.finish_reason:
+                chunks[-1] |= {"finish_reason": choice.finish_reason, "stop_reason": part.stop_reason}
+            found += chunks
+        return found
+
+    def _finish_reason(self, choice: _ChatChoice, reason: str | None) -> str | None:
+        return "tool_calls" if reason == "stop" and choice.calls and not self._form.is_named else reason
+
+    def _deltas(self, index: int, choice: _ChatChoice, text: str, *, is_last: bool) -> list[dict[str, Any]]:
+        """What further text of a choice adds to its message."""
+        pieces: list[Piece] = [Text(text)] if text else []
+        if choice.parser is not None:
+            pieces = choice.parser.feed(text)
+            pieces += choice.parser.finish() if is_last else []
+        found = []
+        for piece in pieces:
+            match piece:
+                case Text(content):
+                    choice.texts.append(content)
+                    found.append({"content": content})
+                case Thought(thought):
+                    if self._form.with_reasoning:
+                        choice.thoughts.append(thought)
+                        # Clients read one name or the other.
+                        found.append({"reasoning": thought, "reasoning_content": thought})
+                case CallBegin(number, name):
+                    call_id = f"call_{self._envelope.answer_id.partition('-')[2]}_{index}_{number}"
+                    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+                    choice.calls.append(call)
+                    found.append({"tool_calls": [{"index": number, **call, "function": dict(call["function"])}]})
+                case CallArguments(number, arguments):
+                    choice.calls[number]["function"]["arguments"] += arguments
+                    found.append({"tool_calls": [{"index": number, "function": {"arguments": arguments}}]})
+                case CallEnd():
+                    pass
         return found
 
     def chunk(self, choices: list[dict[str, Any]], *, usage: bool) -> dict[str, Any]:
@@ -79,12 +128,10 @@ class ChatAnswer:
         choices = []
         for index, choice in enumerate(self._choices):
             found = {
-                "index": index,
-                "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
-                "logprobs": None if self._form.top_logprobs is None else {"content": choice.logprobs, "refusal": None},
-                "finish_reason": choice.finish_reason,
+                "index": index, "message": _message(choice), "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
-            }
+                "logprobs": None if self._form.top_logprobs is None else {"content": choice.logprobs, "refusal": None},
+            }  # fmt: skip
             if self._form.with_token_ids:
                 found["token_ids"] = choice.token_ids
             choices.append(found)
@@ -96,12 +143,18 @@ class ChatAnswer:
         return answer
 
 
+def _message(choice: _ChatChoice) -> dict[str, Any]:
+    text = "".join(choice.texts)
+    found: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if choice.thoughts:
+        thought = "".join(choice.thoughts)
+        found |= {"reasoning": thought, "reasoning_content": thought}
+    if choice.calls:
+        found |= {"content": text or None, "tool_calls": choice.calls}
+    return found
+
+
 def _choice(
-    index: int, delta: dict[str, Any], logprobs: list[dict[str, Any]] | None, finish_reason: str | None
+    index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish_reason: str | None
 ) -> dict[str, Any]:
-    return {
-        "index": index,
-        "delta": delta,
-        "logprobs": None if not logprobs else {"content": logprobs, "refusal": None},
-        "finish_reason": finish_reason,
-    }
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ async def tokens_of_messages(
     continue_final_message: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Any] | None = None,
 ) -> list[int]:
     """The tokens of a conversation, by the model's chat template.
 
@@ -39,6 +41,8 @@ async def tokens_of_messages(
         raise ApiError(400, "continue_final_message goes with add_generation_prompt=false", "continue_final_message")
     if documents:
         arguments["documents"] = list(documents)
+    if tools:
+        arguments["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
     if continue_final_message:
         arguments |= {"continue_final_message": True, "add_generation_prompt": False}
     elif add_generation_prompt is not None:
@@ -47,7 +51,7 @@ async def tokens_of_messages(
 
 
 def _message(message: Any) -> dict[str, Any]:
-    """A message as a template reads it: nulls are left out, and a developer is a system."""
+    """A message as a template reads it: nulls are left out, arguments are objects, and a developer is a system."""
     found = {name: value for name, value in message.model_dump().items() if value is not None}
     if found["role"] == "developer":
         found["role"] = "system"
@@ -56,4 +60,26 @@ def _message(message: Any) -> dict[str, Any]:
         found["content"] = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     elif content is None:
         found["content"] = ""
+    calls = found.pop("tool_calls", None)
+    if calls:
+        found["tool_calls"] = [_call(call) for call in calls]
+    thought = found.get("reasoning_content") or found.get("reasoning")
+    if thought:
+        found["reasoning_content"] = thought
     return found
+
+
+def _call(given: Any) -> dict[str, Any]:
+    """A call of an earlier answer, whose arguments come as the text of a JSON object."""
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(400, "tool_calls must be {'id', 'type', 'function': {'name', 'arguments'}}", "messages")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise ApiError(400, f"arguments of {function['name'][:64]} are not JSON: {error}", "messages") from error
+    if not isinstance(arguments, dict):
+        raise ApiError(400, f"arguments of {function['name'][:64]} must be a JSON object", "messages")
+    return {**given, "type": "function", "function": {**function, "arguments": arguments}}

@@ -20,6 +20,7 @@ from jaxinfer.server.protocol.completions import CompletionRequest, prompts_of
 from jaxinfer.server.sampling import refuse_uncomputed, sampling_params
 from jaxinfer.server.service import Service
 from jaxinfer.server.skeleton_answer import SkeletonAnswer, respond_with_skeleton
+from jaxinfer.server.talk import Talk
 from jaxinfer.server.token_texts import TokenTexts
 from jaxinfer.server.ways import Way
 
@@ -100,11 +101,8 @@ class Endpoints:
         llm = service.llm
         body = await read_model(request, ChatRequest, service.settings.max_body_bytes)
         service.check_model(body.model)
-        refuse_uncomputed(
-            body,
-            ("tools", "tool calls are not served yet"),
-            ("echo", "the last message is not given back"),
-        )
+        refuse_uncomputed(body, ("echo", "the last message is not given back"))
+        talk = Talk(service, body)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
         own: dict[str, Any] = {"max_tokens": body.max_tokens, "logprobs": None}
@@ -112,12 +110,13 @@ class Endpoints:
             own["max_tokens"] = body.max_completion_tokens
         if body.logprobs:
             own["logprobs"] = body.top_logprobs or 0
+        own |= talk.parameters()
         try:
             params = sampling_params(body, llm.default_sampling_params, llm.config.max_num_seqs, **own)
             tokens = await tokens_of_messages(
                 service, body.messages, add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
-                documents=body.documents,
+                documents=body.documents, tools=body.tools if talk.tools.are_callable else None,
             )  # fmt: skip
         except ValueError as error:
             raise of_value_error(error) from error
@@ -129,7 +128,10 @@ class Endpoints:
             skeleton = SkeletonAnswer(envelope, len(tokens), is_merged=body.skeleton_of_thought == "merged")
             return await respond_with_skeleton(service, request, body, params, skeleton)
         way = await self._way(request, body, params)
-        form = ChatForm(way.num_choices, own["logprobs"], bool(body.return_token_ids))
+        form = ChatForm(
+            way.num_choices, own["logprobs"], bool(body.return_token_ids), parser=talk.parser(tokens),
+            with_reasoning=body.include_reasoning is not False, is_named=talk.tools.name is not None,
+        )  # fmt: skip
         answer = ChatAnswer(self._envelope("chatcmpl", request), form, self._texts(body))
         prompts = [_prompt(tokens, body)]
         return await respond(service, request, body, Asked(prompts, way.num_choices, way.start, answer))

@@ -133,6 +133,11 @@ class Service:
         prompt = await asyncio.to_thread(llm.render, messages, **template_arguments)
         return prompt["prompt_token_ids"]
 
+    def template(self) -> str:
+        """The model's chat template; empty: it has none."""
+        found = self.llm.get_tokenizer().hf.chat_template
+        return found if isinstance(found, str) else ""
+
     def check_length(self, num_tokens: int, param: str) -> None:
         """Raise ApiError if a prompt and an answer together have too many tokens."""
         most = self.llm.config.max_model_len

@@ -8,6 +8,8 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from jaxinfer.server.parse.formats import FORMATS
+
 WARM_UPS = ("full", "background", "off")
 
 
@@ -29,6 +31,8 @@ class ServerSettings:
         heartbeat_seconds: after so long without an event, a stream gets a comment.
         cors_origins: from which pages in browsers may ask.
         log_requests: log a line for each request, without anything of its text.
+        tool_call_parser: the format of the model's tool calls; empty: found in its chat template.
+        reasoning_parser: "think": the model reasons within <think> tags; empty: if its chat template has them.
         warm_up: "full": compile every program before requests are taken; "background": the likely ones, and the others
             beside requests; "off": each when it is needed.
     """
@@ -47,6 +51,8 @@ class ServerSettings:
     heartbeat_seconds: float = 15.0
     cors_origins: Sequence[str] = ()
     log_requests: bool = False
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
     warm_up: str = "background"
     _digests: tuple[bytes, ...] = field(init=False, repr=False, default=())
 
@@ -55,6 +61,10 @@ class ServerSettings:
             raise ValueError("api_keys has an empty key")
         if self.warm_up not in WARM_UPS:
             raise ValueError(f"warm_up must be one of {', '.join(WARM_UPS)}, got {self.warm_up!r}")
+        if self.tool_call_parser and self.tool_call_parser not in FORMATS:
+            raise ValueError(f"tool_call_parser must be one of {', '.join(FORMATS)}, got {self.tool_call_parser!r}")
+        if self.reasoning_parser not in ("", "think"):
+            raise ValueError(f"reasoning_parser must be think, got {self.reasoning_parser!r}")
         if not (self.api_keys or self.allow_unauthenticated or _is_own(self.host)):
             raise ValueError(
                 f"host {self.host} can be reached from other machines: give --api-key, or --allow-unauthenticated"

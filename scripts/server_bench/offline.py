@@ -1,4 +1,4 @@
-"""The same requests without HTTP: for each line of stdin, "KIND COUNT TOKENS", a line with seconds and tokens."""
+"""An engine without HTTP: for each line of stdin, "KIND COUNT TOKENS", it writes a line with seconds and tokens."""
 
 from __future__ import annotations
 

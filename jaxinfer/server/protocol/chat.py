@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from jaxinfer.server.packages import Field
 from jaxinfer.server.protocol.common import RequestBody, ResponseBody, Sampling, Usage
+from jaxinfer.server.protocol.tools import NamedChoice, Tool, ToolCall
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 
@@ -29,6 +30,10 @@ class ChatRequest(Sampling):
     top_logprobs: int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = Field(None, description="false: reasoning is left out of the answer")
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     echo: bool | None = None
@@ -56,6 +61,9 @@ class AssistantMessage(ResponseBody):
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(ResponseBody):

@@ -1,0 +1,143 @@
+"""Tool calls through chat: grammars of required calls, streams, histories, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.server.processes import SMALL, Server, serving
+
+TINY = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
+# As Qwen's templates have it, in short.
+TEMPLATE = """{%- if tools %}{{- '<|system|>Tools: ' }}{% for tool in tools %}{{- tool | tojson }}{% endfor %}
+{{- ' Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call><|end|>' }}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}{{- '<|user|><tool_response>' + message.content + '</tool_response><|end|>' }}
+{%- else %}{{- '<|' + message.role + '|>' + message.content }}
+{%- for call in message.tool_calls or [] %}{%- set function = call.function %}
+{{- '<tool_call>{"name": "' + function.name + '", "arguments": ' + (function.arguments | tojson) + '}</tool_call>' }}
+{%- endfor %}{{- '<|end|>' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 10},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "the weather", "parameters": SCHEMA}}
+NOW = {
+    "type": "function",
+    "function": {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+}
+REFUSED = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+GIVEN: dict[str, Any] = {
+    "model": "tiny", "messages": [{"role": "user", "content": "How is the weather?"}], "temperature": 0.7, "seed": 3,
+    "max_tokens": 120, "tools": [WEATHER, NOW],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory) -> Iterator[Server]:
+    """A server of the embedded weights with a chat template that has tools."""
+    directory = tmp_path_factory.mktemp("with tools") / "tiny"
+    shutil.copytree(TINY, directory)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    command = [*SMALL, "--served-model-name", "tiny"]
+    with serving(str(directory), *command) as found:
+        yield found
+
+
+@pytest.fixture
+def client(talking):
+    return openai.OpenAI(base_url=f"{talking.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call_that_is_required_validates(client, choice):
+    (found,) = client.chat.completions.create(**GIVEN, tool_choice=choice, parallel_tool_calls=False).choices
+    (call,) = found.message.tool_calls
+    assert found.message.content is None
+    if call.function.name == "weather":
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+    assert isinstance(choice, str) or call.function.name == "weather"
+    assert found.finish_reason == ("tool_calls" if choice == "required" else "stop")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_of_calls_accumulates_to_the_whole_answer(client, seed):
+    given = GIVEN | {"seed": seed, "tool_choice": "required", "parallel_tool_calls": False}
+    headers = {"X-Request-Id": f"call-{seed}"}
+    whole = client.chat.completions.create(**given, extra_headers=headers).choices[0]
+    with client.chat.completions.stream(**given, extra_headers=headers) as stream:
+        chunks = [event.chunk for event in stream if event.type == "chunk"]
+        found = stream.get_final_completion().choices[0]
+    assert [
+        call.model_dump(exclude={"index": True, "function": {"parsed_arguments"}}) for call in found.message.tool_calls
+    ] == [call.model_dump() for call in whole.message.tool_calls]
+    assert found.finish_reason == whole.finish_reason
+    deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    named = [call for call in deltas if call.id is not None]
+    assert [call.index for call in named] == list(range(len(whole.message.tool_calls)))
+    assert all(call.function.name and call.type == "function" for call in named)
+
+
+def test_an_answer_may_be_text_although_there_are_tools(client):
+    (found,) = client.chat.completions.create(**GIVEN).choices
+    assert found.message.content and not found.message.tool_calls and found.finish_reason in ("stop", "length")
+    (other,) = client.chat.completions.create(**GIVEN, tool_choice="none").choices
+    assert other.message.content and not other.message.tool_calls
+
+
+def test_calls_and_results_are_part_of_the_conversation(talking):
+    calls = [
+        {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome", "days": 2}'}}
+    ]
+    messages = [
+        *GIVEN["messages"],
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "sunny"}]},
+        {"role": "assistant", "content": "It is sunny.", "tool_calls": []},
+        {"role": "user", "content": "Thanks."},
+    ]
+    answer = talking.json("POST", "/v1/chat/completions", GIVEN | {"messages": messages, "return_token_ids": True})
+    text = talking.json("POST", "/detokenize", {"tokens": answer["prompt_token_ids"]})["prompt"]
+    assert '<tool_call>{"name": "weather", "arguments": {"city": "Rome", "days": 2}}</tool_call><|end|>' in text
+    assert "<tool_response>sunny</tool_response>" in text and text.endswith(
+        "It is sunny.<|end|><|user|>Thanks.<|end|><|assistant|>"
+    )
+    for arguments in ("[1]", "{", "3"):
+        calls[0]["function"]["arguments"] = arguments
+        status, _, body = talking.request("POST", "/v1/chat/completions", GIVEN | {"messages": messages})
+        assert status == 400 and b"arguments of weather" in body
+
+
+@pytest.mark.parametrize(
+    "more, says",
+    [
+        ({"tools": []}, "empty"),
+        ({"tools": [WEATHER, WEATHER]}, "twice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "does not have"),
+        ({"tools": None, "tool_choice": "required"}, "needs tools"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "goes without"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "pattern"),
+        ({"tool_choice": "required", "tools": [REFUSED]}, "not"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused(talking, more, says):
+    status, _, body = talking.request("POST", "/v1/chat/completions", GIVEN | more)
+    assert status == 400 and says in json.loads(body)["error"]["message"]
+
+
+def test_a_model_without_calls_refuses_tools(server):
+    status, _, body = server.request("POST", "/v1/chat/completions", GIVEN)
+    assert status == 400 and "no tool calls" in json.loads(body)["error"]["message"]
