@@ -21,6 +21,9 @@ LONG = {
     "max_tokens": 900,
 }  # fmt: skip
 
+# Of one round a launch, so that it takes seconds.
+SLOW = {"logprobs": True, "top_logprobs": 20}
+
 
 def send(server, body, path=CHAT) -> socket.socket:
     """A request on a socket of its own, whose response was not read yet."""
@@ -80,7 +83,7 @@ def test_a_full_queue_is_told_before_the_answer_begins():
     with serving(*SMALL, "--max-num-seqs", "2", "--max-waiting-requests", "1", key="secret") as server:
         taken = []
         for number in range(3):  # two run, one waits
-            taken.append(send(server, LONG | {"stream": True}))
+            taken.append(send(server, LONG | {"stream": True} | SLOW))
             server.until(lambda number=number: server.gauges()["jaxinfer:server_requests_running"] == number + 1)
         status, headers, body = server.request("POST", CHAT, LONG | {"stream": True})
         error = json.loads(body)["error"]
