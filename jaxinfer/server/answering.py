@@ -10,13 +10,11 @@ from typing import Any, Protocol
 from jaxinfer.async_llm import EngineDeadError
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.server.errors import ApiError, of_value_error
-from jaxinfer.server.events import DONE, EventStream, Reply, event, unless_gone
+from jaxinfer.server.events import CLIENT_LEFT, DONE, EventStream, Reply, event, unless_gone
 from jaxinfer.server.packages import App, HttpRequest
 from jaxinfer.server.protocol.common import Sampling
 from jaxinfer.server.running import Running, Source
 from jaxinfer.server.service import Service
-
-_CLIENT_LEFT = 499  # for the log: such a response goes nowhere
 
 
 class AnswerOf(Protocol):
@@ -60,7 +58,7 @@ async def respond(service: Service, request: HttpRequest, body: Sampling, asked:
         answer = await unless_gone(request.receive, _whole(service, running, asked.answer))
     if answer is None:
         service.note_left()
-        return Reply(b"", _CLIENT_LEFT)
+        return Reply(b"", CLIENT_LEFT)
     return Reply(answer)
 
 

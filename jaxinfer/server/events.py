@@ -30,6 +30,7 @@ def event(value: Any) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
+CLIENT_LEFT = 499  # for the log: such a response goes nowhere
 
 
 class Reply:

@@ -23,7 +23,7 @@ class Operations:
         self._service = service
 
     async def health(self, request: HttpRequest) -> App:
-        self._service.llm  # noqa: B018  (raises if it takes no requests)
+        self._service.check_ready()
         return Reply(b"")
 
     async def version(self, request: HttpRequest) -> App:

@@ -77,6 +77,10 @@ class Service:
                 return self._llm
         raise self.unavailable()
 
+    def check_ready(self) -> None:
+        """Raise ApiError unless requests are taken now."""
+        _ = self.llm
+
     @property
     def loaded(self) -> AsyncLLM | None:
         """The engine in any phase; None: it is loading."""
@@ -151,7 +155,7 @@ class Service:
         Raises:
             ApiError: too many wait, or none are taken now.
         """
-        self.llm  # noqa: B018  (raises if it takes no requests)
+        self.check_ready()
         admission = self._admission
         assert admission is not None
         ticket = admission.enter(num_sequences, num_tokens)

@@ -12,7 +12,7 @@ from jaxinfer.async_llm import EngineDeadError
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.envelope import Envelope
 from jaxinfer.server.errors import ApiError, of_value_error
-from jaxinfer.server.events import DONE, EventStream, Reply, event, unless_gone
+from jaxinfer.server.events import CLIENT_LEFT, DONE, EventStream, Reply, event, unless_gone
 from jaxinfer.server.packages import App, HttpRequest
 from jaxinfer.server.protocol.chat import ChatRequest
 from jaxinfer.server.service import Service
@@ -145,7 +145,7 @@ async def respond_with_skeleton(
             raise service.unavailable() from error
     if output is None:
         service.note_left()
-        return Reply(b"", 499)
+        return Reply(b"", CLIENT_LEFT)
     return Reply(answer.whole(output))
 
 
