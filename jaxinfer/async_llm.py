@@ -171,7 +171,7 @@ class AsyncLLM:
         """
         inputs = self._client.inputs
         if is_conversation(prompt):
-            prompt = inputs.render(prompt, 0, {})
+            prompt = self.render(prompt)
         is_stream = _is_stream(output_kind)
         await self._compile(sampling_params)
         [item] = inputs.requests([prompt], sampling_params, stream=is_stream, priority=_priority(priority))
@@ -216,7 +216,7 @@ class AsyncLLM:
         Args:
             template_arguments: passed to the checkpoint's chat template.
         """
-        prompt = self._client.inputs.render(messages, 0, template_arguments)
+        prompt = self.render(messages, **template_arguments)
         stream = await self.add(
             prompt, sampling_params, request_id=request_id, priority=priority, output_kind=output_kind
         )
