@@ -17,7 +17,7 @@ import sys
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "hypothesis":
+        if name.partition(".")[0] in ("hypothesis", "schemathesis"):  # the second needs the first
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
@@ -87,8 +87,9 @@ def test_the_list_is_skipped_with_its_reasons_and_nothing_else(tmp_path):
 
 def test_without_hypothesis_the_files_that_need_it_are_skipped_and_say_so():
     report = run_pytest(
-        "-p", "no:hypothesispytest", "--gpu", "--collect-only", "-q", *folders(), code=WITHOUT_HYPOTHESIS
-    )
+        "-p", "no:hypothesispytest", "-p", "no:schemathesis",
+        "--gpu", "--collect-only", "-q", *folders(), code=WITHOUT_HYPOTHESIS,
+    )  # fmt: skip
     skipped = sum(map(int, re.findall(r"SKIPPED \[(\d+)\].*: it needs Hypothesis, which is not installed", report)))
     assert skipped == len(on_gpu.NEEDS_HYPOTHESIS)
     assert "tests/gpu/test_branch_attention.py::TestFastForm" in report

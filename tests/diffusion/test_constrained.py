@@ -189,17 +189,20 @@ class LateWorkers(Workers):
         super().__init__()
         self._core, self._num_pieces = core, 0
 
-    def submit(self, work):
+    def submit_all(self, works):
+        return super().submit_all([self.late(work) for work in works])
+
+    def late(self, work):
         self._num_pieces += 1
         seconds = 5.0 * (self._num_pieces in (3, 6, 9))
 
-        def late():
+        def late_work():
             until = time.monotonic() + seconds
             while not self._core.launcher.num_walking and time.monotonic() < until:
                 time.sleep(0.001)
             return work()
 
-        return super().submit(late)
+        return late_work
 
 
 def test_rows_whose_walks_are_late_land_later(core, found, monkeypatch):
