@@ -123,3 +123,5 @@ def _land_walked(
     request.note_refusals(num_first, is_refused=walk.is_refused, is_forced=bool(walk.forced))
     if status is None and walk.reenters:
         request.reenter(is_refused=walk.is_refused)
+    elif not request.has_masks:
+        request.mask = None  # the walk has made one, but since these tokens draws have none

@@ -65,6 +65,24 @@ class RandomAutomaton:
         return set(np.flatnonzero(self.mask(state)).tolist()) <= self.eos
 
 
+class Turns(RandomAutomaton):
+    """Allows few tokens for a draw or two, then any tokens but the end for `gap` draws, and so on; ends nothing."""
+
+    def __init__(self, vocab: int, eos: Collection[int], *, gap: int, num_tight: int = 2) -> None:
+        super().__init__(vocab, eos, share=0.02, ends=0.0)
+        self._gap, self._num_tight = gap, num_tight
+
+    def _mask(self, state: int) -> np.ndarray:
+        if state % (self._gap + self._num_tight) < self._num_tight:
+            return super()._mask(state)
+        mask = np.ones(self.vocab, bool)
+        mask[sorted(self.eos)] = False
+        return mask
+
+    def advance(self, state: int, token: int) -> int | None:
+        return state + 1 if self.mask(state)[token] else None
+
+
 def automata(vocab: int, eos: int, *, seed_of_runs: int = 4) -> tuple[RandomAutomaton, ...]:
     """Return four: that allows most tokens, half of them, few of them, and that forces long runs of tokens."""
     return (

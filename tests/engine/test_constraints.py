@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -27,7 +28,7 @@ from jaxinfer.scheduling.scheduler import Scheduler
 from tests.branching.builders import alone, make_group, run_groups
 from tests.builders import make_engine, make_request, model_config, random_model, random_prompts, run_requests
 from tests.constraints.oracle import constrained_output
-from tests.constraints.toys import RandomAutomaton, automata
+from tests.constraints.toys import RandomAutomaton, Turns, automata
 from tests.oracle import next_token_logits
 from tests.sampling.reference import log_softmax
 from tests.speculative.builders import WAYS, engine_of
@@ -137,6 +138,29 @@ def test_tokens_are_those_of_the_oracle_whenever_draws_have_masks(way, when, mas
     assert after.constraint_refusals_total > before.constraint_refusals_total
     dropped = after.constraint_dropped_tokens_total - before.constraint_dropped_tokens_total
     assert (dropped > 50) == (when == "never"), dropped
+
+
+@pytest.mark.parametrize("way", ["loops", pytest.param("chains", marks=SLOW), "trees"])
+def test_masks_that_come_and_go_change_no_token(way, engines, model):
+    made = [
+        make_request(f"{gap}", [gap, 2, 3], max_tokens=90, constraint=Turns(VOCAB, [EOS], gap=gap), temperature=0.8)
+        for gap in range(6, 18)
+    ]
+    core = engines(way)
+    num_failures = core.get_metrics().num_step_failures_total
+    for request in made:
+        core.add_request(request)
+    seen: dict[str, list[bool]] = {request.request_id: [] for request in made}
+    while core.has_unfinished_requests():
+        core.step()
+        for request in made:
+            seen[request.request_id].append(request.has_masks)
+    assert core.get_metrics().num_step_failures_total == num_failures
+    assert [(one.output_token_ids, one.status.value) for one in made] == [
+        constrained_output(model, one) for one in made
+    ]
+    # Masks began again after they had ended.
+    assert sum(any(had > has for had, has in pairwise(which)) for which in seen.values()) > 3
 
 
 def test_forced_runs_save_steps(engines):
