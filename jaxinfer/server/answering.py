@@ -1,105 +1,118 @@
-"""From the outputs of requests to responses: one way for whole answers and streams."""
+"""From the outputs of requests to responses: one way for whole answers and streams of all endpoints."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol
 
 from jaxinfer.async_llm import EngineDeadError
-from jaxinfer.outputs import RequestOutput
 from jaxinfer.server.errors import ApiError, of_value_error
-from jaxinfer.server.events import CLIENT_LEFT, DONE, EventStream, Reply, event, unless_gone
+from jaxinfer.server.events import CLIENT_LEFT, EventStream, Reply, unless_gone
 from jaxinfer.server.packages import App, HttpRequest
-from jaxinfer.server.protocol.common import Sampling
-from jaxinfer.server.running import Running, Source
 from jaxinfer.server.service import Service
 
 
-class AnswerOf(Protocol):
-    """Answer of one endpoint, which grows by outputs."""
+class RunningOf[T](Protocol):
+    """What runs for one request of HTTP; see `Running`."""
 
-    def add(self, number: int, output: RequestOutput) -> list[dict[str, Any]]: ...
-
-    def chunk(self, choices: list[dict[str, Any]], *, usage: bool) -> dict[str, Any]: ...
-
-    def whole(self) -> dict[str, Any]: ...
+    def outputs(self) -> AsyncIterator[tuple[int, T]]: ...
 
 
-@dataclass
-class Asked:
-    """A request that was checked, and the answer that it is to get.
+class AnswerOf[T](Protocol):
+    """Answer of one endpoint, which grows by outputs. Its events are objects of JSON."""
 
-    Attributes:
-        prompts: as the engine takes them.
-        num_sequences: of each prompt.
-        start: queues a prompt.
-    """
+    def begin(self) -> Sequence[dict[str, Any]]:
+        """Events before the first output, once the request has been admitted."""
+        ...
 
-    prompts: Sequence[Mapping[str, Any]]
-    num_sequences: int
-    start: Callable[[Any], Awaitable[Source]]
-    answer: AnswerOf
+    def add(self, number: int, output: T) -> Sequence[dict[str, Any]]:
+        """Add an output of prompt `number`, and return the events that it brings."""
+        ...
+
+    def end(self) -> Sequence[dict[str, Any]]:
+        """Events after the last output."""
+        ...
+
+    def failed(self, error: ApiError) -> Sequence[dict[str, Any]]:
+        """Events of an error that ends the answer."""
+        ...
+
+    def encoded(self, events: Sequence[dict[str, Any]]) -> bytes:
+        """Events as the stream has them."""
+        ...
+
+    def closing(self) -> bytes:
+        """The stream's end, also after an error."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """The answer, once all outputs were added."""
+        ...
 
 
-async def respond(service: Service, request: HttpRequest, body: Sampling, asked: Asked) -> App:
-    """Run a request, and answer as its body asks.
+async def respond[T](
+    service: Service,
+    request: HttpRequest,
+    running: AbstractAsyncContextManager[RunningOf[T]],
+    answer: AnswerOf[T],
+    *,
+    is_stream: bool,
+) -> App:
+    """Run a request, and answer whole or by events.
+
+    Args:
+        running: queues the request when it is entered, and aborts what is unfinished at its end.
 
     Raises:
-        ApiError: it was refused, or has ended with an error before the response began.
+        ApiError: the request was refused, or has ended with an error before the response began.
     """
     stack = AsyncExitStack()
-    is_stream = bool(body.stream)
-    running = await stack.enter_async_context(service.running(asked.prompts, asked.num_sequences, asked.start))
+    runs = await stack.enter_async_context(running)
     if is_stream:
-        return EventStream(_events(service, running, asked.answer, body), stack, service)
+        return EventStream(_events(service, runs, answer), stack, service)
     async with stack:
-        answer = await unless_gone(request.receive, _whole(service, running, asked.answer))
-    if answer is None:
+        found = await unless_gone(request.receive, collected(service, runs, answer))
+    if found is None:
         service.note_left()
         return Reply(b"", CLIENT_LEFT)
-    return Reply(answer)
+    return Reply(found)
 
 
-async def _whole(service: Service, running: Running, answer: AnswerOf) -> dict[str, Any]:
+async def collected[T](service: Service, running: RunningOf[T], answer: AnswerOf[T]) -> dict[str, Any]:
+    """Return the whole answer, once the request has ended.
+
+    Raises:
+        ApiError: the request has ended with an error.
+    """
     try:
         async for number, output in running.outputs():
-            _check(output)
             answer.add(number, output)
-    except ValueError as error:  # of a search, which checks its prompt when it begins
-        raise of_value_error(error) from error
-    except EngineDeadError as error:
-        service.die()
-        raise service.unavailable() from error
+    except (ValueError, RuntimeError) as error:
+        raise _of_engine(service, error) from error
     return answer.whole()
 
 
-async def _events(service: Service, running: Running, answer: AnswerOf, body: Sampling) -> AsyncGenerator[bytes]:
-    options = body.stream_options
-    at_end = options is not None and bool(options.include_usage)
-    in_each = options is not None and bool(options.continuous_usage_stats)
+async def _events[T](service: Service, running: RunningOf[T], answer: AnswerOf[T]) -> AsyncGenerator[bytes]:
     try:
+        if begin := answer.begin():
+            yield answer.encoded(begin)
         async for number, output in running.outputs():
-            _check(output)
-            choices = answer.add(number, output)
-            if choices:
-                yield b"".join([event(answer.chunk([choice], usage=in_each)) for choice in choices])
-        if at_end:
-            yield event(answer.chunk([], usage=True))
+            if found := answer.add(number, output):
+                yield answer.encoded(found)
+        if end := answer.end():
+            yield answer.encoded(end)
     except ApiError as error:
-        yield event(error.body())
-    except RuntimeError as error:
-        if isinstance(error, EngineDeadError):
-            service.die()
-        yield event(ApiError(503, str(error)).body())
-    yield DONE
+        yield answer.encoded(answer.failed(error))
+    except (ValueError, RuntimeError) as error:
+        yield answer.encoded(answer.failed(_of_engine(service, error)))
+    if closing := answer.closing():
+        yield closing
 
 
-def _check(output: RequestOutput) -> None:
-    """Raise ApiError if a request was ended by what it asked for, or by the server."""
-    for part in output.outputs:
-        if part.finish_reason == "error":
-            raise ApiError(400, output.error or "the request could not be continued", code="request_failed")
-        if part.finish_reason == "abort":
-            raise ApiError(503, "the request was aborted", code="aborted")
+def _of_engine(service: Service, error: ValueError | RuntimeError) -> ApiError:
+    """What a client is told of an error of the engine: searches and skeletons check their prompts when they begin."""
+    if isinstance(error, EngineDeadError):
+        service.die()
+        return service.unavailable()
+    return of_value_error(error) if isinstance(error, ValueError) else ApiError(503, str(error), code="request_failed")

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxinfer.outputs import Logprob, RequestOutput
-from jaxinfer.server.envelope import Envelope
+from jaxinfer.server.envelope import ChunkedAnswer, Envelope
 from jaxinfer.server.parse.machine import Parser
 from jaxinfer.server.parse.pieces import CallArguments, CallBegin, CallEnd, Piece, Text, Thought
+from jaxinfer.server.protocol.common import StreamOptions
 from jaxinfer.server.token_texts import TokenTexts, prompt_logprobs
 
 
@@ -46,18 +47,19 @@ class _ChatChoice:
     stop_reason: int | str | None = None
 
 
-class ChatAnswer:
+class ChatAnswer(ChunkedAnswer):
     """Answer to one conversation, with `n` choices."""
 
-    def __init__(self, envelope: Envelope, form: ChatForm, texts: TokenTexts) -> None:
-        self._envelope, self._form, self._texts = envelope, form, texts
+    def __init__(self, envelope: Envelope, options: StreamOptions | None, form: ChatForm, texts: TokenTexts) -> None:
+        super().__init__(envelope, options, kind="chat.completion", kind_of_chunk="chat.completion.chunk")
+        self._form, self._texts = form, texts
         self._choices = [_ChatChoice(None if form.parser is None else form.parser()) for _ in range(form.n)]
         self._prompt_token_ids: list[int] = []
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._has_begun = False
 
     def add(self, number: int, output: RequestOutput) -> list[dict[str, Any]]:
-        """The choices that an output brings, as chunks have them: the roles of all first, once."""
+        """Add an output, and return the chunks that it brings: the roles of all choices first, once."""
         self._envelope.count(number, output)
         self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
         found: list[dict[str, Any]] = []
@@ -86,7 +88,7 @@ class ChatAnswer:
             if part.finish_reason:
                 chunks[-1] |= {"finish_reason": choice.finish_reason, "stop_reason": part.stop_reason}
             found += chunks
-        return found
+        return self._chunks(found)
 
     def _finish_reason(self, choice: _ChatChoice, reason: str | None) -> str | None:
         return "tool_calls" if reason == "stop" and choice.calls and not self._form.is_named else reason
@@ -120,9 +122,6 @@ class ChatAnswer:
                     pass
         return found
 
-    def chunk(self, choices: list[dict[str, Any]], *, usage: bool) -> dict[str, Any]:
-        return self._envelope.wrap("chat.completion.chunk", choices, usage=usage)
-
     def whole(self) -> dict[str, Any]:
         """The answer, once all outputs were added."""
         choices = []
@@ -135,7 +134,7 @@ class ChatAnswer:
             if self._form.with_token_ids:
                 found["token_ids"] = choice.token_ids
             choices.append(found)
-        answer = self._envelope.wrap("chat.completion", choices, usage=True)
+        answer = self._whole(choices)
         if self._form.with_token_ids:
             answer["prompt_token_ids"] = self._prompt_token_ids
         if self._prompt_logprobs is not None:

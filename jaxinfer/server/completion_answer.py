@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxinfer.outputs import CompletionOutput, RequestOutput
-from jaxinfer.server.envelope import Envelope
+from jaxinfer.server.envelope import ChunkedAnswer, Envelope
+from jaxinfer.server.protocol.common import StreamOptions
 from jaxinfer.server.token_texts import LogprobLists, TokenTexts, prompt_logprobs
 
 
@@ -32,19 +33,27 @@ class _CompletionChoice:
     parts: list[dict[str, Any]] = field(default_factory=list)
 
 
-class CompletionAnswer:
+class CompletionAnswer(ChunkedAnswer):
     """Answer to all prompts of one request.
 
     Args:
         prompts: the text of each.
     """
 
-    def __init__(self, envelope: Envelope, form: CompletionForm, texts: TokenTexts, prompts: Sequence[str]) -> None:
-        self._envelope, self._form, self._prompts = envelope, form, prompts
+    def __init__(
+        self,
+        envelope: Envelope,
+        options: StreamOptions | None,
+        form: CompletionForm,
+        texts: TokenTexts,
+        prompts: Sequence[str],
+    ) -> None:
+        super().__init__(envelope, options, kind="text_completion", kind_of_chunk="text_completion")
+        self._form, self._prompts = form, prompts
         self._choices = [_CompletionChoice(LogprobLists(texts)) for _ in range(form.n * len(prompts))]
 
     def add(self, number: int, output: RequestOutput) -> list[dict[str, Any]]:
-        """The choices that an output of prompt `number` brings, as a chunk has them."""
+        """Add an output of prompt `number`, and return the chunks that it brings."""
         self._envelope.count(number, output)
         found = []
         for part in output.outputs:
@@ -54,7 +63,7 @@ class CompletionAnswer:
             if new["text"] or new["logprobs"] or new["finish_reason"] or new.get("token_ids"):
                 found.append(new)
             choice.parts.append(new)
-        return found
+        return self._chunks(found)
 
     def _new(
         self, choice: _CompletionChoice, number: int, output: RequestOutput, part: CompletionOutput
@@ -86,13 +95,10 @@ class CompletionAnswer:
         choice.has_begun = True
         return new
 
-    def chunk(self, choices: list[dict[str, Any]], *, usage: bool) -> dict[str, Any]:
-        return self._envelope.wrap("text_completion", choices, usage=usage)
-
     def whole(self) -> dict[str, Any]:
         """The answer, once all outputs were added."""
         choices = [_joined(index, choice.parts) for index, choice in enumerate(self._choices)]
-        return self._envelope.wrap("text_completion", choices, usage=True)
+        return self._whole(choices)
 
 
 def _joined(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:

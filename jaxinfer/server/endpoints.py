@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.server.answering import Asked, respond
+from jaxinfer.server.answering import respond
 from jaxinfer.server.bodies import read_model
 from jaxinfer.server.chat_answer import ChatAnswer, ChatForm
+from jaxinfer.server.chat_request import AskedChat, salt_of, way_of
 from jaxinfer.server.completion_answer import CompletionAnswer, CompletionForm
-from jaxinfer.server.conversations import tokens_of_messages
 from jaxinfer.server.envelope import Envelope
 from jaxinfer.server.errors import ApiError, of_value_error
 from jaxinfer.server.events import Reply
@@ -19,14 +18,11 @@ from jaxinfer.server.protocol.common import Sampling
 from jaxinfer.server.protocol.completions import CompletionRequest, prompts_of
 from jaxinfer.server.sampling import refuse_uncomputed, sampling_params
 from jaxinfer.server.service import Service
-from jaxinfer.server.skeleton_answer import SkeletonAnswer, respond_with_skeleton
-from jaxinfer.server.talk import Talk
+from jaxinfer.server.skeleton_answer import SkeletonAnswer, running_skeleton
 from jaxinfer.server.token_texts import TokenTexts
-from jaxinfer.server.ways import Way
 
 _DEFAULT_MAX_TOKENS = 16  # of completions
 MOST_PROMPTS = 1024
-_MOST_SALT = 128
 _NOT_OF_SKELETONS = ("n", "logprobs", "branches", "use_beam_search", "response_format", "prompt_logprobs", "priority")
 
 
@@ -81,7 +77,7 @@ class Endpoints:
             raise of_value_error(error) from error
         for prompt in tokens:
             service.check_length(len(prompt) + max(1, most), "max_tokens" if len(prompt) < most else "prompt")
-        way = await self._way(request, body, params)
+        way = await way_of(service, request, body, params)
         tokenizer = llm.get_tokenizer()
         form = CompletionForm(
             way.num_choices, body.logprobs, bool(body.echo), body.max_tokens, bool(body.return_token_ids),
@@ -89,60 +85,36 @@ class Endpoints:
         )  # fmt: skip
         texts = [(one if isinstance(one, str) else tokenizer.decode(one)) if form.echo else "" for one in given]
         envelope = self._envelope("cmpl", request)
-        answer = CompletionAnswer(envelope, form, self._texts(body), texts)
+        answer = CompletionAnswer(envelope, body.stream_options, form, self._texts(body), texts)
+        salt = salt_of(body)
         prompts = [
-            _prompt(ids, body) | ({"prompt": one} if isinstance(one, str) else {})
+            {"prompt_token_ids": ids, **salt, **({"prompt": one} if isinstance(one, str) else {})}
             for ids, one in zip(tokens, given, strict=True)
         ]
-        return await respond(service, request, body, Asked(prompts, way.num_choices, way.start, answer))
+        running = service.running(prompts, way.num_choices, way.start)
+        return await respond(service, request, running, answer, is_stream=bool(body.stream))
 
     async def chat(self, request: HttpRequest) -> App:
         service = self._service
-        llm = service.llm
+        service.check_ready()
         body = await read_model(request, ChatRequest, service.settings.max_body_bytes)
-        service.check_model(body.model)
-        refuse_uncomputed(body, ("echo", "the last message is not given back"))
-        talk = Talk(service, body)
-        if body.top_logprobs and not body.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
-        own: dict[str, Any] = {"max_tokens": body.max_tokens, "logprobs": None}
-        if body.max_completion_tokens is not None:
-            own["max_tokens"] = body.max_completion_tokens
-        if body.logprobs:
-            own["logprobs"] = body.top_logprobs or 0
-        own |= talk.parameters()
-        try:
-            params = sampling_params(body, llm.default_sampling_params, llm.config.max_num_seqs, **own)
-            tokens = await tokens_of_messages(
-                service, body.messages, add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
-                documents=body.documents, tools=body.tools if talk.tools.are_callable else None,
-            )  # fmt: skip
-        except ValueError as error:
-            raise of_value_error(error) from error
-        service.check_length(len(tokens) + 1, "messages")
+        asked = await AskedChat.read(service, body)
+        envelope, is_stream = self._envelope("chatcmpl", request), bool(body.stream)
         if body.skeleton_of_thought:
             if field := next((name for name in _NOT_OF_SKELETONS if getattr(body, name)), None):
                 raise ApiError(400, f"{field} goes without skeleton_of_thought", field)
-            envelope = self._envelope("chatcmpl", request)
-            skeleton = SkeletonAnswer(envelope, len(tokens), is_merged=body.skeleton_of_thought == "merged")
-            return await respond_with_skeleton(service, request, body, params, skeleton)
-        way = await self._way(request, body, params)
+            num_tokens = len(asked.tokens)
+            is_merged = body.skeleton_of_thought == "merged"
+            skeleton = SkeletonAnswer(envelope, body.stream_options, num_tokens, is_merged=is_merged)
+            running = running_skeleton(service, body, asked.params, num_tokens)
+            return await respond(service, request, running, skeleton, is_stream=is_stream)
+        way = await way_of(service, request, body, asked.params)
         form = ChatForm(
-            way.num_choices, own["logprobs"], bool(body.return_token_ids), parser=talk.parser(tokens),
-            with_reasoning=body.include_reasoning is not False, is_named=talk.tools.name is not None,
+            way.num_choices, asked.params.logprobs, bool(body.return_token_ids), parser=asked.parser(),
+            with_reasoning=body.include_reasoning is not False, is_named=asked.talk.tools.name is not None,
         )  # fmt: skip
-        answer = ChatAnswer(self._envelope("chatcmpl", request), form, self._texts(body))
-        prompts = [_prompt(tokens, body)]
-        return await respond(service, request, body, Asked(prompts, way.num_choices, way.start, answer))
-
-    async def _way(self, request: HttpRequest, body: Sampling, params: SamplingParams) -> Way:
-        way = Way(self._service, body, params, _name(request, body))
-        try:
-            await way.prepare()
-        except ValueError as error:
-            raise of_value_error(error) from error
-        return way
+        answer = ChatAnswer(envelope, body.stream_options, form, self._texts(body))
+        return await respond(service, request, asked.running(way), answer, is_stream=is_stream)
 
     def _texts(self, body: Sampling) -> TokenTexts:
         return TokenTexts(self._service.llm.get_tokenizer(), as_ids=bool(body.return_tokens_as_token_ids))
@@ -150,20 +122,3 @@ class Endpoints:
     def _envelope(self, prefix: str, request: HttpRequest) -> Envelope:
         service = self._service
         return Envelope(f"{prefix}-{request.scope['request_id']}", service.model_names[0], service.fingerprint)
-
-
-def _prompt(token_ids: list[int], body: Sampling) -> dict[str, Any]:
-    found: dict[str, Any] = {"prompt_token_ids": token_ids}
-    salt = body.cache_salt
-    if salt is not None:
-        if not salt or len(salt) > _MOST_SALT or any(letter in salt for letter in "@/\\\0"):
-            raise ApiError(
-                400, f"cache_salt must have 1 to {_MOST_SALT} characters, none of them @, /, \\ or NUL", "cache_salt"
-            )
-        found["cache_salt"] = salt
-    return found
-
-
-def _name(request: HttpRequest, body: Sampling) -> str:
-    """The request's name in the engine: that of its client, after the owner of its key."""
-    return f"{request.scope['owner']}/{body.request_id or request.scope['request_id']}"

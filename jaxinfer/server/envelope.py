@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.server.errors import ApiError
+from jaxinfer.server.events import DONE, event
+from jaxinfer.server.protocol.common import StreamOptions
 
 
 class Envelope:
@@ -53,3 +57,39 @@ class Envelope:
         if usage:
             found["usage"] = self.usage()
         return found
+
+
+class ChunkedAnswer:
+    """What answers in chunks of choices have in common, as OpenAI's older endpoints stream them.
+
+    Args:
+        kind: of an answer; the name of a chunk is its own.
+        options: of the stream.
+    """
+
+    def __init__(self, envelope: Envelope, options: StreamOptions | None, *, kind: str, kind_of_chunk: str) -> None:
+        self._envelope, self._kind, self._kind_of_chunk = envelope, kind, kind_of_chunk
+        self._at_end = options is not None and bool(options.include_usage)
+        self._in_each = options is not None and bool(options.continuous_usage_stats)
+
+    def begin(self) -> Sequence[dict[str, Any]]:
+        return ()  # nothing is sent while prompts are computed
+
+    def end(self) -> Sequence[dict[str, Any]]:
+        return [self._envelope.wrap(self._kind_of_chunk, [], usage=True)] if self._at_end else ()
+
+    def failed(self, error: ApiError) -> Sequence[dict[str, Any]]:
+        return [error.body()]
+
+    def encoded(self, events: Sequence[dict[str, Any]]) -> bytes:
+        return b"".join(map(event, events))
+
+    def closing(self) -> bytes:
+        return DONE
+
+    def _chunks(self, choices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A chunk for each choice."""
+        return [self._envelope.wrap(self._kind_of_chunk, [choice], usage=self._in_each) for choice in choices]
+
+    def _whole(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._envelope.wrap(self._kind, choices, usage=True)

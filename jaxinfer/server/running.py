@@ -77,6 +77,7 @@ class Running:
         """Outputs as they come, each with the number of its prompt.
 
         Raises:
+            ApiError: a request was ended by what it asked for, or by the server.
             EngineDeadError: the engine has failed and cannot recover.
         """
         if len(self.sources) == 1:
@@ -105,9 +106,14 @@ class Running:
             await asyncio.gather(*waiting, return_exceptions=True)
 
     def _seen(self, output: RequestOutput) -> RequestOutput:
-        """An output as clients know it: they know no finish reason "abort"."""
-        if not (self._is_late and any(part.finish_reason == "abort" for part in output.outputs)):
+        """An output as clients know it: they know no finish reasons "error" and "abort"."""
+        reasons = {part.finish_reason for part in output.outputs}
+        if "error" in reasons:
+            raise ApiError(400, output.error or "the request could not be continued", code="request_failed")
+        if "abort" not in reasons:
             return output
+        if not self._is_late:
+            raise ApiError(503, "the request was aborted", code="aborted")
         parts = [
             replace(part, finish_reason="length") if part.finish_reason == "abort" else part for part in output.outputs
         ]

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-from jaxinfer.async_llm import EngineDeadError
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.server.envelope import Envelope
-from jaxinfer.server.errors import ApiError, of_value_error
-from jaxinfer.server.events import CLIENT_LEFT, DONE, EventStream, Reply, event, unless_gone
-from jaxinfer.server.packages import App, HttpRequest
+from jaxinfer.server.envelope import ChunkedAnswer, Envelope
+from jaxinfer.server.errors import ApiError
 from jaxinfer.server.protocol.chat import ChatRequest
+from jaxinfer.server.protocol.common import StreamOptions
 from jaxinfer.server.service import Service
 from jaxinfer.skeleton.output import SkeletonEvent, SkeletonOutput
 from jaxinfer.skeleton.plan import ANSWER
+
+logger = logging.getLogger(__name__)
 
 # A skeleton's points are samples of one request, as far as seats are concerned.
 _NUM_SEQUENCES = 8
 
 
-class SkeletonAnswer:
+class SkeletonAnswer(ChunkedAnswer):
     """Answer to one question.
 
     Args:
@@ -31,17 +31,31 @@ class SkeletonAnswer:
         is_merged: one choice, with the text of all points.
     """
 
-    def __init__(self, envelope: Envelope, num_prompt_tokens: int, *, is_merged: bool) -> None:
-        self._envelope, self._is_merged = envelope, is_merged
+    def __init__(
+        self, envelope: Envelope, options: StreamOptions | None, num_prompt_tokens: int, *, is_merged: bool
+    ) -> None:
+        super().__init__(envelope, options, kind="chat.completion", kind_of_chunk="chat.completion.chunk")
+        self._is_merged = is_merged
+        self._output: SkeletonOutput | None = None
+        self._num_seen = 0  # tokens of events
         self._indices: dict[int | None, int] = {}  # of choices, by the points that they have
         self._begun: dict[int | None, str] = {}  # beginnings of points that may be a marker
         envelope.count_tokens(num_prompt_tokens, 0)
 
-    def chunks(self, new: SkeletonEvent) -> list[dict[str, Any]]:
-        """The choices that an event brings: none if the answer is merged at the end."""
-        self._envelope.count_tokens(0, new.num_tokens)
-        if self._is_merged:
+    def add(self, number: int, output: SkeletonEvent | SkeletonOutput) -> list[dict[str, Any]]:
+        """Add an event or the whole, and return the chunks that it brings: those of a merged answer come at the end."""
+        if isinstance(output, SkeletonEvent):
+            self._num_seen += output.num_tokens
+            self._envelope.count_tokens(0, output.num_tokens)
+            return [] if self._is_merged else self._chunks(self._choices_of(output))
+        self._output, metrics = output, output.metrics
+        self._envelope.count_tokens(0, metrics.skeleton_tokens + metrics.point_tokens - self._num_seen)
+        if not self._is_merged:
             return []
+        delta = {"role": "assistant", "content": output.text}
+        return self._chunks([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": "stop"}])
+
+    def _choices_of(self, new: SkeletonEvent) -> list[dict[str, Any]]:
         found = []
         if new.point not in self._indices:
             self._indices[new.point] = len(self._indices)
@@ -64,27 +78,14 @@ class SkeletonAnswer:
         self._begun[new.point] = ANSWER  # whether it was there or not
         return text.removeprefix(ANSWER)
 
-    def merged(self, output: SkeletonOutput) -> list[dict[str, Any]]:
-        """The choices of an answer's end: none unless it is merged."""
-        if not self._is_merged:
-            return []
-        return [
-            {
-                "index": 0,
-                "delta": {"role": "assistant", "content": output.text},
-                "logprobs": None,
-                "finish_reason": "stop",
-            }
-        ]
-
     def _choice(self, point: int | None, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         index = self._indices[point]
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason, "point": point}
 
-    def whole(self, output: SkeletonOutput) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         """The answer, once it is there."""
-        metrics = output.metrics
-        self._envelope.count_tokens(0, metrics.skeleton_tokens + metrics.point_tokens)
+        output = self._output
+        assert output is not None
         texts: list[tuple[int | None, str, str]] = [(None, output.text, "stop")]
         if not self._is_merged:
             texts = [(None, output.written, "stop")]
@@ -96,10 +97,7 @@ class SkeletonAnswer:
             }
             for index, (point, text, reason) in enumerate(texts)
         ]  # fmt: skip
-        return self.wrap("chat.completion", choices, usage=True)
-
-    def wrap(self, kind: str, choices: list[dict[str, Any]], *, usage: bool) -> dict[str, Any]:
-        return self._envelope.wrap(kind, choices, usage=usage)
+        return self._whole(choices)
 
 
 def question_of(body: ChatRequest) -> str:
@@ -116,70 +114,65 @@ def question_of(body: ChatRequest) -> str:
     return "\n".join(texts)
 
 
-async def respond_with_skeleton(
-    service: Service, request: HttpRequest, body: ChatRequest, params: SamplingParams, answer: SkeletonAnswer
-) -> App:
-    """Answer by a skeleton and its points.
+class SkeletonRunning:
+    """A skeleton and its points while they run, as `Running` is for requests.
 
-    Raises:
-        ApiError: the request was refused, or has failed before the response began.
+    Args:
+        question: what is answered.
+        is_stream: whether events are wanted before the whole.
     """
-    question, events = question_of(body), asyncio.Queue[SkeletonEvent]()
-    stack = AsyncExitStack()
-    stack.enter_context(service.admitted(_NUM_SEQUENCES, len(question)))
-    work = service.llm.skeleton_of_thought(
-        question, params, max_parallel_branches=body.max_parallel_branches,
-        on_event=events.put_nowait if body.stream else None,
-    )  # fmt: skip
-    if body.stream:
-        task = asyncio.create_task(work)
-        stack.push_async_callback(_ended, task)
-        return EventStream(_events(service, task, events, answer, body), stack, service)
-    async with stack:
-        try:
-            output = await unless_gone(request.receive, work)
-        except ValueError as error:
-            raise of_value_error(error) from error
-        except EngineDeadError as error:
-            service.die()
-            raise service.unavailable() from error
-    if output is None:
-        service.note_left()
-        return Reply(b"", CLIENT_LEFT)
-    return Reply(answer.whole(output))
 
+    def __init__(
+        self, service: Service, question: str, params: SamplingParams, *, most_parallel: int | None, is_stream: bool
+    ) -> None:
+        self._events = asyncio.Queue[SkeletonEvent]()
+        work = service.llm.skeleton_of_thought(
+            question, params, max_parallel_branches=most_parallel,
+            on_event=self._events.put_nowait if is_stream else None,
+        )  # fmt: skip
+        self._task = asyncio.create_task(work)
 
-async def _ended(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, Exception):
-        await task
+    async def outputs(self) -> AsyncIterator[tuple[int, SkeletonEvent | SkeletonOutput]]:
+        """Events as they come, and the whole at the end.
 
-
-async def _events(
-    service: Service,
-    task: asyncio.Task[SkeletonOutput],
-    events: asyncio.Queue[SkeletonEvent],
-    answer: SkeletonAnswer,
-    body: ChatRequest,
-) -> AsyncGenerator[bytes]:
-    kind = "chat.completion.chunk"
-    try:
+        Raises:
+            ValueError: the question cannot be served.
+            RuntimeError: the engine has failed.
+        """
+        task, events = self._task, self._events
         while not (task.done() and events.empty()):
             getting = asyncio.ensure_future(events.get())
             try:
                 await asyncio.wait([task, getting], return_when=asyncio.FIRST_COMPLETED)
                 if getting.done():
-                    for choice in answer.chunks(getting.result()):
-                        yield event(answer.wrap(kind, [choice], usage=False))
+                    yield 0, getting.result()
             finally:
                 getting.cancel()
-        for choice in answer.merged(task.result()):
-            yield event(answer.wrap(kind, [choice], usage=False))
-        if body.stream_options is not None and body.stream_options.include_usage:
-            yield event(answer.wrap(kind, [], usage=True))
-    except EngineDeadError as error:
-        service.die()
-        yield event(ApiError(503, str(error)).body())
-    except (ValueError, RuntimeError) as error:
-        yield event(ApiError(400, str(error), code="request_failed").body())
-    yield DONE
+        yield 0, task.result()
+
+    async def aclose(self) -> None:
+        """Abort what is unfinished."""
+        self._task.cancel()
+        (outcome,) = await asyncio.gather(self._task, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            logger.debug("a skeleton has ended with an error", exc_info=outcome)
+
+
+@asynccontextmanager
+async def running_skeleton(
+    service: Service, body: ChatRequest, params: SamplingParams, num_prompt_tokens: int
+) -> AsyncIterator[SkeletonRunning]:
+    """Run a skeleton and its points; at the end of the block, what is unfinished is aborted.
+
+    Raises:
+        ApiError: the body has no single question, or too many requests wait.
+    """
+    question = question_of(body)
+    with service.admitted(_NUM_SEQUENCES, num_prompt_tokens):
+        running = SkeletonRunning(
+            service, question, params, most_parallel=body.max_parallel_branches, is_stream=bool(body.stream)
+        )
+        try:
+            yield running
+        finally:
+            await running.aclose()

@@ -1,0 +1,112 @@
+"""Conversations that were asked for, as every endpoint of conversations runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from jaxinfer.sampling_params import SamplingParams
+from jaxinfer.server.conversations import tokens_of_messages
+from jaxinfer.server.errors import ApiError, of_value_error
+from jaxinfer.server.packages import HttpRequest
+from jaxinfer.server.parse.machine import Parser
+from jaxinfer.server.protocol.chat import ChatRequest
+from jaxinfer.server.protocol.common import Sampling
+from jaxinfer.server.running import Running
+from jaxinfer.server.sampling import refuse_uncomputed, sampling_params
+from jaxinfer.server.service import Service
+from jaxinfer.server.talk import Talk
+from jaxinfer.server.ways import Way
+
+_MOST_SALT = 128
+
+
+@dataclass
+class AskedChat:
+    """A conversation that was checked.
+
+    Attributes:
+        params: of each answer.
+        tokens: the prompt's.
+        talk: its tools and reasoning.
+    """
+
+    service: Service
+    body: ChatRequest
+    params: SamplingParams
+    tokens: list[int]
+    talk: Talk
+
+    @classmethod
+    async def read(cls, service: Service, body: ChatRequest) -> Self:
+        """Check a body.
+
+        Raises:
+            ApiError: it cannot be served.
+        """
+        llm = service.llm
+        service.check_model(body.model)
+        refuse_uncomputed(body, ("echo", "the last message is not given back"))
+        talk = Talk(service, body)
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
+        own: dict[str, Any] = {"max_tokens": body.max_tokens, "logprobs": None}
+        if body.max_completion_tokens is not None:
+            own["max_tokens"] = body.max_completion_tokens
+        if body.logprobs:
+            own["logprobs"] = body.top_logprobs or 0
+        own |= talk.parameters()
+        try:
+            params = sampling_params(body, llm.default_sampling_params, llm.config.max_num_seqs, **own)
+            tokens = await tokens_of_messages(
+                service, body.messages, add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
+                documents=body.documents, tools=body.tools if talk.tools.are_callable else None,
+            )  # fmt: skip
+        except ValueError as error:
+            raise of_value_error(error) from error
+        service.check_length(len(tokens) + 1, "messages")
+        return cls(service, body, params, tokens, talk)
+
+    def parser(self) -> Callable[[], Parser] | None:
+        """A maker of parsers of answers; None: answers are text."""
+        return self.talk.parser(self.tokens)
+
+    def running(self, way: Way) -> AbstractAsyncContextManager[Running]:
+        """Run it, see `Service.running`."""
+        prompt = {"prompt_token_ids": self.tokens, **salt_of(self.body)}
+        return self.service.running([prompt], way.num_choices, way.start)
+
+
+async def way_of(service: Service, request: HttpRequest, body: Sampling, params: SamplingParams) -> Way:
+    """How the prompts of a body run.
+
+    Raises:
+        ApiError: the body asks for what does not go together.
+    """
+    # Its name in the engine is that of its client, after the owner of its key.
+    name = f"{request.scope['owner']}/{body.request_id or request.scope['request_id']}"
+    way = Way(service, body, params, name)
+    try:
+        await way.prepare()
+    except ValueError as error:
+        raise of_value_error(error) from error
+    return way
+
+
+def salt_of(body: Sampling) -> Mapping[str, Any]:
+    """The part of a prompt that keeps its cached prefixes apart from others.
+
+    Raises:
+        ApiError: the body's salt is none that vLLM's servers take.
+    """
+    salt = body.cache_salt
+    if salt is None:
+        return {}
+    if not salt or len(salt) > _MOST_SALT or any(letter in salt for letter in "@/\\\0"):
+        raise ApiError(
+            400, f"cache_salt must have 1 to {_MOST_SALT} characters, none of them @, /, \\ or NUL", "cache_salt"
+        )
+    return {"cache_salt": salt}
