@@ -1,7 +1,7 @@
 # Every target sets up what it needs from a fresh clone, given git, make, bash and any Python 3.12 or newer.
 SHELL := bash
 .DEFAULT_GOAL := targets
-.PHONY: targets venv venv-parity demo serve test test-fast test-parity test-aot test-gpu bench bench-gpu lint types docs docs-tables \
+.PHONY: targets venv venv-parity demo serve test test-fast test-parity test-clients test-aot test-gpu bench bench-gpu lint types docs docs-tables \
 	format lock clean
 
 # Extra arguments for pytest or a script: make test ARGS="-k sampler"
@@ -52,6 +52,9 @@ test-fast: .venv/.installed ## what compiles no engine, and five smoke tests: un
 test-parity: .venv/.installed .venv-parity/.installed ## the live comparison with transformers and torch
 	$(PYTHON_CPU) -m pytest tests/parity $(ARGS)
 
+test-clients: .venv/.installed .venv-clients/.installed ## the server with a client of the command line, in its own environment
+	$(PYTHON_CPU) -m pytest tests/clients $(ARGS)
+
 ifneq ($(wildcard tests/aot/test_*.py),)
 test-aot: $(VENV_CUDA)/.installed ## compile kernels and steps for an H200 without one (CUDA wheels, about 5 GB); CUDA=12
 	JAX_PLATFORMS=cpu $(VENV_CUDA)/bin/python -m pytest tests/aot $(IN_PARALLEL) $(ARGS)
@@ -92,6 +95,11 @@ docs-tables: .venv/.installed ## write anew the parts of docs/ that describe cod
 	.venv-docs/bin/python -m pip install -qq --disable-pip-version-check --requirement requirements-docs.lock
 	@touch $@
 
+.venv-clients/.installed: requirements-commands.lock
+	@python=$$(bash scripts/find_python.sh) && "$$python" -m venv .venv-clients
+	.venv-clients/bin/python -m pip install -qq --disable-pip-version-check --requirement requirements-commands.lock
+	@touch $@
+
 lock: .venv-lock/.installed ## resolve the lock files anew
 	scripts/lock.sh $(LOCK_JAX)
 
@@ -101,5 +109,5 @@ lock: .venv-lock/.installed ## resolve the lock files anew
 	@touch $@
 
 clean: ## remove environments, caches and build products
-	rm -rf .venv .venv-cuda .venv-cuda12 .venv-docs .venv-lock .venv-parity .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-cuda .venv-clients .venv-cuda12 .venv-docs .venv-lock .venv-parity .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

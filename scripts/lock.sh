@@ -17,10 +17,12 @@ compile requirements.lock --extra server --group build --group test --group trai
 for cuda in 12 13; do
     compile "requirements-cuda$cuda.lock" --extra "cuda$cuda" --group build --group test
 done
-# The site needs nothing of the engine's environment.
-.venv-lock/bin/uv pip compile --quiet --no-config --upgrade --universal --python-version 3.12 --generate-hashes \
-    --no-emit-index-url --no-emit-find-links --no-annotate --no-header --output-file requirements-docs.lock \
-    --group docs
+# The site and clients need nothing of the engine's environment.
+for group in docs commands; do
+    .venv-lock/bin/uv pip compile --quiet --no-config --upgrade --universal --python-version 3.12 --generate-hashes \
+        --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+        --output-file "requirements-$group.lock" --group "$group"
+done
 # Only what is compared with, and no hashes: builds of torch for other devices are as good.
 .venv-lock/bin/uv pip compile --quiet --no-config --upgrade --no-deps --python-version 3.12 --no-emit-index-url \
     --no-emit-find-links --no-annotate --no-header --output-file requirements-parity.lock --group parity

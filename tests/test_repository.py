@@ -20,6 +20,7 @@ LOCKED_GROUPS = {
     "requirements-cuda12.lock": ("build", "test"),
     "requirements-cuda13.lock": ("build", "test"),
     "requirements-docs.lock": ("docs",),
+    "requirements-commands.lock": ("commands",),
 }
 LOCKED_EXTRAS = {"requirements.lock": ("server",)}
 LOCKS = tuple(LOCKED_GROUPS)

@@ -21,6 +21,8 @@ _NEEDS_CONTROL_CHARACTERS = re.compile(r"\\u00[01]|\x7f|\\\\[xuUv0ac]")  # as su
 _ESCAPES = '"\\bfnrt'
 # Schemas that are a bool: that of any value, and that of none.
 _BOOLS = {"true": "{}", "false": '{"allOf": [false]}'}
+# What comes after reasoning, and whitespace between the two.
+_INNER, _SPACE = "answer", r"/[ \n\r\t]{0,8}/"
 _MOST_OF_LINE = 160  # characters
 # llguidance appends the state of its parser to messages.
 _STATE = ("<state>", "<non-verbose/>")
@@ -33,15 +35,34 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     """
     match params.kind:
         case "regex":
-            return LLMatcher.grammar_from_regex(params.text)
+            inner = _of_regex(params.text)
         case "grammar":
-            return json.dumps({"grammars": [{"lark_grammar": params.text}]}, ensure_ascii=False)
+            inner = json.dumps({"lark_grammar": params.text}, ensure_ascii=False)
         case "choice":
-            return LLMatcher.grammar_from_regex("|".join(_literal(text) for text in json.loads(params.text)))
-    schema = _BOOLS.get(params.text, params.text)
-    options = f'"x-guidance": {json.dumps(_json_options(params))}'
-    schema = f"{schema[:-1]}{', ' if schema != '{}' else ''}{options}}}"  # the schema is not parsed again
-    return f'{{"grammars": [{{"json_schema": {schema}}}]}}'
+            inner = _of_regex("|".join(_literal(text) for text in json.loads(params.text)))
+        case _:
+            schema = _BOOLS.get(params.text, params.text)
+            options = f'"x-guidance": {json.dumps(_json_options(params))}'
+            # The schema is not parsed again.
+            inner = f'{{"json_schema": {schema[:-1]}{", " if schema != "{}" else ""}{options}}}}}'
+    if params.reasoning_tags is None:
+        return f'{{"grammars": [{inner}]}}'
+    before = json.dumps({"lark_grammar": _reasoning(*params.reasoning_tags)}, ensure_ascii=False)
+    return f'{{"grammars": [{before}, {{"name": "{_INNER}", {inner[1:]}]}}'
+
+
+def _of_regex(pattern: str) -> str:
+    (found,) = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]
+    return json.dumps({"lark_grammar": found["lark_grammar"]}, ensure_ascii=False)
+
+
+def _reasoning(opening: str, closing: str) -> str:
+    """Return a grammar in Lark's notation of reasoning, and what is named `_INNER` after it."""
+    thought = f"thought[suffix={json.dumps(closing, ensure_ascii=False)}]: /(?s:.*)/"
+    if not opening:
+        return f"start: thought SPACE @{_INNER}\n{thought}\nSPACE: {_SPACE}\n"
+    start = f"start: ({json.dumps(opening, ensure_ascii=False)} thought SPACE)? @{_INNER}"
+    return f"{start}\n{thought}\nSPACE: {_SPACE}\n"
 
 
 def one_line(message: object) -> str:

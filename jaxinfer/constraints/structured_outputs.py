@@ -38,6 +38,9 @@ class StructuredOutputsParams:
             space, as `json.dumps` does.
         disable_additional_properties: for `json`: set `additionalProperties` to false in each schema that has
             `properties` or `patternProperties` and does not say.
+        reasoning_tags: the tags around reasoning with which the output may begin: the grammar holds for what comes
+            after it and up to 8 characters of whitespace. With an empty first tag the output begins within reasoning,
+            as it does where a prompt ends with that tag. None: the grammar holds from the first token on.
 
     Raises:
         ValueError: not exactly one kind is given, an option does not apply to it, a value is not of its type, or a
@@ -52,6 +55,7 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
+    reasoning_tags: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.json_object is not None and not isinstance(self.json_object, bool):
@@ -88,9 +92,9 @@ class StructuredOutputsParams:
         return checked_size(self.kind, text)
 
     @property
-    def key(self) -> tuple[str, str, str | None, bool]:
+    def key(self) -> tuple[str, str, str | None, bool, tuple[str, str] | None]:
         """The kind, its text with the properties in their order, and the options that the text does not hold."""
-        return self.kind, self.text, self.whitespace_pattern, self.disable_any_whitespace
+        return self.kind, self.text, self.whitespace_pattern, self.disable_any_whitespace, self.reasoning_tags
 
     @classmethod
     def of(cls, given: Any) -> StructuredOutputsParams:
@@ -117,6 +121,7 @@ class StructuredOutputsParams:
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"structured_outputs.{name} must be True or False, got {getattr(self, name)!r}")
+        self._check_tags()
         pattern = self.whitespace_pattern
         if pattern is not None and not (isinstance(pattern, str) and pattern):
             raise ValueError(
@@ -137,6 +142,18 @@ class StructuredOutputsParams:
                     )
         if self.disable_additional_properties and self.kind != "json":
             raise ValueError(f"structured_outputs.disable_additional_properties=True applies to json, got {self.kind}")
+
+    def _check_tags(self) -> None:
+        tags = self.reasoning_tags
+        if tags is None:
+            return
+        is_pair = isinstance(tags, (list, tuple)) and len(tags) == 2 and all(isinstance(tag, str) for tag in tags)
+        if not is_pair or not tags[1]:
+            raise ValueError(
+                f"structured_outputs.reasoning_tags must be two strings, the second not empty, or None, got {tags!r}"
+            )
+        checked_size("reasoning_tags", "".join(tags))
+        object.__setattr__(self, "reasoning_tags", tuple(tags))
 
     def _text_of_choice(self) -> str:
         choice = self.choice

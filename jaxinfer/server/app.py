@@ -48,7 +48,7 @@ class Endpoint:
     Attributes:
         body, answer: models of JSON; None: there is no body, or the answer is an object of no declared form.
         statuses: of errors, besides 401 and 405.
-        kind: content type of the answer.
+        kind: content type of the answer; empty: it has no content.
         streams: whether the answer may be a stream of events.
     """
 
@@ -93,8 +93,8 @@ def endpoints_of(service: Service) -> list[Endpoint]:
         Endpoint(
             "/reset_prefix_cache", "POST", operations.reset_prefix_cache, "forget cached prefixes", statuses=(503,)
         ),
-        Endpoint("/health", "GET", operations.health, "200 once requests are taken", statuses=(503,)),
-        Endpoint("/ping", "GET", operations.health, "the same as /health", statuses=(503,)),
+        Endpoint("/health", "GET", operations.health, "200 once requests are taken", statuses=(503,), kind=""),
+        Endpoint("/ping", "GET", operations.health, "the same as /health", statuses=(503,), kind=""),
         Endpoint("/version", "GET", operations.version, "the version"),
         Endpoint("/load", "GET", operations.load, "requests that have not ended"),
         Endpoint("/metrics", "GET", operations.metrics, "metrics for Prometheus", kind="text/plain"),
@@ -155,11 +155,13 @@ def openapi(endpoints: list[Endpoint]) -> dict[str, Any]:
 
 def _operation(each: Endpoint, places: dict[Any, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"type": "object"} if each.answer is None else places[each.answer, "validation"]
-    content = {each.kind: {"schema": answer if each.kind == "application/json" else {"type": "string"}}}
+    content: dict[str, Any] = {}
+    if each.kind:
+        content[each.kind] = {"schema": answer if each.kind == "application/json" else {"type": "string"}}
     if each.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     error = {"application/json": {"schema": places[ErrorBody, "validation"]}}
-    responses: dict[str, Any] = {"200": {"description": each.summary, "content": content}}
+    responses: dict[str, Any] = {"200": {"description": each.summary, **({"content": content} if content else {})}}
     for status in each.statuses:
         responses[str(status)] = {"description": _ERRORS.get(status, "not found"), "content": error}
     operation: dict[str, Any] = {"summary": each.summary, "responses": responses}

@@ -67,6 +67,7 @@ class AskedChat:
             )  # fmt: skip
         except ValueError as error:
             raise of_value_error(error) from error
+        params = talk.with_reasoning(params, tokens)
         service.check_length(len(tokens) + 1, "messages")
         return cls(service, body, params, tokens, talk)
 

@@ -42,7 +42,9 @@ async def tokens_of_messages(
     if documents:
         arguments["documents"] = list(documents)
     if tools:
-        arguments["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
+        # Models have learnt nothing of `strict`: it says how answers are drawn.
+        without = {"function": {"strict"}}
+        arguments["tools"] = [tool.model_dump(exclude_none=True, exclude=without) for tool in tools]
     if continue_final_message:
         arguments |= {"continue_final_message": True, "add_generation_prompt": False}
     elif add_generation_prompt is not None:

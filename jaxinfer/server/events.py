@@ -43,7 +43,8 @@ class Reply:
     def __init__(self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         self._status = status
         self._body = content if isinstance(content, bytes) else compact(content).encode()
-        self._headers = {"content-type": "application/json", "content-length": str(len(self._body)), **(headers or {})}
+        kind = {"content-type": "application/json"} if self._body else {}
+        self._headers = {**kind, "content-length": str(len(self._body)), **(headers or {})}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self._status, "headers": _encoded(self._headers)})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
+from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.errors import ApiError
-from jaxinfer.server.parse.formats import FORMATS, THINK, format_of
+from jaxinfer.server.parse.formats import FORMATS, THINK, ThinkTags, format_of
 from jaxinfer.server.parse.machine import Parser
 from jaxinfer.server.protocol.chat import ChatRequest
 from jaxinfer.server.service import Service
@@ -38,19 +41,43 @@ class Talk:
         grammar = self.tools.grammar()
         if grammar is not None:
             if self._has_grammar:
-                raise ApiError(400, "a tool that has to be called goes without response_format", "tool_choice")
+                raise ApiError(
+                    400, "tools that have to be called, or are strict, go without response_format", "tool_choice"
+                )
             found["structured_outputs"] = {"grammar": grammar}
         return found
 
+    def with_reasoning(self, params: SamplingParams, prompt: Sequence[int]) -> SamplingParams:
+        """Return parameters whose grammar, if they have one, leaves the answer's reasoning free."""
+        think = self._think
+        if params.structured_outputs is None or think is None:
+            return params
+        asked = StructuredOutputsParams.of(params.structured_outputs)
+        if asked.reasoning_tags is not None:
+            return params
+        tail = self._tail(prompt)
+        if _is_open(tail, think):
+            tags = "", think.close
+        elif tail.rstrip().endswith(think.close):
+            return params  # the prompt has closed it
+        else:
+            tags = think.open, think.close
+        return replace(params, structured_outputs=replace(asked, reasoning_tags=tags))
+
     def parser(self, prompt: Sequence[int]) -> Callable[[], Parser] | None:
         """A maker of parsers of answers to a prompt; None: answers are text."""
-        if not self.tools.are_callable and self._think is None:
+        think, tools = self._think, self.tools
+        if not tools.are_callable and think is None:
             return None
-        is_thinking = False
-        if self._think is not None:
-            tail = self._service.llm.get_tokenizer().decode(list(prompt[-_TAIL:]), skip_special_tokens=False)
-            is_thinking = tail.rfind(self._think.open) > tail.rfind(self._think.close)
-        tools = self.tools
+        is_thinking = think is not None and _is_open(self._tail(prompt), think)
         return lambda: Parser(
-            tools.calls, tools.schemas, think=self._think, is_thinking=is_thinking, most_calls=tools.most_calls
+            tools.calls, tools.schemas, think=think, is_thinking=is_thinking, most_calls=tools.most_calls
         )
+
+    def _tail(self, prompt: Sequence[int]) -> str:
+        """The end of a prompt, in which tags of reasoning are looked for."""
+        return self._service.llm.get_tokenizer().decode(list(prompt[-_TAIL:]), skip_special_tokens=False)
+
+
+def _is_open(tail: str, think: ThinkTags) -> bool:
+    return tail.rfind(think.open) > tail.rfind(think.close)

@@ -206,3 +206,27 @@ def test_dates_are_of_the_calendar_but_for_leap_days():
     automaton = compiled(json={"type": "string", "format": "date"})
     days = ("2024-02-29", "2023-12-31", "2023-02-29", "2023-02-30", "2023-04-31", "2023-13-01")
     assert [accepts(automaton, f'"{day}"') for day in days] == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}, '{"a": 1}'),
+        ({"json": True}, "[1]"),
+        ({"json_object": True}, "{}"),
+        ({"regex": "[a-z]+!"}, "yes!"),
+        ({"choice": ["yes", "no"]}, "no"),
+        ({"grammar": 'start: "x" B\nB: /[0-9]+/'}, "x12"),
+    ],
+)
+def test_reasoning_before_an_answer_is_free(given, answer):
+    within = compiled(**given, reasoning_tags=("", "</think>"))
+    perhaps = compiled(**given, reasoning_tags=("<think>", "</think>"))
+    thought = 'so {</thin "x"'
+    for space in ("", "\n\n"):
+        assert accepts(within, f"{thought}</think>{space}{answer}")
+        assert accepts(perhaps, f"<think>{thought}</think>{space}{answer}")
+        assert not accepts(within, f"{thought}</think>{space}?{answer}")
+    assert accepts(perhaps, answer) and not accepts(within, answer)
+    assert not accepts(perhaps, f"{thought}</think>{answer}") and not accepts(within, f"{thought}</think>")
+    assert EOS not in on(within, after(within, answer))

@@ -101,6 +101,10 @@ BAD = [
         {"json_object": True, "disable_additional_properties": True},
         "structured_outputs.disable_additional_properties=True applies to json, got json_object",
     ),
+    *(
+        ({"regex": "a", "reasoning_tags": tags}, "structured_outputs.reasoning_tags must be two strings, the second")
+        for tags in ("</think>", ["</think>"], ("<think>", ""), ("", 1))
+    ),
 ]
 
 

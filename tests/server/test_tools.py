@@ -98,6 +98,13 @@ def test_an_answer_may_be_text_although_there_are_tools(client):
     assert other.message.content and not other.message.tool_calls
 
 
+def test_an_answer_without_calls_is_the_same_beside_strict_tools(client):
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    (free,) = client.chat.completions.create(**GIVEN).choices
+    (found,) = client.chat.completions.create(**{**GIVEN, "tools": [strict, NOW]}).choices
+    assert found.message.content == free.message.content and found.finish_reason == free.finish_reason
+
+
 def test_calls_and_results_are_part_of_the_conversation(talking):
     calls = [
         {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome", "days": 2}'}}
@@ -128,9 +135,10 @@ def test_calls_and_results_are_part_of_the_conversation(talking):
         ({"tools": [WEATHER, WEATHER]}, "twice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "does not have"),
         ({"tools": None, "tool_choice": "required"}, "needs tools"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "goes without"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "go without"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "pattern"),
         ({"tool_choice": "required", "tools": [REFUSED]}, "not"),
+        ({"tools": [{"type": "function", "function": {**REFUSED["function"], "strict": True}}]}, "not"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(talking, more, says):
