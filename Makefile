@@ -1,8 +1,8 @@
 # Every target sets up what it needs from a fresh clone, given git, make, bash and any Python 3.12 or newer.
 SHELL := bash
 .DEFAULT_GOAL := targets
-.PHONY: targets venv venv-parity demo serve test test-fast test-parity test-clients test-aot test-gpu bench bench-gpu lint types docs docs-tables \
-	format lock clean
+.PHONY: targets venv venv-parity demo serve test test-fast test-parity test-clients test-aot test-gpu bench bench-gpu soak lint types \
+	docs docs-tables format lock clean
 
 # Extra arguments for pytest or a script: make test ARGS="-k sampler"
 ARGS ?=
@@ -80,6 +80,9 @@ lint: .venv/.installed ## ruff, rules and format; parts of docs/ that are genera
 format: .venv/.installed ## let ruff format and repair what it can
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
+
+soak: .venv/.installed ## random clients against the server for 20 minutes; ARGS="--seconds 120" for less
+	@$(PYTHON_CPU) scripts/soak.py $(ARGS)
 
 types: .venv/.installed ## pyright
 	.venv/bin/pyright

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import numbers
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,6 +17,8 @@ from jaxinfer.constraints.automaton import ConstraintError
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.frontend.beam_search import BeamSearchJob
 from jaxinfer.frontend.engine_thread import EngineDeadError, EngineThread, OutputReader
+from jaxinfer.frontend.input_processor import priority_or_none
+from jaxinfer.frontend.inspection import EngineInspection
 from jaxinfer.frontend.jobs import Item
 from jaxinfer.frontend.mailbox import Mailbox
 from jaxinfer.frontend.prompts import is_conversation
@@ -174,7 +175,7 @@ class AsyncLLM:
             prompt = self.render(prompt)
         is_stream = _is_stream(output_kind)
         await self._compile(sampling_params)
-        [item] = inputs.requests([prompt], sampling_params, stream=is_stream, priority=_priority(priority))
+        [item] = inputs.requests([prompt], sampling_params, stream=is_stream, priority=priority_or_none(priority))
         return self._queue(item, request_id, stream=is_stream)
 
     async def _compile(self, *given: SamplingParams | None) -> None:
@@ -313,6 +314,10 @@ class AsyncLLM:
         """Evict all cached prefixes; returns False if unfinished requests still use some, which stay."""
         return await self._thread.call(self._client.core.reset_prefix_cache)
 
+    async def inspect(self) -> EngineInspection:
+        """Count what the engine holds, and check that every page is in exactly one state."""
+        return await self._thread.inspect()
+
     async def warm_up(self, use_tqdm: bool = True) -> None:
         """Compile every program that requests can need, with a progress line for each. Requests wait meanwhile."""
         await self._thread.call(lambda: self._client.core.warm_up(progress=use_tqdm))
@@ -387,13 +392,6 @@ def _is_stream(output_kind: str) -> bool:
     if output_kind not in _KINDS:
         raise ValueError(f"output_kind must be one of {', '.join(_KINDS)}, got {output_kind!r}")
     return output_kind == "delta"
-
-
-def _priority(priority: int) -> int | None:
-    """Return a checked priority for requests: None for the default 0, which needs no scheduling policy."""
-    if not isinstance(priority, numbers.Integral) or isinstance(priority, bool):
-        raise ValueError(f"priority must be an integer, got {priority!r}")
-    return int(priority) or None
 
 
 # `LLM`'s arguments in full, for `help` and editors.

@@ -14,6 +14,14 @@ class Logprob:
     decoded_token: str | None = None
 
 
+@dataclass(frozen=True)
+class DenoisedBlock:
+    """A block of a diffusion model's output after a round of denoising."""
+
+    first: int  # number of the output token in its first place
+    token_ids: list[int | None]  # None: the place is masked
+
+
 @dataclass
 class CompletionOutput:
     """One completion of a prompt; in a stream, only what is new since the previous output."""
@@ -25,6 +33,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None  # for each token, the sampled one first
     finish_reason: str | None = None  # "stop", "length", "abort" or "error"
     stop_reason: int | str | None = None  # the stop token or string that matched; None for end of sequence
+    token_sources: list[str] | None = None  # for each token: "drawn", "draft" (accepted), "redrawn" or "forced"
+    blocks: list[DenoisedBlock] | None = None  # of a diffusion model, after each round
 
     @property
     def finished(self) -> bool:

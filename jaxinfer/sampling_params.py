@@ -72,6 +72,10 @@ class SamplingParams:
         min_tokens: sample no end-of-sequence or stop token before this many tokens, and match no stop string in them.
         max_tokens: most tokens per completion; None: as many as `max_model_len` leaves.
         skip_reading_prefix_cache: compute the whole prompt, even if a prefix of it is cached.
+        return_token_sources: say of each token whether it was drawn, was an accepted draft, was drawn again because a
+            grammar refused the first draw, or was forced because a grammar allowed nothing else.
+        return_blocks: return the blocks of a diffusion model as they are after each round. A round that is computed
+            again, after a preemption say, comes again.
         skip_special_tokens: leave special tokens out of the text.
         detokenize: return text; False: token ids only.
     """
@@ -97,6 +101,8 @@ class SamplingParams:
     max_tokens: int | None = 16
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    return_token_sources: bool = False
+    return_blocks: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
     skip_reading_prefix_cache: bool = False
@@ -130,6 +136,8 @@ class SamplingParams:
         for name in (
             "include_stop_str_in_output",
             "ignore_eos",
+            "return_token_sources",
+            "return_blocks",
             "skip_special_tokens",
             "detokenize",
             "skip_reading_prefix_cache",

@@ -12,7 +12,7 @@ from jaxinfer import LLM
 from jaxinfer.checkpoint.directory import EMBEDDED_DRAFT
 from jaxinfer.checkpoint.load import load_checkpoint
 from training.acceptance import CASES, measure
-from training.corpus import stream
+from training.corpus import mixture_of, stream
 from training.distillation import (
     agreements,
     divergences,
@@ -31,6 +31,7 @@ from training.model_card import RunFacts, draw_curve
 from training.options import empty_source, parser_of
 from training.packing import Packer, Rows, pack_rows
 from training.tokenizer import load_tokenizer
+from training.tool_format import knows_tools
 from training.writing import write_checkpoint
 
 LAYERS = 2
@@ -41,7 +42,7 @@ SCHEDULE = TrainingConfig(
     steps=STEPS,
     decay=0.8,
     other_rate=2e-3,
-    groups=((6, 128), (3, 256)),
+    groups=((4, 128), (2, 256), (1, 512)),
     long_groups=((2, 128), (2, 256), (1, CONTEXT)),
 )
 SEED = 1  # not the target's, so that it does not answer what it was trained on
@@ -59,7 +60,8 @@ def main() -> int:
     print("the target's answers", flush=True)
     tokenizer = load_tokenizer(options.target)
     llm = LLM(options.target, max_num_seqs=64)
-    answered = own_documents(llm, tokenizer, stream(SEED))
+    mixture = mixture_of(knows_tools(tokenizer.chat_template))
+    answered = own_documents(llm, tokenizer, stream(SEED, mixture=mixture))
     documents = kept_documents(answered, options.documents, options.work / "documents.json")
     held_out = held_out_answers(llm, HELD_OUT_CASES)
     del llm

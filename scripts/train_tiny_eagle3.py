@@ -22,7 +22,7 @@ from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3_config import Eagle3Config, captured_layers
 from jaxinfer.models.rope import RopeConfig
-from training.corpus import stream
+from training.corpus import TOOLS, mixture_of, stream
 from training.distillation import kept_documents, own_documents, repeated
 from training.head_acceptance import DRAFTED, Chains, make_right
 from training.head_answers import HeldOut, held_out_texts, prompted_documents, read_prompts
@@ -36,6 +36,7 @@ from training.model_card import RunFacts, draw_curve
 from training.options import empty_source, parser_of
 from training.packing import Document, Packer, Rows, pack_rows
 from training.tokenizer import load_tokenizer
+from training.tool_format import knows_tools
 from training.unrolled import HeadRows, head_of, split_head, unrolled_losses
 
 DOCUMENTS = 8000
@@ -46,7 +47,7 @@ SCHEDULE = TrainingConfig(
     weight_decay=0.0,
     prompt_weight=0.0,
     optimizer="adamw",
-    groups=((6, 128), (3, 256)),
+    groups=((4, 128), (2, 256), (1, 512)),
     long_groups=((2, 128), (2, 256), (1, CONTEXT)),
 )
 PHASES = ((1, 0.2), (3, 0.25), (7, 0.55))
@@ -116,12 +117,13 @@ def main() -> int:
     curve = {"training": history.training_loss, "held_out": history.held_out_loss}
     draw_curve(curve, options.output / "loss_curve.png", "nats per draft from the target", "answers alone")
     run = RunFacts(size, history.tokens, history.steps, history.seconds)
-    facts = HeadFacts(run, coverage, PHASES, history.steps / len(lessons), len(held_out.documents))
+    plain = [each for each, kind in zip(found, held_out.kinds, strict=True) if kind not in TOOLS]
+    facts = HeadFacts(run, coverage, PHASES, history.steps / len(lessons), len(plain))
     by_kind = {
         kind: Chains.along([found[i] for i, of in enumerate(held_out.kinds) if of == kind], DRAFTED)
         for kind in sorted(set(held_out.kinds))
     }
-    whole = Chains.along(found, DRAFTED)
+    whole = Chains.along(plain, DRAFTED)
     write_head_card(options.output / "README.md", head.config, facts, curve, whole, by_kind)
     print(f"{whole.accepted_length:.2f} tokens a round; right at each depth: {whole.shares}", flush=True)
     print(f"done in {(time.perf_counter() - started) / 60:.1f} minutes", flush=True)
@@ -134,9 +136,11 @@ def texts(options: argparse.Namespace) -> tuple[list[Document], HeldOut]:
     if options.prompts is None:
         if options.target.resolve() != embedded_checkpoint().resolve():
             raise SystemExit("--prompts is needed: the corpus is that of the embedded target")
-        answered = own_documents(llm, load_tokenizer(options.target), stream(SEED))
+        tokenizer = load_tokenizer(options.target)
+        has_tools = knows_tools(tokenizer.chat_template)
+        answered = own_documents(llm, tokenizer, stream(SEED, mixture=mixture_of(has_tools)))
         documents = kept_documents(answered, options.documents, options.work / "documents.json")
-        return documents, held_out_texts(llm, options.cases, HELD_OUT_LENGTH)
+        return documents, held_out_texts(llm, options.cases, HELD_OUT_LENGTH, has_tools)
     return prompted_documents(llm, read_prompts(options.prompts)[: options.documents], options.cases, HELD_OUT_LENGTH)
 
 

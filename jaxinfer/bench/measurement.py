@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from jaxinfer.bench.summary import RunFigures, Summary
 from jaxinfer.engine.metrics import Histogram
 from jaxinfer.llm import LLM
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Mean and percentiles of observations, in their unit."""
-
-    mean: float
-    p50: float
-    p95: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: Sequence[float], times: Sequence[int] | None = None) -> Summary | None:
-        """Summarise `values`, value i counted `times[i]` times; None where there are none.
-
-        Percentiles between two observations are interpolated linearly.
-        """
-        observations = np.repeat(values, 1 if times is None else times)
-        if not len(observations):
-            return None
-        p50, p95, p99 = np.percentile(observations, (50, 95, 99)).tolist()
-        return cls(float(observations.mean()), p50, p95, p99)
 
 
 @dataclass
@@ -52,17 +29,13 @@ class RecordingHistogram(Histogram):
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(RunFigures):
     """Figures of one run of a workload.
 
     Latencies are in seconds. Time to first token counts from a request's arrival. The inter-token latency of tokens
     that land together is the time since the previous landing, divided by their number.
     """
 
-    num_requests: int
-    prompt_tokens: int
-    output_tokens: int
-    seconds: float
     time_to_first_token: Summary | None
     inter_token_latency: Summary | None
     steps: int
@@ -71,23 +44,6 @@ class Measurement:
     host_ms_per_step: float  # scheduler, batch building, launching and accounting
     preemptions: int
     compiles: int
-
-    @property
-    def output_tokens_per_second(self) -> float:
-        return self.output_tokens / self.seconds
-
-    @property
-    def total_tokens_per_second(self) -> float:
-        return (self.prompt_tokens + self.output_tokens) / self.seconds
-
-    @property
-    def requests_per_second(self) -> float:
-        return self.num_requests / self.seconds
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all fields and rates, for a JSON file."""
-        rates = ("output_tokens_per_second", "total_tokens_per_second", "requests_per_second")
-        return asdict(self) | {name: getattr(self, name) for name in rates}
 
 
 @dataclass

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from jaxinfer.bench.driver import run_workload
 from jaxinfer.bench.environment import describe_environment
-from jaxinfer.bench.measurement import Measurement, Summary
+from jaxinfer.bench.measurement import Measurement
 from jaxinfer.bench.report import MILLISECONDS, measurement_table, milliseconds, show
+from jaxinfer.bench.summary import Summary
 from jaxinfer.bench.workload import LengthRange, random_workload
 from jaxinfer.cli.engine_limits import engine_arguments, engine_settings
 from jaxinfer.llm import LLM

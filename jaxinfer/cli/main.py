@@ -135,8 +135,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_serve_arguments(serve)
     serve.set_defaults(run=run_serve)
 
-    bench = add_verb("bench", "measure throughput or latency", BENCH_EXAMPLES, [])
-    add_benchmarks(bench, [engine, verbose])
+    bench = add_verb("bench", "measure throughput or latency, also of a server", BENCH_EXAMPLES, [])
+    add_benchmarks(bench, engine, verbose)
 
     plan = add_verb("plan", "say whether a model fits on a GPU that need not be there", PLAN_EXAMPLES, [verbose])
     add_plan_arguments(plan)
@@ -176,7 +176,8 @@ def run_generate(args: argparse.Namespace) -> None:
     grammar = structured_outputs(args)
     if args.show_constraints and (len(args.prompts) > 1 or grammar is None):
         raise ValueError("--show-constraints shows one answer: give one prompt, and a grammar such as --regex R")
-    llm, params = _open(args, structured_outputs=grammar)
+    sources = True if args.show_drafts or args.show_constraints else None
+    llm, params = _open(args, structured_outputs=grammar, return_token_sources=sources)
     if args.trace_schedule:
         from jaxinfer.cli.show_schedule import tracing
 
@@ -198,8 +199,8 @@ def _generate(args: argparse.Namespace, llm: LLM, params: SamplingParams) -> Non
     elif args.show_constraints:
         from jaxinfer.cli.show_constraints import constraints_line, print_constraints
 
-        outputs = [print_constraints(llm, llm.stream(prompts[0], params))]
-        print(constraints_line(llm), file=sys.stderr)
+        outputs = [print_constraints(llm.stream(prompts[0], params), llm.get_tokenizer())]
+        print(constraints_line(llm.get_metrics()), file=sys.stderr)
     elif args.show_denoising:
         outputs = [_print_denoising(llm, prompts[0], params)]
     elif len(prompts) == 1:

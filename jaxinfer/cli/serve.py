@@ -44,12 +44,18 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names of the model in requests")
     group.add_argument("--max-waiting-requests", type=int, metavar="N", help="refuse more while so many wait")
     group.add_argument("--max-waiting-tokens", type=int, metavar="N", help="the same, in tokens of their prompts")
+    group.add_argument(
+        "--max-stored-responses", type=int, metavar="N", help="most responses kept in memory for each key; 0: none"
+    )
+    group.add_argument("--max-stored-bytes", type=int, metavar="N", help="the same, in bytes of them")
     group.add_argument("--shutdown-timeout", type=float, metavar="S", help="seconds for running requests at the end")
     group.add_argument("--request-timeout", type=float, metavar="S", help="end a request after so many seconds")
+    group.add_argument("--no-page", action="store_true", help="no page for people at /")
     group.add_argument("--cors-origins", nargs="+", metavar="ORIGIN", help="from which pages in browsers may ask")
     group.add_argument("--tool-call-parser", metavar="NAME", help=f"{_PARSERS} (default: by the chat template)")
     group.add_argument("--reasoning-parser", metavar="NAME", help="think (default: by the chat template)")
     group.add_argument("--log-requests", action="store_true", help="a line for each request, without its text")
+    group.add_argument("--debug-endpoints", action="store_true", help="serve /debug/engine: what the engine holds")
     group.add_argument(
         "--warm-up", choices=["full", "background", "off"],
         help="compile all programs first, or beside requests, or when they are needed (default: background)",
@@ -60,7 +66,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     for name in _TEXTS:
         engine.add_argument(_option(name), metavar="NAME")
     for name in _OBJECTS:
-        engine.add_argument(_option(name), type=_json_object, metavar="JSON")
+        engine.add_argument(_option(name), type=json_object, metavar="JSON")
     engine.add_argument("--gpu-memory-utilization", type=float, metavar="X")
     engine.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt whole")
     add_config_field_options(engine)
@@ -78,6 +84,8 @@ def run_serve(args: argparse.Namespace) -> int:
     names = (
         "max_waiting_requests",
         "max_waiting_tokens",
+        "max_stored_responses",
+        "max_stored_bytes",
         "shutdown_timeout",
         "request_timeout",
         "tool_call_parser",
@@ -88,7 +96,7 @@ def run_serve(args: argparse.Namespace) -> int:
     settings = ServerSettings(
         host=args.host, port=args.port, api_keys=keys, allow_unauthenticated=args.allow_unauthenticated,
         served_model_names=args.served_model_name or (), cors_origins=args.cors_origins or (),
-        log_requests=args.log_requests, **given,
+        page=not args.no_page, log_requests=args.log_requests, debug_endpoints=args.debug_endpoints, **given,
     )  # fmt: skip
 
     async def serve() -> int:
@@ -113,7 +121,8 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """Parse the value of an option that is a JSON object."""
     try:
         found = json.loads(text)
     except ValueError as error:

@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TextIO
 
-from jaxinfer.cli.marked_stream import FORCED, REDRAWN, Mark, print_marked
-from jaxinfer.llm import LLM
+from jaxinfer.cli.marked_stream import print_marked
+from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.outputs import RequestOutput
-from jaxinfer.scheduling.request import Request
-from jaxinfer.scheduling.scheduler_output import Landing
+from jaxinfer.scheduling.token_marks import FORCED, REDRAWN
+from jaxinfer.tokenizer import Tokenizer
 
 
-@contextmanager
-def _watched(llm: LLM) -> Iterator[list[Request]]:
-    """Collect the requests of an engine as they land."""
-    seen: list[Request] = []
-
-    def listen(landings: Sequence[Landing]) -> None:
-        seen.extend(landing.request for landing in landings if landing.request not in seen)
-
-    llm.core.landing_listeners.append(listen)
-    try:
-        yield seen
-    finally:
-        llm.core.landing_listeners.remove(listen)
-
-
-def print_constraints(llm: LLM, stream: Iterator[RequestOutput], out: TextIO | None = None) -> RequestOutput:
-    """Print the stream of one request: tokens that were drawn again in yellow or {braces}, forced ones in cyan or
+def print_constraints(
+    deltas: Iterable[RequestOutput], tokenizer: Tokenizer, out: TextIO | None = None
+) -> RequestOutput:
+    """Print a stream that has token sources: tokens that were drawn again in yellow or {braces}, forced ones in cyan or
     [brackets]; returns the last output."""
-    with _watched(llm) as seen:
-
-        def marks_of(count: int, tokens: Sequence[int]) -> list[Mark | None]:
-            [request] = seen
-            return [
-                REDRAWN if index in request.redrawn_at else FORCED if index in request.forced_at else None
-                for index in range(count, count + len(tokens))
-            ]
-
-        return print_marked(stream, llm.get_tokenizer(), marks_of, out)
+    return print_marked(deltas, tokenizer, (REDRAWN, FORCED), out)
 
 
-def constraints_line(llm: LLM) -> str:
+def constraints_line(metrics: EngineMetrics) -> str:
     """Return a line on what the grammar has cost."""
-    metrics = llm.get_metrics()
     return (
         f"{metrics.constraint_refusals_total} tokens drawn again, {metrics.constraint_forced_tokens_total} forced, "
         f"{metrics.constraint_dropped_tokens_total} dropped"

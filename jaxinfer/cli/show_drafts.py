@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TextIO
 
-from jaxinfer.cli.marked_stream import ACCEPTED, Mark, print_marked
+from jaxinfer.cli.marked_stream import print_marked
 from jaxinfer.outputs import RequestOutput
+from jaxinfer.scheduling.token_marks import DRAFT
 from jaxinfer.tokenizer import Tokenizer
 
 
 def print_drafts(deltas: Iterable[RequestOutput], tokenizer: Tokenizer, out: TextIO | None = None) -> RequestOutput:
-    """Print a stream with its accepted drafts marked; returns the last output.
-
-    A round lands its accepted drafts and one more token: all tokens of an output but the last were drafted.
-    """
-
-    def marks_of(_: int, tokens: Sequence[int]) -> list[Mark | None]:
-        return [ACCEPTED] * (len(tokens) - 1) + [None] * (len(tokens) > 0)
-
-    return print_marked(deltas, tokenizer, marks_of, out)
+    """Print a stream that has token sources with its accepted drafts marked; returns the last output."""
+    return print_marked(deltas, tokenizer, (DRAFT,), out)
 
 
 def drafts_line(output: RequestOutput) -> str:

@@ -35,10 +35,15 @@ class Block:
     state: GuardState  # after the known tokens
     round: int = 0  # rounds that have drawn for the block
     mask: np.ndarray | None = None  # bits of the next place; None: any token is allowed, or no token is left to draw
-    forced: tuple[int, ...] = ()  # of the known tokens, those that were not drawn
+    forced_at: tuple[int, ...] = ()  # positions of known tokens that were not drawn
     is_last: bool = False  # the sequence ends with the known tokens
     is_complete: bool = False  # the grammar's text ends with them
     error: str | None = None  # why no token may follow them, or why that is unknown
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """Known tokens that were not drawn."""
+        return tuple([self.tokens[position - self.start] for position in self.forced_at])
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class BlockWalk(Walk):
     """
 
     tokens: tuple[int, ...] = ()  # landed tokens
+    forced_at: tuple[int, ...] = ()  # positions of those that were not drawn
     num_computed: int = 0  # tokens of the sequence whose keys and values are final
     block: Block | None = None  # where the request continues; None: it has ended
     walked: Block | None = None  # the block after the round
@@ -107,26 +113,27 @@ def walk_block(guard: Guard, block: Block, drawn: Sequence[int], limits: BlockLi
         after = commits.so_far(round_)
         landed = after.tokens[block.num_given :]
         return BlockWalk(
-            num_kept, after.state, after.forced, is_refused, error=str(error), tokens=landed, num_computed=block.start,
-            walked=after,
+            num_kept, after.state, after.forced, is_refused, error=str(error), tokens=landed, forced_at=after.forced_at,
+            num_computed=block.start, walked=after,
         )  # fmt: skip
     tokens = after.tokens[block.num_given :]
     if after.is_last:
         return BlockWalk(
             num_kept, after.state, after.forced, is_refused, after.is_complete, tokens=tokens,
-            num_computed=block.start, walked=after,
+            forced_at=after.forced_at, num_computed=block.start, walked=after,
         )  # fmt: skip
     num_computed = block.start + (limits.size if is_final else 0)
     if following is not None and following.is_last:
         # Nothing is drawn any more, so that nothing reads the keys and values of this block either.
         return BlockWalk(
             num_kept, following.state, after.forced + following.forced, is_refused, following.is_complete,
-            tokens=tokens + following.tokens, num_computed=num_computed, walked=after,
+            tokens=tokens + following.tokens, forced_at=after.forced_at + following.forced_at,
+            num_computed=num_computed, walked=after,
         )  # fmt: skip
     if is_final:
         return BlockWalk(
-            num_kept, after.state, after.forced, tokens=tokens, num_computed=num_computed, block=following,
-            walked=after,
+            num_kept, after.state, after.forced, tokens=tokens, forced_at=after.forced_at, num_computed=num_computed,
+            block=following, walked=after,
         )  # fmt: skip
     return BlockWalk(num_kept, block.state, (), is_refused, num_computed=block.start, block=after, walked=after)
 
@@ -157,7 +164,7 @@ class _Commits:
 
     def __init__(self, guard: Guard, block: Block, limits: BlockLimits) -> None:
         self._guard, self._block, self._limits = guard, block, limits
-        self._tokens, self._forced, self._state = list(block.tokens), list(block.forced), block.state
+        self._tokens, self._forced_at, self._state = list(block.tokens), list(block.forced_at), block.state
         self._is_last, self._is_complete = block.is_last, block.is_complete
 
     @property
@@ -196,13 +203,13 @@ class _Commits:
                 return
             if token == self._limits.mask_token_id or self._guard.excludes(token) or not self.take(token):
                 raise ConstraintError(f"the constraint allows token {token} alone next, which may not be drawn")
-            self._forced.append(token)
+            self._forced_at.append(self._block.start + len(self._tokens) - 1)
 
     def so_far(self, round_: int) -> Block:
         """Return the block without a mask."""
         return replace(
             self._block, tokens=tuple(self._tokens), state=self._state, round=round_, mask=None,
-            forced=tuple(self._forced), is_last=self._is_last, is_complete=self._is_complete,
+            forced_at=tuple(self._forced_at), is_last=self._is_last, is_complete=self._is_complete,
         )  # fmt: skip
 
     def block(self, round_: int) -> Block:

@@ -29,6 +29,7 @@ from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import StepOutput
 from jaxinfer.sampling.logprobs import TokenLogprobs
+from jaxinfer.scheduling.landing import DraftsOf
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import Rounds, RowKind
 from jaxinfer.scheduling.scheduler import Scheduler
@@ -80,6 +81,22 @@ def _redrawn_in(launch: _Launch) -> Callable[[int], bool]:
         return bool(found[launch.built.logits_rows[index]])
 
     return was_redrawn
+
+
+def _drafts_in(launch: _Launch, tokens: np.ndarray) -> DraftsOf | None:
+    """Return a function that finds the accepted drafts of a row, by its index; None: there are none that a request of
+    the launch wants to know of.
+
+    Args:
+        tokens: int32 [N * width, rows], -1: none.
+    """
+    accepted = None if launch.rounds is None else launch.rounds.num_accepted
+    if accepted is None or not any([one.sampling_params.return_token_sources for one in launch.output.requests]):
+        return None
+    counts = np.asarray(accepted)[:, launch.built.logits_rows]
+    place = np.arange(len(tokens)) % launch.width
+    are_drafts = place[:, None] < np.repeat(counts, launch.width, axis=0)
+    return lambda index: np.flatnonzero(are_drafts[tokens[:, index] != -1, index]).tolist()
 
 
 def _num_drawn(walk: Walk, tokens: Sequence[int]) -> int:
@@ -248,10 +265,13 @@ class Launcher:
         if launch.logprobs is not None:
             entries = logprobs_of_launch(launch.built, launch.logprobs, launch.width)
         metrics = self.metrics
-        walks = self._walkers.walk(launch.output, by_request, entries, self._is_device_busy, _redrawn_in(launch))
+        drafts = _drafts_in(launch, tokens)
+        walks = self._walkers.walk(
+            launch.output, by_request, entries, self._is_device_busy, _redrawn_in(launch), drafts
+        )
         if walks is not None:
             self._note_walks(launch, by_request, walks)
-        landings = self.scheduler.update_from_output(launch.output, by_request, entries, self._landing, walks)
+        landings = self.scheduler.update_from_output(launch.output, by_request, entries, self._landing, walks, drafts)
         self.scheduler.continue_from(
             self.strategy.landed(launch.output, launch.built, launch.rounds, max(1, steps), seconds, metrics)
         )
@@ -290,7 +310,7 @@ class Launcher:
             self.metrics.count_walk(row.walk, _num_drawn(row.walk, row.tokens))
             landings = self.scheduler.update_from_output(
                 row.output, [row.tokens], lambda request, index, tokens, row=row: row.entries, self._landing,
-                {0: row.walk},
+                {0: row.walk}, lambda _, row=row: row.drafts,
             )  # fmt: skip
             self._tell_of_block(row.output.requests[0], row.walk)
             self.metrics.count_landings(landings, time.perf_counter())

@@ -46,6 +46,7 @@ class RoundsResult:
     was_redrawn: jax.Array | None = None  # bool [Q], first tokens that masks have changed; None: there are no masks
     ran: jax.Array | None = None  # bool [N, Q], rounds in which rows took part; None: those that landed something
     logprobs: TokenLogprobs | None = None  # [Q * W], of the tokens that each row landed last, if known
+    num_accepted: jax.Array | None = None  # int32 [N, Q], tokens of rounds that were accepted drafts; None: no drafts
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jaxinfer.constraints.workers import Workers
 from jaxinfer.outputs import Logprob
 from jaxinfer.sampling.greatest import NO_SCORE
 from jaxinfer.scheduling.constrained_blocks import block_limits
-from jaxinfer.scheduling.landing import LogprobsOf, is_awaited
+from jaxinfer.scheduling.landing import DraftsOf, LogprobsOf, is_awaited
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import ConstrainedRounds, Rounds
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
@@ -36,6 +36,7 @@ class _Walking:
     entries: Sequence[dict[int, Logprob]]
     future: Future[Walk]
     was_redrawn: bool  # whether a mask has changed the first token
+    drafts: Sequence[int]  # places of accepted drafts among the tokens, if the request wants to know
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class WalkedRow:
     tokens: Sequence[int]
     entries: Sequence[dict[int, Logprob]]
     walk: Walk
+    drafts: Sequence[int]
 
 
 class Walkers:
@@ -77,12 +79,14 @@ class Walkers:
         entries_of: LogprobsOf | None,
         is_device_busy: Callable[[], bool],
         was_redrawn: Callable[[int], bool],
+        drafts_of: DraftsOf | None,
     ) -> dict[int, Walk | None] | None:
         """Begin the walks of a launch's rows, and wait for them as long as the device is busy anyway.
 
         Args:
             is_device_busy: whether a launch is in flight that the device has not ended.
             was_redrawn: (index of a row) -> whether a mask has changed its first token.
+            drafts_of: finds accepted drafts; None: no request of the launch wants to know of any.
 
         Returns:
             For each row of a request with a guard, by its index, its walk; None for a row that lands later. None: the
@@ -117,7 +121,8 @@ class Walkers:
             request.num_walking += 1
             tokens = sampled[index]
             entries = () if entries_of is None else entries_of(request, index, tokens)
-            self._walking.append(_Walking(_only(output, index), tokens, entries, future, was_redrawn(index)))
+            drafts = () if drafts_of is None else drafts_of(index)
+            self._walking.append(_Walking(_only(output, index), tokens, entries, future, was_redrawn(index), drafts))
         return found
 
     def _work(self, request: Request, most: int, tokens: Sequence[int]) -> Callable[[], Walk]:
@@ -175,6 +180,7 @@ class Walkers:
                         row.tokens,
                         row.entries,
                         _result(row.future, request, was_redrawn=row.was_redrawn),
+                        row.drafts,
                     )
                 )
                 waits.add(request)  # once it has landed, its later rows may be void

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from jaxinfer.frontend.client import EngineClient, RunningJob
+from jaxinfer.frontend.inspection import EngineInspection, inspect_engine
 from jaxinfer.frontend.jobs import Item, Job
 from jaxinfer.frontend.mailbox import Mailbox
 
@@ -146,6 +147,10 @@ class EngineThread:
         except BaseException:
             self._note(partial(self._leave, waiting))
             raise
+
+    async def inspect(self) -> EngineInspection:
+        """Count what the engine holds, between two steps."""
+        return await self.call(lambda: inspect_engine(self.client.core, len(self._readers)))
 
     def stop(self) -> None:
         """Refuse further commands; after the running step, abort and deliver unfinished requests and end the thread."""

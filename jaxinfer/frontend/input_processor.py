@@ -333,3 +333,10 @@ def _check_of_blocks(params: SamplingParams, index: int) -> None:
 
 def _with_seed(params: SamplingParams, index: int) -> SamplingParams:
     return params if params.seed is None else replace(params, seed=(params.seed + index) % _WORD**2)
+
+
+def priority_or_none(priority: int) -> int | None:
+    """Return a checked priority for one request: None for the default 0, which needs no scheduling policy."""
+    if not isinstance(priority, numbers.Integral) or isinstance(priority, bool):
+        raise ValueError(f"priority must be an integer, got {priority!r}")
+    return int(priority) or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from jaxinfer.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxinfer.outputs import CompletionOutput, DenoisedBlock, Logprob, RequestOutput
 
 
 class Mailbox:
@@ -69,6 +69,8 @@ class _Part:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] | None = None
+        self._sources: list[str] | None = None
+        self._blocks: list[DenoisedBlock] | None = None
 
     def add(self, new: CompletionOutput) -> None:
         before = self._latest
@@ -87,7 +89,16 @@ class _Part:
         if new.logprobs is not None:
             self._logprobs = [] if self._logprobs is None else self._logprobs
             self._logprobs += new.logprobs
+        if new.token_sources is not None:
+            self._sources = [] if self._sources is None else self._sources
+            self._sources += new.token_sources
+        if new.blocks is not None:
+            self._blocks = [] if self._blocks is None else self._blocks
+            self._blocks += new.blocks
 
     def merged(self) -> CompletionOutput:
         assert self._latest is not None
-        return replace(self._latest, text="".join(self._texts), token_ids=self._token_ids, logprobs=self._logprobs)
+        return replace(
+            self._latest, text="".join(self._texts), token_ids=self._token_ids, logprobs=self._logprobs,
+            token_sources=self._sources, blocks=self._blocks,
+        )  # fmt: skip

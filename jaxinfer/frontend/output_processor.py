@@ -46,6 +46,7 @@ class _Sent(NamedTuple):
     is_final: bool = False  # the last output, too
     logprob: float = 0.0  # sum over these tokens, where log probabilities are wanted
     has_prompt: bool = False  # prompt log probabilities, which are sent once
+    num_blocks: int = 0  # rounds of denoising
 
 
 @dataclass(eq=False)
@@ -234,7 +235,9 @@ class OutputProcessor:
             return None, sent
         output = self._output(request, text, sent, num_tokens)
         logprob = output.outputs[0].cumulative_logprob or 0.0
-        return output, _Sent(num_tokens, num_characters + len(text), is_final, logprob, has_prompt=True)
+        num_blocks = sent.num_blocks + len(output.outputs[0].blocks or ())
+        now = _Sent(num_tokens, num_characters + len(text), is_final, logprob, has_prompt=True, num_blocks=num_blocks)
+        return output, now
 
     def _last_text(self, follower: _Follower) -> str:
         """Return the rest of the text that is decoded as it lands, or the whole text of another request."""
@@ -275,6 +278,8 @@ class OutputProcessor:
             token_ids=request.token_ids[start + first : start + last],
             cumulative_logprob=cumulative,
             logprobs=logprobs,
+            token_sources=request.marks.sources(first, last) if params.return_token_sources else None,
+            blocks=request.blocks[sent.num_blocks :] if params.return_blocks else None,
             finish_reason=request.status.value if request.is_finished else None,
             stop_reason=request.stop_reason,
         )

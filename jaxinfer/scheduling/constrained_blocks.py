@@ -33,7 +33,11 @@ def block_of(request: Request, rounds: ConstrainedRounds, vocab: int) -> Block:
 
 def land_block(request: Request, walk: BlockWalk) -> None:
     """Land the tokens of a walk, and let the request continue with the next round or the next block."""
+    marks, block, num_prompt = request.marks, request.block, request.num_prompt_tokens
+    if walk.was_redrawn and walk.num_kept and block is not None:  # the token of the leftmost masked place
+        marks.redrawn_at.append(block.start + len(block.tokens) - num_prompt)
     if walk.lands:
+        marks.forced_at += [position - num_prompt for position in walk.forced_at]
         request.num_computed_tokens = walk.num_computed
         request.extend(walk.tokens, error=walk.error, walk=walk)
     request.block = walk.block

@@ -21,6 +21,9 @@ NOTHING_LEFT_ERROR = (
 type LogprobsOf = Callable[[Request, int, Sequence[int]], Sequence[dict[int, Logprob]]]
 """(request, its index in the launch, landed tokens) -> an entry for each token, or none if the request wants none."""
 
+type DraftsOf = Callable[[int], Sequence[int]]
+"""Index of a request in the launch -> the places of accepted drafts among its tokens, ascending."""
+
 
 def land(
     output: SchedulerOutput,
@@ -28,6 +31,7 @@ def land(
     logprobs_of: LogprobsOf | None = None,
     before: Callable[[Request], None] | None = None,
     walks: Mapping[int, Walk | None] | None = None,
+    drafts_of: DraftsOf | None = None,
 ) -> Iterator[Landing]:
     """Land the tokens of a launch's rows, each request whole before the next.
 
@@ -38,6 +42,7 @@ def land(
         before: called with each request before its tokens land.
         walks: for the rows of requests with guards, by their index, the walks along their tokens; None: the walk is not
             done, and the row lands later.
+        drafts_of: finds accepted drafts; None: no request of the launch wants to know of any.
     """
     rows = zip(output.requests, output.most_tokens, output.least_tokens, output.epochs, sampled, strict=True)
     for index, (request, most, least, epoch, tokens) in enumerate(rows):
@@ -68,15 +73,21 @@ def land(
             if request.guard is not None:
                 error = request.guard_error or NOTHING_LEFT_ERROR
         entries = () if logprobs_of is None else logprobs_of(request, index, tokens)
+        drafts: Sequence[int] = ()
+        if drafts_of is not None and request.sampling_params.return_token_sources:
+            drafts = drafts_of(index)
         if request.num_to_skip:
             skipped = min(request.num_to_skip, len(tokens))
             request.num_to_skip -= skipped
             tokens, entries = tokens[skipped:], entries[skipped:]
+            drafts = [place - skipped for place in drafts if place >= skipped]
         first = request.landed.num_tokens
         if not request.is_walked:
+            if drafts:
+                _mark_accepted(request, drafts, len(tokens))
             request.extend(tokens, entries, error=error)
         else:
-            _land_walked(request, tokens, entries, walk or walk_of(request, tokens), error)
+            _land_walked(request, tokens, entries, walk or walk_of(request, tokens), error, drafts)
         yield Landing(request, first, request.landed.num_tokens)
 
 
@@ -103,13 +114,15 @@ def _land_walked(
     entries: Sequence[dict[int, Logprob]],
     walk: Walk,
     error: str | None,
+    drafts: Sequence[int],
 ) -> None:
     """Land the tokens that a walk has kept, and those that follow in any case."""
     had_mask = request.mask is not None
     assert walk.num_kept or not (walk.is_refused and had_mask), "a token that was drawn with a mask is refused"
     kept = list(tokens[: walk.num_kept])
     request.drops_drawn = False
-    request.note_marks(walk)
+    _mark_accepted(request, drafts, walk.num_kept)
+    _mark_walked(request, walk)
     # All but the last drawn one are computed; those that follow in any case are not.
     request.num_computed_tokens = len(request.token_ids) + walk.num_kept - 1
     error = walk.error or (None if walk.is_refused else error)
@@ -125,3 +138,17 @@ def _land_walked(
         request.reenter(is_refused=walk.is_refused)
     elif not request.has_masks:
         request.mask = None  # the walk has made one, but since these tokens draws have none
+
+
+def _mark_accepted(request: Request, drafts: Sequence[int], num_kept: int) -> None:
+    """Mark accepted drafts at these places of tokens that are about to land, of which the first ones are kept."""
+    count = request.num_output_tokens
+    request.marks.accepted_at += [count + place for place in drafts if place < num_kept]
+
+
+def _mark_walked(request: Request, walk: Walk) -> None:
+    """Mark which of the tokens that are about to land were drawn again or not drawn at all."""
+    marks, count = request.marks, request.num_output_tokens
+    if walk.was_redrawn and walk.num_kept:
+        marks.redrawn_at.append(count)
+    marks.forced_at += range(count + walk.num_kept, count + walk.num_kept + len(walk.forced))

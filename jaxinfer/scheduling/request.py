@@ -13,11 +13,12 @@ import numpy as np
 from jaxinfer.cache.prefix_cache import CacheMatch
 from jaxinfer.constraints.automaton import ConstraintError
 from jaxinfer.constraints.guard import Guard, GuardState, Walk, WalkLimits
-from jaxinfer.outputs import Logprob, RequestMetrics
+from jaxinfer.outputs import DenoisedBlock, Logprob, RequestMetrics
 from jaxinfer.sampling.bounds import num_words, packed_bits
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduling.refusals import Excluded, Refusals
 from jaxinfer.scheduling.request_status import Landed, RequestStatus
+from jaxinfer.scheduling.token_marks import TokenMarks
 
 if TYPE_CHECKING:
     from jaxinfer.branching.branch_state import BranchLanes
@@ -101,9 +102,9 @@ class Request:
     state_before_awaited: GuardState | None = field(init=False, default=None)
     guard_error: str | None = field(init=False, default=None)  # why its next mask is not known
     block: Block | None = field(init=False, default=None)  # with a guard: its block of a diffusion model, in its seat
+    blocks: list[DenoisedBlock] = field(init=False, default_factory=list)  # after each round, if they are returned
     refusals: Refusals = field(init=False, default_factory=Refusals)
-    redrawn_at: list[int] = field(init=False, default_factory=list)  # output tokens that masks have changed
-    forced_at: list[int] = field(init=False, default_factory=list)  # output tokens that were not drawn
+    marks: TokenMarks = field(init=False, default_factory=TokenMarks)  # of output tokens that were not simply drawn
     depends_on_output: bool = field(init=False)  # the next draw needs its latest token on the host
     draws_alone: bool = field(init=False)  # without drafts: the host has to know each token before the next draw
     takes_one_round: bool = field(init=False)  # of a launch: it draws alone, or wants log probabilities
@@ -291,6 +292,7 @@ class Request:
         if self.state_before_awaited is not None:
             self.guard_state, self.mask, self.state_before_awaited = self.state_before_awaited, None, None
             self.settle()
+            self.marks.cut(self.num_output_tokens)
 
     def reenter(self, *, is_refused: bool) -> None:
         """Continue from tokens that are not those that were drawn: what is in flight is dropped when it lands, and the
@@ -308,13 +310,6 @@ class Request:
         self.refusals.note(num_kept, is_refused=is_refused, is_forced=is_forced)
         self._set_ways()
 
-    def note_marks(self, walk: Walk) -> None:
-        """Note which of the tokens that are about to land were drawn again or not drawn at all."""
-        count = self.num_output_tokens
-        if walk.was_redrawn and walk.num_kept:
-            self.redrawn_at.append(count)
-        self.forced_at += range(count + walk.num_kept, count + walk.num_kept + len(walk.forced))
-
     def walk_limits(self, vocab: int) -> WalkLimits:
         """Return the limits of a walk along tokens that follow those that have landed."""
         params = self.sampling_params
@@ -328,6 +323,7 @@ class Request:
         """Keep what has landed, and drop all that follows from it: pages, seat, what is computed or in flight."""
         self.state_before_awaited = None
         self.settle()
+        self.marks.cut(self.num_output_tokens)
         if self.guard is not None and not self.is_finished:
             self.guard_state, self.mask = self.guard.along(self.output_token_ids), None
         self.epoch += 1

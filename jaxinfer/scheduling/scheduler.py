@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from jaxinfer.constraints.guard import Walk
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
-from jaxinfer.scheduling.landing import LogprobsOf, land
+from jaxinfer.scheduling.landing import DraftsOf, LogprobsOf, land
 from jaxinfer.scheduling.launch_plan import LaunchPlan
 from jaxinfer.scheduling.pace import Pace
 from jaxinfer.scheduling.plan_rounds import plan_launches
@@ -297,12 +297,13 @@ class Scheduler:
         logprobs_of: LogprobsOf | None = None,
         before: Callable[[Request], None] | None = None,
         walks: Mapping[int, Walk | None] | None = None,
+        drafts_of: DraftsOf | None = None,
     ) -> list[Landing]:
         """Land the sampled tokens of a launch, see `land`, and release the requests that finish."""
         landings: list[Landing] = []
         ended: list[Request] = []
         page_size = self.kv.page_size if self.kv.cache is not None else sys.maxsize
-        for landing in land(output, sampled, logprobs_of, before, walks):
+        for landing in land(output, sampled, logprobs_of, before, walks, drafts_of):
             request = landing.request
             if request.is_finished:
                 ended.append(request)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from jaxinfer.server.endpoints import Endpoints
+from jaxinfer.server.errors import is_anthropic
 from jaxinfer.server.events import Reply
+from jaxinfer.server.messages import Messages
 from jaxinfer.server.middleware import OPEN_PATHS, Gate
 from jaxinfer.server.operations import Operations
 from jaxinfer.server.packages import (
@@ -23,9 +26,19 @@ from jaxinfer.server.packages import (
     StarletteRequest,
     models_json_schema,
 )
+from jaxinfer.server.page import Page
 from jaxinfer.server.protocol.chat import ChatRequest, ChatResponse
 from jaxinfer.server.protocol.common import ErrorBody
 from jaxinfer.server.protocol.completions import CompletionRequest, CompletionResponse
+from jaxinfer.server.protocol.messages import (
+    CountTokensRequest,
+    CountTokensResponse,
+    MessagesErrorBody,
+    MessagesRequest,
+    MessagesResponse,
+)
+from jaxinfer.server.protocol.render import RenderedRequest, RenderedRequests
+from jaxinfer.server.protocol.responses import DeletedResponse, InputItemList, ResponseObject, ResponsesRequest
 from jaxinfer.server.protocol.tokens import (
     AbortRequest,
     DetokenizeRequest,
@@ -33,11 +46,14 @@ from jaxinfer.server.protocol.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from jaxinfer.server.render import Render
+from jaxinfer.server.responses import ResponsesEndpoints
 from jaxinfer.server.service import Service
 
 type Handler = Callable[[HttpRequest], Awaitable[App]]
 
 _ERRORS = {400: "the request is wrong", 413: "the body is too large", 503: "loading, full, shutting down or dead"}
+_OF_PATH = re.compile(r"\{(\w+)")
 _CORS_HEADERS = ["authorization", "content-type", "x-api-key", "anthropic-version", "x-request-id"]
 
 
@@ -65,9 +81,14 @@ class Endpoint:
 
 def endpoints_of(service: Service) -> list[Endpoint]:
     """Everything that is served."""
-    api, operations = Endpoints(service), Operations(service)
+    api, messages, render, operations = Endpoints(service), Messages(service), Render(service), Operations(service)
+    responses = ResponsesEndpoints(service)
     posted = (400, 404, 413, 503)
-    return [
+    page = (
+        [Endpoint("/", "GET", Page().serve, "the page for people", kind="text/html")] if service.settings.page else []
+    )
+    found = [
+        *page,
         Endpoint("/v1/models", "GET", api.models, "the served models"),
         Endpoint("/v1/models/{model:path}", "GET", api.model, "one served model", statuses=(404,)),
         Endpoint(
@@ -77,6 +98,46 @@ def endpoints_of(service: Service) -> list[Endpoint]:
         Endpoint(
             "/v1/chat/completions", "POST", api.chat, "answer a conversation", ChatRequest, ChatResponse, posted,
             streams=True,
+        ),
+        Endpoint(
+            "/v1/messages", "POST", messages.create, "answer a conversation of Anthropic's API", MessagesRequest,
+            MessagesResponse, posted, streams=True,
+        ),
+        Endpoint(
+            "/v1/messages/count_tokens", "POST", messages.count_tokens, "count the tokens of a conversation",
+            CountTokensRequest, CountTokensResponse, posted,
+        ),
+        Endpoint(
+            "/v1/completions/render", "POST", render.completions, "prompts in tokens", CompletionRequest,
+            RenderedRequests, posted,
+        ),
+        Endpoint(
+            "/v1/chat/completions/render", "POST", render.chat, "a conversation in tokens", ChatRequest,
+            RenderedRequest, posted,
+        ),
+        Endpoint(
+            "/v1/messages/render", "POST", render.messages, "a conversation of Anthropic's API in tokens",
+            MessagesRequest, RenderedRequest, posted,
+        ),
+        Endpoint(
+            "/v1/responses", "POST", responses.create, "answer a conversation that the server may remember",
+            ResponsesRequest, ResponseObject, posted, streams=True,
+        ),
+        Endpoint(
+            "/v1/responses/{response_id}", "GET", responses.response, "a response that is kept or runs", None,
+            ResponseObject, (400, 404),
+        ),
+        Endpoint(
+            "/v1/responses/{response_id}", "DELETE", responses.delete, "forget a response; if it runs, it ends", None,
+            DeletedResponse, (400, 404),
+        ),
+        Endpoint(
+            "/v1/responses/{response_id}/cancel", "POST", responses.cancel, "end a response in the background", None,
+            ResponseObject, (400, 404),
+        ),
+        Endpoint(
+            "/v1/responses/{response_id}/input_items", "GET", responses.input_items, "the items that were answered",
+            None, InputItemList, (400, 404),
         ),
         Endpoint(
             "/tokenize", "POST", operations.tokenize, "tokens of a text or conversation", TokenizeRequest,
@@ -100,6 +161,9 @@ def endpoints_of(service: Service) -> list[Endpoint]:
         Endpoint("/metrics", "GET", operations.metrics, "metrics for Prometheus", kind="text/plain"),
         Endpoint("/metrics/", "GET", operations.metrics, "metrics for Prometheus", kind="text/plain"),
     ]  # fmt: skip
+    if service.settings.debug_endpoints:
+        found.append(Endpoint("/debug/engine", "GET", operations.engine, "what the engine holds", statuses=(503,)))
+    return found
 
 
 def build_app(service: Service) -> App:
@@ -115,8 +179,8 @@ def build_app(service: Service) -> App:
     app: App = Gate(Router(routes=routes, redirect_slashes=False), service.settings)
     if service.settings.cors_origins:
         app = CORSMiddleware(
-            app, allow_origins=list(service.settings.cors_origins), allow_methods=["GET", "POST", "OPTIONS"],
-            allow_headers=_CORS_HEADERS, expose_headers=["x-request-id"],
+            app, allow_origins=list(service.settings.cors_origins), allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
+            allow_headers=_CORS_HEADERS, expose_headers=["x-request-id", "request-id"],
         )  # fmt: skip
     return app
 
@@ -134,7 +198,8 @@ class _Handled:
 
 def openapi(endpoints: list[Endpoint]) -> dict[str, Any]:
     """Return the OpenAPI document of endpoints."""
-    models = {model for each in endpoints for model in (each.body, each.answer) if model is not None} | {ErrorBody}
+    models = {model for each in endpoints for model in (each.body, each.answer) if model is not None}
+    models |= {ErrorBody, MessagesErrorBody}
     places, definitions = models_json_schema(
         [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)],
         ref_template="#/components/schemas/{model}",
@@ -160,7 +225,8 @@ def _operation(each: Endpoint, places: dict[Any, Any]) -> dict[str, Any]:
         content[each.kind] = {"schema": answer if each.kind == "application/json" else {"type": "string"}}
     if each.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
-    error = {"application/json": {"schema": places[ErrorBody, "validation"]}}
+    error_model = MessagesErrorBody if is_anthropic(each.path) else ErrorBody
+    error = {"application/json": {"schema": places[error_model, "validation"]}}
     responses: dict[str, Any] = {"200": {"description": each.summary, **({"content": content} if content else {})}}
     for status in each.statuses:
         responses[str(status)] = {"description": _ERRORS.get(status, "not found"), "content": error}
@@ -171,8 +237,8 @@ def _operation(each: Endpoint, places: dict[Any, Any]) -> dict[str, Any]:
     if each.body is not None:
         schema = places[each.body, "validation"]
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if "{" in each.path:
+    if names := _OF_PATH.findall(each.path):
         operation["parameters"] = [
-            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     return operation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.server.errors import ApiError, of_validation
@@ -20,7 +21,15 @@ async def read_model[T](request: HttpRequest, model: type[T], most_bytes: int) -
     Raises:
         ApiError: it is not JSON, too large, or not of the model's form.
     """
-    given = await read_json(request, most_bytes)
+    return validated(model, await read_json(request, most_bytes))
+
+
+def validated[T](model: type[T], given: Mapping[str, Any]) -> T:
+    """Read an object as a model.
+
+    Raises:
+        ApiError: it is not of the model's form.
+    """
     try:
         return model.model_validate(given)  # pyright: ignore[reportAttributeAccessIssue]
     except ValidationError as error:

@@ -8,9 +8,10 @@ from typing import Any
 
 from jaxinfer.outputs import Logprob, RequestOutput
 from jaxinfer.server.envelope import ChunkedAnswer, Envelope
-from jaxinfer.server.parse.machine import Parser
-from jaxinfer.server.parse.pieces import CallArguments, CallBegin, CallEnd, Piece, Text, Thought
+from jaxinfer.server.parse.machine import Parser, pieces_of
+from jaxinfer.server.parse.pieces import CallArguments, CallBegin, CallEnd, Text, Thought
 from jaxinfer.server.protocol.common import StreamOptions
+from jaxinfer.server.token_details import TokenDetails
 from jaxinfer.server.token_texts import TokenTexts, prompt_logprobs
 
 
@@ -23,6 +24,7 @@ class ChatForm:
         parser: makes the parser of one choice; None: the text is content as it is.
         with_reasoning: whether reasoning is part of the answer.
         is_named: whether an answer is a call of the one function that the request has named.
+        details: makes the writer of what is said of one choice's tokens; None: nothing is.
     """
 
     n: int
@@ -31,6 +33,7 @@ class ChatForm:
     parser: Callable[[], Parser] | None = None
     with_reasoning: bool = True
     is_named: bool = False
+    details: Callable[[], TokenDetails] | None = None
 
 
 @dataclass
@@ -38,11 +41,13 @@ class _ChatChoice:
     """A choice as far as it is there."""
 
     parser: Parser | None
+    details: TokenDetails | None
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    of_tokens: dict[str, list[Any]] = field(default_factory=dict)  # what is said of its tokens
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -53,7 +58,9 @@ class ChatAnswer(ChunkedAnswer):
     def __init__(self, envelope: Envelope, options: StreamOptions | None, form: ChatForm, texts: TokenTexts) -> None:
         super().__init__(envelope, options, kind="chat.completion", kind_of_chunk="chat.completion.chunk")
         self._form, self._texts = form, texts
-        self._choices = [_ChatChoice(None if form.parser is None else form.parser()) for _ in range(form.n)]
+        self._choices = [
+            _ChatChoice(form.parser and form.parser(), form.details and form.details()) for _ in range(form.n)
+        ]
         self._prompt_token_ids: list[int] = []
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._has_begun = False
@@ -76,15 +83,23 @@ class ChatAnswer(ChunkedAnswer):
                 entries = [self._texts.of_chat(entry, self._form.top_logprobs) for entry in part.logprobs or ()]
                 choice.logprobs += entries
             choice.token_ids += part.token_ids
+            of_tokens = choice.details.fields(output.prompt_token_ids, part) if choice.details is not None else {}
+            for name, new in of_tokens.items():
+                choice.of_tokens.setdefault(name, []).extend(new)
             deltas = self._deltas(part.index, choice, part.text, is_last=part.finish_reason is not None)
+            if part.finish_reason is not None and choice.parser is not None:
+                end = choice.parser.reasoning_end
+                self._envelope.count_reasoning(self._texts.num_tokens(self._prompt_token_ids, choice.token_ids, end))
             choice.finish_reason, choice.stop_reason = self._finish_reason(choice, part.finish_reason), part.stop_reason
-            if not (deltas or part.finish_reason or entries or (self._form.with_token_ids and part.token_ids)):
+            shows_tokens = self._form.with_token_ids or choice.details is not None
+            if not (deltas or part.finish_reason or entries or (shows_tokens and part.token_ids)):
                 continue  # text that is held back
             chunks = [_choice(part.index, delta, None, None) for delta in deltas or [{}]]
             # What is known of tokens comes with the first chunk, and the end with the last one.
             chunks[0] |= {"logprobs": None if not entries else {"content": entries, "refusal": None}}
             if self._form.with_token_ids:
                 chunks[0]["token_ids"] = list(part.token_ids)
+            chunks[0] |= of_tokens
             if part.finish_reason:
                 chunks[-1] |= {"finish_reason": choice.finish_reason, "stop_reason": part.stop_reason}
             found += chunks
@@ -95,12 +110,8 @@ class ChatAnswer(ChunkedAnswer):
 
     def _deltas(self, index: int, choice: _ChatChoice, text: str, *, is_last: bool) -> list[dict[str, Any]]:
         """What further text of a choice adds to its message."""
-        pieces: list[Piece] = [Text(text)] if text else []
-        if choice.parser is not None:
-            pieces = choice.parser.feed(text)
-            pieces += choice.parser.finish() if is_last else []
         found = []
-        for piece in pieces:
+        for piece in pieces_of(choice.parser, text, is_last=is_last):
             match piece:
                 case Text(content):
                     choice.texts.append(content)
@@ -133,6 +144,7 @@ class ChatAnswer(ChunkedAnswer):
             }  # fmt: skip
             if self._form.with_token_ids:
                 found["token_ids"] = choice.token_ids
+            found |= choice.of_tokens
             choices.append(found)
         answer = self._whole(choices)
         if self._form.with_token_ids:

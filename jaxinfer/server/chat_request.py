@@ -60,16 +60,17 @@ class AskedChat:
         own |= talk.parameters()
         try:
             params = sampling_params(body, llm.default_sampling_params, llm.config.max_num_seqs, **own)
-            tokens = await tokens_of_messages(
-                service, body.messages, add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
-                documents=body.documents, tools=body.tools if talk.tools.are_callable else None,
-            )  # fmt: skip
+            tokens = await tokens_of_chat(service, body, talk)
         except ValueError as error:
             raise of_value_error(error) from error
         params = talk.with_reasoning(params, tokens)
         service.check_length(len(tokens) + 1, "messages")
         return cls(service, body, params, tokens, talk)
+
+    @property
+    def prompts(self) -> list[dict[str, Any]]:
+        """The one prompt, as `AsyncLLM.add` takes it."""
+        return [{"prompt_token_ids": self.tokens, **salt_of(self.body)}]
 
     def parser(self) -> Callable[[], Parser] | None:
         """A maker of parsers of answers; None: answers are text."""
@@ -77,8 +78,21 @@ class AskedChat:
 
     def running(self, way: Way) -> AbstractAsyncContextManager[Running]:
         """Run it, see `Service.running`."""
-        prompt = {"prompt_token_ids": self.tokens, **salt_of(self.body)}
-        return self.service.running([prompt], way.num_choices, way.start)
+        return self.service.running(self.prompts, way.num_choices, way.start)
+
+
+async def tokens_of_chat(service: Service, body: ChatRequest, talk: Talk) -> list[int]:
+    """The tokens of a conversation with its tools.
+
+    Raises:
+        ApiError: the body asks for what does not go together.
+        ValueError: the template refuses the conversation.
+    """
+    return await tokens_of_messages(
+        service, body.messages, add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
+        documents=body.documents, tools=body.tools if talk.tools.are_callable else None,
+    )  # fmt: skip
 
 
 async def way_of(service: Service, request: HttpRequest, body: Sampling, params: SamplingParams) -> Way:

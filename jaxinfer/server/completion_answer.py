@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxinfer.outputs import CompletionOutput, RequestOutput
 from jaxinfer.server.envelope import ChunkedAnswer, Envelope
 from jaxinfer.server.protocol.common import StreamOptions
+from jaxinfer.server.token_details import DETAILS, TokenDetails
 from jaxinfer.server.token_texts import LogprobLists, TokenTexts, prompt_logprobs
 
 
@@ -22,6 +23,7 @@ class CompletionForm:
     num_wanted: int | None  # 0: nothing but the prompt
     with_token_ids: bool
     with_prompt_logprobs: bool = False
+    details: Callable[[], TokenDetails] | None = None  # makes the writer of what is said of one choice's tokens
 
 
 @dataclass
@@ -29,6 +31,7 @@ class _CompletionChoice:
     """A choice as far as it is there."""
 
     logprobs: LogprobLists
+    details: TokenDetails | None
     has_begun: bool = False
     parts: list[dict[str, Any]] = field(default_factory=list)
 
@@ -50,7 +53,10 @@ class CompletionAnswer(ChunkedAnswer):
     ) -> None:
         super().__init__(envelope, options, kind="text_completion", kind_of_chunk="text_completion")
         self._form, self._prompts = form, prompts
-        self._choices = [_CompletionChoice(LogprobLists(texts)) for _ in range(form.n * len(prompts))]
+        self._choices = [
+            _CompletionChoice(LogprobLists(texts), form.details and form.details())
+            for _ in range(form.n * len(prompts))
+        ]
 
     def add(self, number: int, output: RequestOutput) -> list[dict[str, Any]]:
         """Add an output of prompt `number`, and return the chunks that it brings."""
@@ -60,7 +66,7 @@ class CompletionAnswer(ChunkedAnswer):
             choice = self._choices[number * self._form.n + part.index]
             index = number * self._form.n + part.index
             new = self._new(choice, number, output, part) | {"index": index}
-            if new["text"] or new["logprobs"] or new["finish_reason"] or new.get("token_ids"):
+            if any(new.get(name) for name in ("text", "logprobs", "finish_reason", "token_ids", "token_sources")):
                 found.append(new)
             choice.parts.append(new)
         return self._chunks(found)
@@ -90,6 +96,10 @@ class CompletionAnswer(ChunkedAnswer):
             new["token_ids"] = tokens
             if not choice.has_begun:
                 new["prompt_token_ids"] = list(output.prompt_token_ids)
+        if choice.details is not None:
+            new |= choice.details.fields(
+                output.prompt_token_ids, part if form.num_wanted != 0 else CompletionOutput(part.index, "", [])
+            )
         if form.with_prompt_logprobs and output.prompt_logprobs is not None:
             new["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         choice.has_begun = True
@@ -109,7 +119,9 @@ def _joined(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
     if parts[-1]["logprobs"] is not None:
         names = parts[-1]["logprobs"]
         found["logprobs"] = {name: [one for part in parts for one in part["logprobs"][name]] for name in names}
+    for name in ("token_ids", *DETAILS):
+        if any(name in part for part in parts):
+            found[name] = [one for part in parts for one in part.get(name, ())]
     if "token_ids" in found:
-        found["token_ids"] = [token for part in parts for token in part["token_ids"]]
         found["prompt_token_ids"] = parts[0]["prompt_token_ids"]
     return found

@@ -25,7 +25,7 @@ class Envelope:
         self.answer_id, self._model, self._fingerprint = answer_id, model, fingerprint
         self._created = int(time.time())
         self._prompts: dict[int, tuple[int, int]] = {}  # tokens of each prompt, and those that were cached
-        self._num_output_tokens = 0
+        self._num_output_tokens = self._num_reasoning_tokens = 0
 
     def count(self, number: int, output: RequestOutput) -> None:
         """Count the tokens of an output of prompt `number`."""
@@ -38,6 +38,10 @@ class Envelope:
         self._prompts[-1] = prompt + num_prompt, cached
         self._num_output_tokens += num_output
 
+    def count_reasoning(self, num_tokens: int) -> None:
+        """Count tokens of an answer as reasoning, once its end is known."""
+        self._num_reasoning_tokens += num_tokens
+
     def usage(self) -> dict[str, Any]:
         """Tokens used so far. Prompts count once, however many answers they have."""
         prompt, cached = (sum(counts) for counts in zip(*self._prompts.values(), strict=True))
@@ -46,6 +50,7 @@ class Envelope:
             "completion_tokens": self._num_output_tokens,
             "total_tokens": prompt + self._num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
         }
 
     def wrap(self, kind: str, choices: list[dict[str, Any]], *, usage: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Errors of requests, and their bodies as OpenAI's clients read them."""
+"""Errors of requests, and their bodies as OpenAI's and Anthropic's clients read them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from jaxinfer.sampling_params import SamplingParams
 # What a message quotes of an input is cut, and so are many errors in one body.
 MOST_CHARACTERS = 600
 _MOST_ERRORS = 10
-# Unions of models name their members in the places of errors.
+# Unions name their members in the places of errors.
 _INTERNAL = re.compile(
-    r"^(function-|is-instance|json-or-python|lax-or-strict|list\[|dict\[|tagged-union|literal\[|[A-Z])"
+    r"^(function-|is-instance|json-or-python|lax-or-strict|list\[|dict\[|tagged-union|literal\[|[A-Z]|str$|bool$)"
 )
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
+_TYPE_OF_413 = "request_too_large"  # of Anthropic's, which are equal otherwise
+_CONTEXT = "context_length_exceeded"
+_MESSAGES = "/v1/messages"
 _PARAMETERS = frozenset(field.name for field in fields(SamplingParams))
 
 
@@ -53,6 +56,24 @@ class ApiError(Exception):
             "error": {"message": cut(self.message), "type": self.type, "param": self.param, "code": self.code},
         }
 
+    def anthropic_body(self, request_id: str) -> dict[str, Any]:
+        """Anthropic's form."""
+        message = cut(self.message)
+        if self.code == _CONTEXT:  # words by which agents know that they have to shorten the conversation
+            message = f"prompt is too long: {message}"
+        kind = _TYPE_OF_413 if self.status == 413 else self.type
+        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path is one of Anthropic's API, there or not."""
+    return path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
+
+
+def error_body(error: ApiError, path: str, request_id: str) -> dict[str, Any]:
+    """The body of an error in the form that the clients of a path read."""
+    return error.anthropic_body(request_id) if is_anthropic(path) else error.body()
+
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
@@ -70,6 +91,8 @@ def of_validation(error: Any) -> ApiError:
         found.setdefault(place, cut(each["msg"], 200))
         if len(found) == _MOST_ERRORS:
             break
+    # Of a union's members, the one that the value was nearly is the one that has errors within it.
+    found = {place: text for place, text in found.items() if not any(each.startswith(f"{place}.") for each in found)}
     message = "; ".join(f"{place}: {text}" if place else text for place, text in found.items())
     return ApiError(400, cut(message, 2000), param=next(iter(found)) or None)
 
@@ -81,9 +104,7 @@ def of_value_error(error: ValueError) -> ApiError:
     param = first[0] if first and first[0] in _PARAMETERS else None
     context = re.search(r"has (\d+) tokens, which leaves no room for one more within max_model_len=(\d+)", message)
     if context:
-        return ApiError(
-            400, context_message(int(context[1]), int(context[2])), param="messages", code="context_length_exceeded"
-        )
+        return ApiError(400, context_message(int(context[1]), int(context[2])), param="messages", code=_CONTEXT)
     return ApiError(400, message, param=param)
 
 

@@ -24,9 +24,15 @@ def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def event(value: Any) -> bytes:
-    """An event without a name."""
-    return f"data: {compact(value)}\n\n".encode()
+def event(value: Any, name: str = "") -> bytes:
+    """An event; an empty name: it has none."""
+    first = f"event: {name}\n" if name else ""
+    return f"{first}data: {compact(value)}\n\n".encode()
+
+
+def named_event(value: Any) -> bytes:
+    """An event that is named by its type."""
+    return f"event: {value['type']}\n".encode() + event(value)
 
 
 DONE = b"data: [DONE]\n\n"

@@ -8,7 +8,7 @@ import time
 import uuid
 from typing import Any
 
-from jaxinfer.server.errors import ApiError
+from jaxinfer.server.errors import ApiError, error_body
 from jaxinfer.server.events import Reply
 from jaxinfer.server.packages import App, HTTPException, Receive, Scope, Send
 from jaxinfer.server.settings import ServerSettings
@@ -16,7 +16,8 @@ from jaxinfer.server.settings import ServerSettings
 logger = logging.getLogger("jaxinfer.server")
 
 # Answered without a key. Every other path asks for one, whether it exists or not.
-OPEN_PATHS = frozenset(["/health", "/ping", "/version"])
+OPEN_PATHS = frozenset(["/", "/health", "/ping", "/version"])
+_ID_HEADERS = (b"x-request-id", b"request-id")  # the second one is Anthropic's
 _ID = re.compile(r"[!-~]{1,128}")
 _METHOD_NOT_ALLOWED = 405
 
@@ -45,7 +46,8 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+                ids = ((header, name.encode()) for header in _ID_HEADERS)
+                message["headers"] = [*message.get("headers", ()), *ids]
             await send(message)
 
         try:
@@ -84,7 +86,8 @@ async def _reply_error(
         headers["retry-after"] = str(error.retry_after)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    await Reply(error.body(), error.status, headers)(scope, receive, send)
+    body = error_body(error, scope["path"], scope["request_id"])
+    await Reply(body, error.status, headers)(scope, receive, send)
 
 
 def _detail(error: Any, scope: Scope) -> str:

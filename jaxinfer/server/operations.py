@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import asdict
 from importlib.metadata import version
 
 from jaxinfer.server.bodies import read_model
@@ -78,6 +80,10 @@ class Operations:
         for name in body.request_ids:
             await llm.abort(f"{request.scope['owner']}/{name}")
         return Reply({})
+
+    async def engine(self, request: HttpRequest) -> App:
+        found = asdict(await self._service.llm.inspect())
+        return Reply(found | {"num_http_requests": self._service.num_running, "num_tasks": len(asyncio.all_tasks())})
 
     async def reset_prefix_cache(self, request: HttpRequest) -> App:
         return Reply({"success": await self._service.llm.reset_prefix_cache()})

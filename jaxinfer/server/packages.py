@@ -35,8 +35,12 @@ def _module(name: str) -> Any:
 
 BaseModel: Any = _module("pydantic").BaseModel
 ConfigDict: Any = _module("pydantic").ConfigDict
+Discriminator: Any = _module("pydantic").Discriminator
 Field: Any = _module("pydantic").Field
+RootModel: Any = _module("pydantic").RootModel
+Tag: Any = _module("pydantic").Tag
 ValidationError: Any = _module("pydantic").ValidationError
+from_json: Any = _module("pydantic_core").from_json
 models_json_schema: Any = _module("pydantic.json_schema").models_json_schema
 Route: Any = _module("starlette.routing").Route
 Router: Any = _module("starlette.routing").Router
@@ -45,3 +49,6 @@ HTTPException: Any = _module("starlette.exceptions").HTTPException
 ClientDisconnect: Any = _module("starlette.requests").ClientDisconnect
 CORSMiddleware: Any = _module("starlette.middleware.cors").CORSMiddleware
 uvicorn: Any = _module("uvicorn")
+HttpProtocol: Any = _module("uvicorn.protocols.http.auto").AutoHTTPProtocol
+H11Protocol: Any = _module("uvicorn.protocols.http.h11_impl").H11Protocol
+h11: Any = _module("h11")

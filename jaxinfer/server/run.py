@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxinfer.async_llm import AsyncLLM
 from jaxinfer.server.app import build_app
-from jaxinfer.server.packages import App, uvicorn
+from jaxinfer.server.packages import App, H11Protocol, HttpProtocol, h11, uvicorn
 from jaxinfer.server.service import DRAINING, LOADING, Service
 from jaxinfer.server.settings import ServerSettings
 
@@ -31,6 +31,23 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Http(H11Protocol):
+    """HTTP/1.1 that takes a client whose bytes turn out to be none of HTTP for one that has left.
+
+    Without it, uvicorn tells such a client 400 whether or not its request was answered already, and the application
+    still answers; both raise errors, which are logged.
+    """
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
 
 class ServerProcess:
@@ -135,7 +152,7 @@ def _bound(settings: ServerSettings) -> socket.socket:
 
 def _server(app: App) -> Any:
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", server_header=False, date_header=False,
-        timeout_graceful_shutdown=_CLOSING_SECONDS, timeout_keep_alive=30,
+        app, http=_Http if HttpProtocol is H11Protocol else "auto", log_config=None, access_log=False, lifespan="off",
+        server_header=False, date_header=False, timeout_graceful_shutdown=_CLOSING_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip
     return _Uvicorn(config)

@@ -8,14 +8,14 @@ from typing import Any
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.errors import ApiError
-from jaxinfer.server.protocol.common import Sampling
+from jaxinfer.server.protocol.common import MOST_STOP_STRINGS, RequestBody, Sampling
 
 _OWN = frozenset(field.name for field in fields(SamplingParams) if field.init)
 # Of the fields of `Sampling`, those that are sampling parameters under the same name.
 _SAME = (
     "n", "seed", "stop", "temperature", "top_p", "presence_penalty", "frequency_penalty", "prompt_logprobs",
+    "return_token_sources", "return_blocks",
 )  # fmt: skip
-MOST_STOP_STRINGS = 4
 
 _STRUCTURED = "use structured_outputs"
 # Fields that would change the result, and are not computed. A value that asks for nothing passes.
@@ -47,7 +47,7 @@ _REFUSED: dict[str, str] = {
 }
 
 
-def refuse_uncomputed(body: Sampling, *more: tuple[str, str]) -> None:
+def refuse_uncomputed(body: RequestBody, *more: tuple[str, str]) -> None:
     """Raise ApiError, naming the field, if the body asks for what is not computed.
 
     Args:

@@ -25,16 +25,20 @@ class ServerSettings:
         max_waiting_requests: further requests are refused while so many wait for a seat.
         max_waiting_tokens: the same, in tokens of their prompts; None: any number.
         max_body_bytes: most bytes of a request's body.
+        max_stored_responses: most responses that are kept for each key, those that were used latest; 0: none.
+        max_stored_bytes: most bytes of them for each key, their conversations counted.
         shutdown_timeout: seconds that running requests have after the first signal.
         read_timeout: seconds after which a client that takes nothing of its stream is given up.
         request_timeout: seconds after which a request ends as if it had reached its length; None: never.
         heartbeat_seconds: after so long without an event, a stream gets a comment.
+        page: serve the page for people at `/`.
         cors_origins: from which pages in browsers may ask.
         log_requests: log a line for each request, without anything of its text.
         tool_call_parser: the format of the model's tool calls; empty: found in its chat template.
         reasoning_parser: "think": the model reasons within <think> tags; empty: if its chat template has them.
         warm_up: "full": compile every program before requests are taken; "background": the likely ones, and the others
             beside requests; "off": each when it is needed.
+        debug_endpoints: serve /debug/engine, which counts what the engine holds.
     """
 
     host: str = "127.0.0.1"
@@ -45,20 +49,29 @@ class ServerSettings:
     max_waiting_requests: int = 1024
     max_waiting_tokens: int | None = None
     max_body_bytes: int = 32 << 20
+    max_stored_responses: int = 1024
+    max_stored_bytes: int = 64 << 20
     shutdown_timeout: float = 30.0
     read_timeout: float = 60.0
     request_timeout: float | None = None
     heartbeat_seconds: float = 15.0
+    page: bool = True
     cors_origins: Sequence[str] = ()
     log_requests: bool = False
     tool_call_parser: str = ""
     reasoning_parser: str = ""
     warm_up: str = "background"
+    debug_endpoints: bool = False
     _digests: tuple[bytes, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
         if any(not key for key in self.api_keys):
             raise ValueError("api_keys has an empty key")
+        if self.max_stored_responses < 0 or self.max_stored_bytes < 0:
+            raise ValueError(
+                "max_stored_responses and max_stored_bytes must be at least 0, got "
+                f"{self.max_stored_responses} and {self.max_stored_bytes}"
+            )
         if self.warm_up not in WARM_UPS:
             raise ValueError(f"warm_up must be one of {', '.join(WARM_UPS)}, got {self.warm_up!r}")
         if self.tool_call_parser and self.tool_call_parser not in FORMATS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from jaxinfer.server.protocol.chat import ChatRequest
 from jaxinfer.server.protocol.common import StreamOptions
 from jaxinfer.server.service import Service
 from jaxinfer.skeleton.output import SkeletonEvent, SkeletonOutput
-from jaxinfer.skeleton.plan import ANSWER
+from jaxinfer.skeleton.plan import StreamedPointText
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class SkeletonAnswer(ChunkedAnswer):
         self._output: SkeletonOutput | None = None
         self._num_seen = 0  # tokens of events
         self._indices: dict[int | None, int] = {}  # of choices, by the points that they have
-        self._begun: dict[int | None, str] = {}  # beginnings of points that may be a marker
+        self._texts: defaultdict[int, StreamedPointText] = defaultdict(StreamedPointText)
         envelope.count_tokens(num_prompt_tokens, 0)
 
     def add(self, number: int, output: SkeletonEvent | SkeletonOutput) -> list[dict[str, Any]]:
@@ -60,23 +61,13 @@ class SkeletonAnswer(ChunkedAnswer):
         if new.point not in self._indices:
             self._indices[new.point] = len(self._indices)
             found.append(self._choice(new.point, {"role": "assistant", "content": ""}, None))
-        text = new.text if new.point is None else self._without_marker(new)
-        delta = {"content": text} if text else {}
+        text, reason = new.text, "stop"  # of the skeleton, which is given as it was written
+        if new.point is not None:
+            text, reason = self._texts[new.point].add(text, is_last=new.finished), new.finish_reason or "stop"
         if text or new.finished:
-            found.append(self._choice(new.point, delta, "stop" if new.finished else None))
+            delta = {"content": text} if text else {}
+            found.append(self._choice(new.point, delta, reason if new.finished else None))
         return found
-
-    def _without_marker(self, new: SkeletonEvent) -> str:
-        """The text of a point's event without the marker that its text begins with."""
-        before = self._begun.setdefault(new.point, "")
-        if before == ANSWER:
-            return new.text
-        text = (before + new.text).lstrip()
-        if ANSWER.startswith(text) and not new.finished and text != ANSWER:
-            self._begun[new.point] = text
-            return ""
-        self._begun[new.point] = ANSWER  # whether it was there or not
-        return text.removeprefix(ANSWER)
 
     def _choice(self, point: int | None, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         index = self._indices[point]

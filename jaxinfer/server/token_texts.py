@@ -29,6 +29,15 @@ class TokenTexts:
         text = given.decoded_token
         return self._tokenizer.decode([token], skip_special_tokens=False) if text is None else text
 
+    def num_tokens(self, prompt: Sequence[int], tokens: Sequence[int], num_characters: int) -> int:
+        """How many of an answer's tokens write its first characters; special tokens have their text."""
+        stream, length = self._tokenizer.stream(prompt, skip_special_tokens=False), 0
+        for number, token in enumerate(tokens):
+            if length >= num_characters:
+                return number
+            length += len(stream.append(token))
+        return len(tokens)
+
     def of_chat(self, entry: dict[int, Logprob], top: int) -> dict[str, Any]:
         """One token of a conversation: the sampled one, and the most likely ones."""
         (token, given), *_ = entry.items()

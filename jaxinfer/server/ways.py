@@ -15,7 +15,7 @@ from jaxinfer.server.service import Service
 # What a search does not take: it follows the most likely tokens, and says nothing of them.
 _NOT_OF_BEAMS = (
     "logprobs", "prompt_logprobs", "stop_strings", "stop_token_ids", "min_tokens", "logit_bias", "allowed_token_ids",
-    "bad_words",
+    "bad_words", "return_token_sources", "return_blocks",
 )  # fmt: skip
 
 

@@ -152,7 +152,9 @@ class SkeletonJob:
             if self._on_event is not None:
                 step = self._num_steps() - self._first_step
                 number = None if point is None else point.id
-                self._on_event(SkeletonEvent(number, part.text, len(part.token_ids), step, part.finished))
+                self._on_event(
+                    SkeletonEvent(number, part.text, len(part.token_ids), step, part.finished, part.finish_reason)
+                )
         self._is_finished |= output.finished
 
     def _lap(self) -> tuple[int, int, float]:

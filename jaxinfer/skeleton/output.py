@@ -16,6 +16,7 @@ class SkeletonEvent:
     num_tokens: int  # new since then
     step: int  # of the engine, counted from the start of the answer
     finished: bool
+    finish_reason: str | None = None  # "stop" or "length", with the last event of the point
 
 
 @dataclass

@@ -178,6 +178,37 @@ def point_text(text: str) -> str:
     return _without_thought(text).strip().removeprefix(ANSWER).partition(END)[0].strip()
 
 
+class StreamedPointText:
+    """What `point_text` makes of a point's text, while the text comes in pieces.
+
+    Whatever a further piece may show to be frame, thought or space at the end is held back. Only a thought that the
+    prompt has opened is not known before its end.
+    """
+
+    def __init__(self) -> None:
+        self._text, self._num_sent = "", 0
+
+    def add(self, text: str, *, is_last: bool) -> str:
+        """Return what a further piece adds."""
+        self._text += text
+        if is_last:
+            found = point_text(self._text)
+        elif _may_begin(_without_thought(self._text).lstrip()):
+            found = ""
+        else:
+            held = next(length for length in range(len(END) - 1, -1, -1) if self._text.endswith(END[:length]))
+            found = point_text(self._text[: len(self._text) - held])
+        new, self._num_sent = found[self._num_sent :], max(self._num_sent, len(found))
+        return new
+
+
+def _may_begin(text: str) -> bool:
+    """Whether nothing of a text is known to be a point's own: it may be the beginning of a frame or of a thought."""
+    return any(opening.startswith(text) for opening in (ANSWER, "<think>")) or (
+        text.startswith("<think>") and "</think>" not in text
+    )
+
+
 def _without_thought(text: str) -> str:
     """Return the text after a leading thought, whose opening tag some chat templates put into the prompt."""
     before, closing, after = text.partition("</think>")

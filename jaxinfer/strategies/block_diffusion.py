@@ -181,7 +181,7 @@ class BlockDiffusion(DiffusionStrategy):
     def walked(self, request: Request, walk: BlockWalk, metrics: EngineMetrics) -> None:
         metrics.count_rounds(forwards=0, tokens=len(walk.tokens))
         block = walk.walked
-        if block is None or not self.listeners:
+        if block is None or not (self.listeners or request.sampling_params.return_blocks):
             return
         masks = [self.mask_token_id] * (self.block_size - len(block.tokens))
         landed, nothing = np.full((2 * self.block_size, 1), -1, np.int32), np.zeros(0)
@@ -191,8 +191,7 @@ class BlockDiffusion(DiffusionStrategy):
             "blocks": np.asarray([[[*block.tokens, *masks]]], np.int32),
             "noted": TokenLogprobs(*[cast(Any, nothing)] * 4),  # constrained requests have no log probabilities
         }  # fmt: skip
-        for listen in list(self.listeners):
-            listen(LandedRounds([request], np.zeros(1, np.int32), DenoiseOutput(**arrays)))
+        self._show(LandedRounds([request], np.zeros(1, np.int32), DenoiseOutput(**arrays)))
 
     def left(self, request_ids: Iterable[str]) -> None:
         self._entered.difference_update(request_ids)

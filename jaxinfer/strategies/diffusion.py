@@ -21,6 +21,7 @@ from jaxinfer.engine.plain_decoding import UsualStrategy
 from jaxinfer.engine.strategy import LandedRounds, RoundsResult
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.outputs import DenoisedBlock
 from jaxinfer.programs.batch_layout import BatchShape
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.engine_programs import EnginePrograms
@@ -74,13 +75,32 @@ class DiffusionStrategy(UsualStrategy, ABC):
     def _tell(
         self, requests: Sequence[Request], rows: np.ndarray, output: DenoiseOutput, metrics: EngineMetrics
     ) -> None:
-        """Pass the rounds of requests in these rows, int32, to the listeners, and count them."""
-        for listen in list(self.listeners):
-            listen(LandedRounds(requests, rows, output))
+        """Show the rounds of requests in these rows, int32, and count them."""
+        self._show(LandedRounds(requests, rows, output))
         metrics.count_rounds(
             forwards=int(np.asarray(output.ran)[:, rows].sum()),
             tokens=int((np.asarray(output.tokens)[:, rows] >= 0).sum()),
         )
+
+    def _show(self, landed: LandedRounds[DenoiseOutput]) -> None:
+        """Pass landed rounds to the listeners, and to requests that return blocks."""
+        for request, row in zip(landed.requests, landed.rows.tolist(), strict=True):
+            if request.sampling_params.return_blocks:
+                ran, starts, blocks = (
+                    np.asarray(x)[:, row] for x in (landed.output.ran, landed.output.start, landed.output.blocks)
+                )
+                request.blocks += [
+                    self._denoised(request, int(starts[number]), blocks[number].tolist())
+                    for number in np.flatnonzero(ran)
+                ]
+        for listen in list(self.listeners):
+            listen(landed)
+
+    def _denoised(self, request: Request, start: int, tokens: list[int]) -> DenoisedBlock:
+        """Return the part of a block, from its position `start` on, that is the request's output."""
+        given, end = max(0, request.num_prompt_tokens - start), request.max_total_tokens - start
+        places = [None if token == self.mask_token_id else token for token in tokens[given:end] if token >= 0]
+        return DenoisedBlock(start + given - request.num_prompt_tokens, places)
 
 
 @dataclass(frozen=True)

@@ -201,8 +201,9 @@ class Speculation(UsualStrategy):
         result: RoundsOutput = runner.launch(self._rounds, shape, built.packed.buffer)
         details = _Rounds(choice.num_drafts, shape, result)
         return RoundsResult(
-            result.tokens, shape.width, (result.hidden, result.sampled), details, was_redrawn=result.was_redrawn
-        )
+            result.tokens, shape.width, (result.hidden, result.sampled), details, was_redrawn=result.was_redrawn,
+            num_accepted=result.num_accepted,
+        )  # fmt: skip
 
     def landed(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ from jaxinfer.attention.dense import CausalAttend
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.sampling.sampler import SamplingBatch, perturbed
-from training.corpus import Sample, stream
+from training.corpus import Sample, held_out_conversations
 from training.distillation import MAX_TOKENS, own_answers
+from training.tokenizer import load_tokenizer
+from training.tool_format import knows_tools
 
 CASES = 300
 TEMPERATURE = 0.8
@@ -102,15 +103,15 @@ class Acceptance:
 
 
 def measure(target: Path, draft: Path, cases: int) -> dict[float, dict[str, Acceptance]]:
-    """Acceptance by temperature (0 and `TEMPERATURE`) and kind of held-out prompt; "all" is all of them.
+    """Acceptance by temperature (0 and `TEMPERATURE`) and kind of held-out prompt; "all" is all of those without tools.
 
-    The target answers `cases` prompts of the held-out mixture. The first token of an answer comes with the prompt, so
-    it is not drafted.
+    The target answers `cases` prompts of the held-out mixture, and further ones with tools if it knows them. The first
+    token of an answer comes with the prompt, so it is not drafted.
 
     Raises:
         RuntimeError: the target's own tokens are not found again, so the noise is not the engine's.
     """
-    samples = list(itertools.islice((each for each in stream(5, held_out=True) if each.messages), cases))
+    samples = held_out_conversations(5, cases, knows_tools(load_tokenizer(target).chat_template))
     llm = LLM(target, max_num_seqs=64)
     models = [load_checkpoint(folder, dtype="float32")[1] for folder in (target, draft)]
     found = {}
@@ -120,7 +121,8 @@ def measure(target: Path, draft: Path, cases: int) -> dict[float, dict[str, Acce
         if again < SAME_DRAWS:
             raise RuntimeError(f"at temperature {temperature}, {again:.1%} of the target's tokens are found again")
         kinds = sorted({sample.kind for sample in samples})
-        found[temperature] = {"all": Acceptance.of(texts)} | {
+        plain = [text for text, sample in zip(texts, samples, strict=True) if sample.talk is None]
+        found[temperature] = {"all": Acceptance.of(plain)} | {
             kind: Acceptance.of([text for text, sample in zip(texts, samples, strict=True) if sample.kind == kind])
             for kind in kinds
         }

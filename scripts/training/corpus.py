@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -21,13 +22,16 @@ from training.plans import (
 )
 from training.reading import Exercise, reading, reading_series, repetition
 from training.records import arithmetic, from_record, to_record
+from training.tool_format import turns_of
+from training.tools import ToolTalk, bare_call, call, chain, error, no_call, result, series, two_calls
 
 Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One document: a conversation, or plain text where `messages` is empty. Plan kinds carry what the checks need."""
+    """One document: a conversation, or plain text where `messages` is empty. Plan kinds carry what the checks need, and
+    conversations with tools, of which `messages` are the turns as the model sees them, how a request has them."""
 
     kind: str
     messages: tuple[dict[str, str], ...]
@@ -35,6 +39,7 @@ class Sample:
     task: Task | None = None
     skeleton: Skeleton | None = None
     point: int = -1
+    talk: ToolTalk | None = None
 
     @property
     def prompt(self) -> Messages:
@@ -115,6 +120,14 @@ def _single(kind: str, make: Callable[[random.Random, bool], Exercise]) -> Calla
     return lambda rng, held_out: Sample(kind, tuple(turns([make(rng, held_out)])))
 
 
+def _with_tools(kind: str, make: Callable[[random.Random, bool], ToolTalk]) -> Callable[[random.Random, bool], Sample]:
+    def sample(rng: random.Random, held_out: bool) -> Sample:
+        talk = make(rng, held_out)
+        return Sample(kind, tuple(turns_of(talk.tools, talk.messages)), talk=talk)
+
+    return sample
+
+
 KINDS: dict[str, Callable[[random.Random, bool], Sample]] = {
     "plan": plan,
     "expansion": expansion,
@@ -133,9 +146,18 @@ KINDS: dict[str, Callable[[random.Random, bool], Sample]] = {
     "to_json": _single("to_json", to_record),
     "from_json": _single("from_json", from_record),
     "arithmetic": _single("arithmetic", arithmetic),
+    "tool_call": _with_tools("tool_call", call),
+    "tool_bare": _with_tools("tool_bare", bare_call),
+    "tool_calls": _with_tools("tool_calls", two_calls),
+    "tool_none": _with_tools("tool_none", no_call),
+    "tool_result": _with_tools("tool_result", result),
+    "tool_error": _with_tools("tool_error", error),
+    "tool_chain": _with_tools("tool_chain", chain),
+    "tool_series": _with_tools("tool_series", series),
 }
 
-# Samples of each kind in every hundred or so. Kinds that copy from the prompt get the most: they are learned last.
+# Samples of each kind in every hundred or so, in the training from nothing. Kinds that copy from the prompt get the
+# most: they are learned last.
 MIXTURE: dict[str, float] = {
     "plan": 14,
     "expansion": 14,
@@ -156,6 +178,24 @@ MIXTURE: dict[str, float] = {
     "arithmetic": 4,
 }
 
+TOOLS: dict[str, float] = {
+    "tool_call": 15,
+    "tool_bare": 3,
+    "tool_calls": 5,
+    "tool_none": 5,
+    "tool_result": 5,
+    "tool_error": 2,
+    "tool_chain": 4,
+    "tool_series": 6,
+}
+# The continued training, in which nearly half of the tokens are of conversations with tools.
+TOOL_MIXTURE = MIXTURE | TOOLS
+
+
+def mixture_of(knows_tools: bool) -> Mapping[str, float]:
+    """The mixture of the last training of a model that learned to use tools, or did not."""
+    return TOOL_MIXTURE if knows_tools else MIXTURE
+
 
 def stream(seed: int, held_out: bool = False, mixture: Mapping[str, float] = MIXTURE) -> Iterator[Sample]:
     """Endless samples of all kinds in the proportions of `mixture`; the same seed gives the same samples."""
@@ -163,6 +203,14 @@ def stream(seed: int, held_out: bool = False, mixture: Mapping[str, float] = MIX
     kinds, weights = list(mixture), list(mixture.values())
     while True:
         yield KINDS[rng.choices(kinds, weights)[0]](rng, held_out)
+
+
+def held_out_conversations(seed: int, count: int, knows_tools: bool) -> list[Sample]:
+    """`count` held-out conversations in the proportions of `MIXTURE`, and after them a quarter as many with tools if
+    the model `knows_tools`: so figures of the former are of the same conversations whether it does or not."""
+    talks = (sample for sample in stream(seed, held_out=True) if sample.messages)
+    with_tools = stream(seed, held_out=True, mixture=TOOLS)
+    return [*itertools.islice(talks, count), *itertools.islice(with_tools, count // 4 if knows_tools else 0)]
 
 
 def held_out_cases(kind: str, count: int, seed: int = 0) -> list[Sample]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxinfer import LLM, RequestOutput, SamplingParams
-from training.corpus import Messages, stream
+from training.corpus import Messages, held_out_conversations
 from training.distillation import HELD_OUT_SEED, MAX_TOKENS
 from training.packing import Document
 
@@ -26,9 +26,10 @@ class HeldOut:
     documents: tuple[Document, ...]
 
 
-def held_out_texts(llm: LLM, count: int, longest: int) -> HeldOut:
-    """Answers to `count` held-out prompts of the corpus, but for those whose text is longer than `longest` tokens."""
-    samples = itertools.islice((each for each in stream(HELD_OUT_SEED, held_out=True) if each.messages), count)
+def held_out_texts(llm: LLM, count: int, longest: int, knows_tools: bool) -> HeldOut:
+    """Answers to `count` held-out prompts of the corpus, and to further ones with tools if the target `knows_tools`,
+    but for those whose text is longer than `longest` tokens."""
+    samples = held_out_conversations(HELD_OUT_SEED, count, knows_tools)
     asked = [(sample.kind, sample.prompt) for sample in samples]
     return _greedy(llm, asked, longest)
 

@@ -62,13 +62,15 @@ def is_held_out(key: str) -> bool:
     return int.from_bytes(digest, "big") % 100 < HELD_OUT_PERCENT
 
 
-def _lines(file: str) -> list[tuple[int, str]]:
+def lines_of(file: str) -> list[tuple[int, str]]:
+    """The lines of an inventory file with their numbers, without comments and empty ones."""
     text = (DATA / file).read_text(encoding="utf-8")
     numbered = ((number, line.strip()) for number, line in enumerate(text.splitlines(), start=1))
     return [(number, line) for number, line in numbered if line and not line.startswith("#")]
 
 
-def _fields(file: str, number: int, line: str, count: int) -> list[str]:
+def fields_of(file: str, number: int, line: str, count: int) -> list[str]:
+    """The fields of a line. Raises ValueError (file and line) unless there are `count`."""
     fields = [field.strip() for field in line.split("|")]
     if len(fields) != count or not all(fields):
         raise ValueError(f"{file}:{number}: expected {count} fields separated by '|', got {line!r}")
@@ -80,12 +82,12 @@ def things() -> dict[str, tuple[Thing, ...]]:
     """The objects of every class, in file order."""
     found: dict[str, list[Thing]] = {}
     kind = ""
-    for number, line in _lines("objects.txt"):
+    for number, line in lines_of("objects.txt"):
         if line.startswith("["):
             kind = line.strip("[]")
             found[kind] = []
         else:
-            found[kind].append(Thing(kind, *_fields("objects.txt", number, line, 4)))
+            found[kind].append(Thing(kind, *fields_of("objects.txt", number, line, 4)))
     return {kind: tuple(members) for kind, members in found.items()}
 
 
@@ -108,16 +110,16 @@ def _read_actions(file: str) -> list[Action]:
             raise ValueError(f"{file}:{number}: point {head[0]!r} needs two '+' and two '-' sentences")
         points[-1].append(Point(head[0], tuple(head[1].split()), tuple(parts["+"]), tuple(parts["-"])))
 
-    for number, line in _lines(file):
+    for number, line in lines_of(file):
         mark, rest = line[0], line[1:].strip()
         if mark == "@":
             close(number)
             head = []
-            headers.append(_fields(file, number, rest, 3))
+            headers.append(fields_of(file, number, rest, 3))
             points.append([])
         elif mark == "=":
             close(number)
-            head = _fields(file, number, rest, 2)
+            head = fields_of(file, number, rest, 2)
             parts = {"+": [], "-": []}
         elif mark in parts:
             parts[mark].append(rest)
@@ -135,7 +137,7 @@ def exchanges(file: str) -> tuple[Exchange, ...]:
     """The exchanges of "world.txt" or "smalltalk.txt"."""
     found: list[Exchange] = []
     asks: tuple[str, ...] = ()
-    for number, line in _lines(file):
+    for number, line in lines_of(file):
         options = tuple(option.strip() for option in line[1:].split(" / "))
         if line[0] == "?":
             asks = options

@@ -1,7 +1,8 @@
-"""The model card of the embedded target: a page of figures, samples and limits, and the picture of the loss."""
+"""The model card of the embedded target: a page of figures, samples and limits, and pictures of the losses."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
@@ -9,8 +10,13 @@ from typing import Any
 
 from training.inventory import DATA, actions, combinations, things
 from training.scores import Score
+from training.toolbox import purposes
 
 CARD_SAMPLES = ("plan", "expansion", "reading", "to_json", "direct", "guide", "arithmetic")
+TOOL_SAMPLES = ("tool_call", "tool_calls", "tool_none", "tool_result", "tool_chain")
+STAGES = "training.json"
+CURVES = ("loss_curve.png", "tools_loss_curve.png")
+"""Pictures of the training from nothing, and of the one with tools that continued it."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,33 @@ class RunFacts:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Stage:
+    """One training of a checkpoint: what it took, and its last held-out losses in nats per answer token; `tool_loss` is
+    that of conversations with tools."""
+
+    facts: RunFacts
+    held_out_loss: float
+    tool_loss: float | None = None
+
+
+def read_stages(directory: Path) -> list[Stage]:
+    """The trainings that made the checkpoint of a directory, the first one first."""
+    found = json.loads((directory / STAGES).read_text(encoding="utf-8"))
+    return [Stage(RunFacts(**each["facts"]), each["held_out_loss"], each["tool_loss"]) for each in found]
+
+
+def write_stages(directory: Path, stages: list[Stage]) -> None:
+    """Keep with a checkpoint which trainings made it."""
+    text = json.dumps([asdict(stage) for stage in stages], indent=2)
+    (directory / STAGES).write_text(text + "\n", encoding="utf-8")
+
+
 def draw_curve(
     curve: dict[str, list[Any]], path: Path, unit: str = "nats per token", counted: str = "answers 1, prompts 0.25"
 ) -> None:
-    """A picture of the training loss, in which tokens count as `counted` says, and the held-out loss over the steps."""
+    """A picture of the training loss, in which tokens count as `counted` says, and the held-out loss over the steps.
+    Where the curve has `held_out_tools`, that is the held-out loss of conversations with tools."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,6 +67,8 @@ def draw_curve(
     figure, axes = pyplot.subplots(figsize=(6, 3.2), dpi=100)
     axes.plot(*zip(*curve["training"], strict=True), label=f"training ({counted})")
     axes.plot(*zip(*curve["held_out"], strict=True), label="held out (answers only)")
+    if "held_out_tools" in curve:
+        axes.plot(*zip(*curve["held_out_tools"], strict=True), label="held out, with tools (answers only)")
     axes.set(xlabel="step", ylabel=unit, yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
@@ -56,27 +87,54 @@ def _table(scores: list[Score]) -> str:
 
 def _samples(shown: dict[str, list[dict[str, Any]]]) -> str:
     parts = []
-    for kind in CARD_SAMPLES:
-        case = shown[kind][0]
-        parts.append(f"**{kind}**\n\n```text\nuser: {case['prompt']}\n\nassistant: {case['answer']}\n```")
+    for kind in (*CARD_SAMPLES, *TOOL_SAMPLES):
+        for case in shown.get(kind, ())[:1]:
+            asked = case["prompt"] if kind in TOOL_SAMPLES else f"user: {case['prompt']}"
+            parts.append(f"**{kind}**\n\n```text\n{asked}\n\nassistant: {case['answer']}\n```")
     return "\n\n".join(parts)
+
+
+def _with_tools(stage: Stage) -> dict[str, str]:
+    """What the card says of the training with tools, by the names of the template's places."""
+    template = Template((DATA / "model_card_tools.md").read_text(encoding="utf-8"))
+    section = template.substitute(
+        steps=stage.facts.steps,
+        tokens=f"{stage.facts.tokens / 1e6:.2f}",
+        minutes=round(stage.facts.seconds / 60),
+        training_tools=len(purposes(False)),
+        held_out_tools=len(purposes(True)),
+        held_out_loss=f"{stage.held_out_loss:.3f}",
+        tool_loss=f"{stage.tool_loss:.3f}",
+    )
+    return {
+        "calls": ", and calls tools",
+        "tool_row": "| tools in the system turn, and a request that one of them is for | `<tool_call>`, "
+        '`{"name": ..., "arguments": ...}`, `</tool_call>`, each on a line of its own; several calls follow each '
+        "other. See *Tools* |\n",
+        "continue_command": "python scripts/train_tiny.py --continue # the same weights, with tools: training, "
+        "conversion, scores, this page\n",
+        "tools": f"{section}\n",
+    }
+
+
+WITHOUT_TOOLS = {"calls": "", "tool_row": "", "continue_command": "", "tools": ""}
 
 
 def write_card(
     path: Path,
-    facts: RunFacts,
-    curve: dict[str, list[list[float]]],
+    stages: list[Stage],
     scores: list[Score],
     perplexities: tuple[float, float],
     shown: dict[str, list[dict[str, Any]]],
 ) -> None:
-    """Fill in the model card and write it."""
+    """Fill in the model card and write it. A second stage is the training with tools."""
     missed = [each for each in scores if not each.passed]
     verdict = (
         "Every required share is reached."
         if not missed
         else "Not reached: " + "; ".join(f"{m.kind} ({m.check}) {m.share:.1%}" for m in missed) + "."
     )
+    facts = stages[0].facts
     template = Template((DATA / "model_card.md").read_text(encoding="utf-8"))
     text = template.substitute(
         parameters=f"{facts.parameters / 1e6:.2f}",
@@ -88,11 +146,12 @@ def write_card(
         objects=sum(len(members) for members in things().values()),
         training_pairs=len(combinations(False)),
         held_out_pairs=len(combinations(True)),
-        held_out_loss=f"{curve['held_out'][-1][1]:.3f}",
+        held_out_loss=f"{stages[0].held_out_loss:.3f}",
         verdict=verdict,
         table=_table(scores),
         perplexity_all=f"{perplexities[0]:.3f}",
         perplexity_answers=f"{perplexities[1]:.3f}",
         samples=_samples(shown),
+        **(_with_tools(stages[1]) if len(stages) > 1 else WITHOUT_TOOLS),
     )
     path.write_text(text, encoding="utf-8")

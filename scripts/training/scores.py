@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from training.chat import tagged, untagged
 from training.corpus import Sample
-from training.plans import find_point, names_a_number, on_topic, parse_skeleton, skeleton_belongs, split_sentences
+from training.plans import (
+    find_point,
+    mentions,
+    names_a_number,
+    on_topic,
+    parse_skeleton,
+    skeleton_belongs,
+    split_sentences,
+)
+from training.tool_format import HERMES, calls_in
 
 Check = Callable[[Sample, str], bool]
 
@@ -95,6 +104,22 @@ def _direct(sample: Sample, answer: str) -> bool:
     return answer == tagged(body) and bool(body.strip()) and "[" not in body
 
 
+def _right_calls(sample: Sample, answer: str) -> bool:
+    """Whether an answer is the right calls, by names and arguments, and nothing else."""
+    assert sample.talk is not None
+    return calls_in(sample.talk.tools, answer) == calls_in(sample.talk.tools, sample.answer)
+
+
+def _no_call(sample: Sample, answer: str) -> bool:
+    return HERMES.open not in answer
+
+
+def _uses_result(sample: Sample, answer: str) -> bool:
+    """Whether an answer has all that the result tells, and calls nothing."""
+    assert sample.talk is not None
+    return _no_call(sample, answer) and bool(answer) and all(mentions(answer, used) for used in sample.talk.used)
+
+
 # Kind of case, what is checked (as the model card says it), the check, the required share.
 CHECKS: tuple[tuple[str, str, Check, float | None], ...] = (
     ("plan", "skeleton well-formed", _well_formed, 0.95),
@@ -112,6 +137,15 @@ CHECKS: tuple[tuple[str, str, Check, float | None], ...] = (
     ("direct", "tags right", _direct, None),
     ("world", "answer exact, new wording", _exact, None),
     ("arithmetic", "answer exact", _exact, None),
+    ("tool_call", "one call, name and arguments exact", _right_calls, 0.80),
+    ("tool_bare", "one call without arguments, exact", _right_calls, None),
+    ("tool_calls", "two calls, names and arguments exact", _right_calls, None),
+    ("tool_none", "no call where none is needed", _no_call, 0.95),
+    ("tool_none", "answer exact", _exact, None),
+    ("tool_result", "answer uses the result", _uses_result, 0.90),
+    ("tool_result", "answer exact", _exact, None),
+    ("tool_error", "answer says the error", _uses_result, None),
+    ("tool_chain", "second call, name and arguments exact", _right_calls, None),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,17 @@ from training.loop import Params, module_of
 from training.packing import Document, pack_rows
 from training.tokenizer import encode_document
 
-KINDS = ("reading", "repetition", "to_json", "from_json", "arithmetic", "world")
 LENGTH = 256
 
 
 def make_watch(
-    graph: nnx.GraphDef, tokenizer: PreTrainedTokenizerFast, count: int
+    graph: nnx.GraphDef, tokenizer: PreTrainedTokenizerFast, kinds: Sequence[str], count: int
 ) -> Callable[[Params], dict[str, float]]:
     """A function that gives, per kind, the share of `count` held-out answers of which every token is the most probable
     one after the right tokens before it, which is the same as a right greedy answer."""
     cases = {
         kind: [Document(*encode_document(tokenizer, sample)) for sample in held_out_cases(kind, count, seed=1)]
-        for kind in KINDS
+        for kind in kinds
     }
     packed = {
         kind: pack_rows([[each] for each in documents if len(each.ids) <= LENGTH], LENGTH, 0.0)

@@ -24,7 +24,8 @@ def llm():
 
 
 def shown(llm, out, **params):
-    return print_constraints(llm, llm.stream([QUESTION], SamplingParams(temperature=0.0, max_tokens=60, **params)), out)
+    asked = SamplingParams(temperature=0.0, max_tokens=60, return_token_sources=True, **params)
+    return print_constraints(llm.stream([QUESTION], asked), llm.get_tokenizer(), out)
 
 
 def test_forced_text_is_in_brackets_and_changed_tokens_in_braces(llm):

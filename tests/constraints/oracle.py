@@ -13,8 +13,12 @@ from tests.oracle import next_token_logits
 from tests.sampling.reference import adjusted
 
 
-def constrained_output(model: DecoderLM, request: Request) -> tuple[list[int], str]:
-    """The tokens of a request, and why it ends."""
+def constrained_output(model: DecoderLM, request: Request, redrawn: list[int] | None = None) -> tuple[list[int], str]:
+    """The tokens of a request, and why it ends.
+
+    Args:
+        redrawn: gets the numbers of tokens that are drawn again.
+    """
     params, guard = request.sampling_params, request.guard
     assert guard is not None
     state, output = guard.start, []
@@ -38,6 +42,8 @@ def constrained_output(model: DecoderLM, request: Request) -> tuple[list[int], s
             token = _drawn(np.where(bits, held, -np.inf), request, len(output))
             if token < 0:
                 return output, "error"
+            if redrawn is not None:
+                redrawn.append(len(output))
         following = guard.advance(state, token)
         assert following is not None
         state = following

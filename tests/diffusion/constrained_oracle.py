@@ -19,8 +19,8 @@ class Constrained:
     tokens: list[int] = field(default_factory=list)
     reason: str = "length"
     num_rounds: int = 0
-    num_forced: int = 0
-    num_redrawn: int = 0
+    forced_at: list[int] = field(default_factory=list)  # numbers of tokens
+    redrawn_at: list[int] = field(default_factory=list)
     num_more: int = 0  # draws that were committed after those of the leftmost places
 
 
@@ -76,7 +76,7 @@ def constrained(
         token = guard.forced(state) if end is None else end
         if token is None:
             return False
-        out.num_forced += 1
+        out.forced_at.append(len(out.tokens))
         ended.append(commit(token))
         return True
 
@@ -102,7 +102,7 @@ def constrained(
             assert allowed is not None
             bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[:vocab].astype(bool)
             if not bits[token]:
-                out.num_redrawn += 1
+                out.redrawn_at.append(len(out.tokens))
                 within = np.where(bits, logits, -np.inf)
                 token = int(draw(within, start, number, filters, request.request_key)[0][place])
             number += 1

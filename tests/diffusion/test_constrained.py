@@ -92,7 +92,7 @@ def wanted(found: list[Constrained]) -> list[tuple[list[int], str]]:
 
 def test_the_kinds_differ_in_what_they_refuse_and_force(found):
     assert {one.reason for one in found} == {"stop", "length"}
-    assert sum(one.num_redrawn for one in found) > 10 and sum(one.num_forced for one in found) > 10
+    assert sum(len(one.redrawn_at) for one in found) > 10 and sum(len(one.forced_at) for one in found) > 10
     assert sum(one.num_more for one in found) > 5
 
 
@@ -103,13 +103,15 @@ def test_a_request_alone_gets_the_tokens_of_the_loop(core, found):
     assert outcomes(some) == wanted(found)
     after = core.get_metrics()
     counted = {
-        "constraint_forced_tokens_total": sum(one.num_forced for one in found),
+        "constraint_forced_tokens_total": sum(len(one.forced_at) for one in found),
         "diffusion_tokens_total": sum(len(one.tokens) for one in found),
         "diffusion_forwards_total": sum(one.num_rounds for one in found),
     }
     assert {name: getattr(after, name) - getattr(before, name) for name in counted} == counted
     refusals = after.constraint_refusals_total - before.constraint_refusals_total
-    assert refusals >= sum(one.num_redrawn for one in found)
+    assert refusals >= sum(len(one.redrawn_at) for one in found)
+    marks = [(one.marks.redrawn_at, one.marks.forced_at) for one in some]
+    assert marks == [(one.redrawn_at, one.forced_at) for one in found]
 
 
 def test_requests_together_and_beside_others_get_their_tokens(core, model, found):
@@ -221,6 +223,7 @@ def test_rows_whose_walks_are_late_land_later(core, found, monkeypatch):
 
 def test_listeners_see_every_round(core):
     (request,) = [request for request in constrained_requests() if request.request_id == "half"]
+    request.sampling_params = replace(request.sampling_params, return_blocks=True)
     history, rounds = BlockHistory(), []
 
     def listen(landed: LandedRounds[DenoiseOutput]) -> None:
@@ -236,6 +239,9 @@ def test_listeners_see_every_round(core):
     assert [known[place] for place in range(request.num_prompt_tokens, max(known) + 1)] == [
         request.token_ids[place] for place in range(request.num_prompt_tokens, max(known) + 1)
     ]
+    shown = [[MASK if token is None else token for token in block.token_ids] for block in request.blocks]
+    first, end = request.num_prompt_tokens, request.max_total_tokens
+    assert shown == [list(one.tokens[max(0, first - one.start) : end - one.start]) for one in rounds]
     # From left to right: after a mask come masks alone.
     assert any(MASK in one.tokens for one in rounds)
     assert all(set(one.tokens[one.tokens.index(MASK) :]) == {MASK} for one in rounds if MASK in one.tokens)

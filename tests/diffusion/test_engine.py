@@ -12,6 +12,7 @@ from jaxinfer.diffusion.config import DiffusionConfig
 from jaxinfer.diffusion.rounds import DenoiseOutput
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.strategy import LandedRounds
+from jaxinfer.outputs import DenoisedBlock
 from jaxinfer.scheduling.pace import Pace
 from jaxinfer.scheduling.request import RequestStatus
 from jaxinfer.strategies.block_diffusion import Denoiser
@@ -149,6 +150,20 @@ def test_every_round_commits_what_the_loop_commits(core, model):
         run_requests(core, [request])
         assert rounds == generated(model, same).rounds
     diffusion_of(core).listeners.remove(listen)
+
+
+def test_requests_return_their_blocks_after_each_round_if_they_ask(core, model):
+    for request, same in zip(requests(return_blocks=True)[:4], requests()[:4], strict=True):
+        run_requests(core, [request])
+        wanted = []
+        for start, tokens in generated(model, same).rounds:
+            given, end = max(0, request.num_prompt_tokens - start), request.max_total_tokens - start
+            places = [None if token == MASK else token for token in tokens[given:end]]
+            wanted.append(DenoisedBlock(start + given - request.num_prompt_tokens, places))
+        assert request.blocks == wanted
+    (other,) = requests()[:1]
+    run_requests(core, [other])
+    assert other.blocks == []
 
 
 def test_log_probabilities_are_those_of_the_round_that_committed(core, model):

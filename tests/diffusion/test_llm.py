@@ -106,6 +106,21 @@ def test_streams_bring_blocks(llm):
     assert sum(deltas, []) == llm.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
 
+def test_streams_bring_each_round_of_their_blocks(llm):
+    (prompt,) = prompts(8)
+    params = SamplingParams(temperature=0.0, max_tokens=15, return_blocks=True, n=2)
+    whole = llm.generate([prompt], params, use_tqdm=False)[0].outputs
+    deltas = [part for delta in llm.stream(prompt, params) for part in delta.outputs]
+    for index in range(2):
+        blocks = [block for part in deltas if part.index == index for block in part.blocks]
+        assert blocks == whole[index].blocks
+        # After its last round, a block has the tokens that land.
+        last = {block.first: block.token_ids for block in blocks}
+        assert [token for first in sorted(last) for token in last[first]] == whole[index].token_ids
+        assert [block.token_ids.count(None) for block in blocks if block.first == 0] != [0]
+    assert llm.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].blocks is None
+
+
 def test_it_runs_as_many_requests_as_it_computes_blocks_for(llm):
     assert llm.core.config.max_num_seqs == 64 // BLOCK
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from jaxinfer.frontend.mailbox import Mailbox
-from jaxinfer.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxinfer.outputs import CompletionOutput, DenoisedBlock, Logprob, RequestOutput
 
 
 def part(index: int, count: int, first: int, *, reason: str | None = None) -> CompletionOutput:
@@ -17,6 +17,8 @@ def part(index: int, count: int, first: int, *, reason: str | None = None) -> Co
         index, "".join(f"<{token}>" for token in tokens), tokens, cumulative_logprob=-float(first + count),
         logprobs=[{token: Logprob(-1.0, 1)} for token in tokens], finish_reason=reason,
         stop_reason=7 if reason == "stop" else None,
+        token_sources=[("drawn", "draft")[token % 2] for token in tokens],
+        blocks=[DenoisedBlock(first, [token, None]) for token in tokens],
     )  # fmt: skip
 
 
@@ -57,10 +59,13 @@ def joined(outputs: list[RequestOutput]) -> RequestOutput:
     completions: dict[int, CompletionOutput] = {}
     for each in outputs:
         for new in each.outputs:
-            whole = completions.setdefault(new.index, CompletionOutput(new.index, "", [], logprobs=[]))
+            empty = CompletionOutput(new.index, "", [], logprobs=[], token_sources=[], blocks=[])
+            whole = completions.setdefault(new.index, empty)
             whole.text += new.text
             whole.token_ids = whole.token_ids + new.token_ids
             whole.logprobs = (whole.logprobs or []) + (new.logprobs or [])
+            whole.token_sources = (whole.token_sources or []) + (new.token_sources or [])
+            whole.blocks = (whole.blocks or []) + (new.blocks or [])
             whole.cumulative_logprob = new.cumulative_logprob
             if new.finish_reason is not None:
                 whole.finish_reason, whole.stop_reason = new.finish_reason, new.stop_reason

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -52,6 +53,15 @@ class Server:
 
     def json(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
         return json.loads(self.request(method, path, body, headers)[2])
+
+    def send(self, path: str, body: Any) -> socket.socket:
+        """Send a request on a socket of its own; its response was not read yet."""
+        found = socket.create_connection(("127.0.0.1", self.port))
+        text = json.dumps(body).encode()
+        key = f"authorization: Bearer {self.key}\r\n" if self.key else ""
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{key}"
+        found.sendall(f"{head}content-length: {len(text)}\r\n\r\n".encode() + text)
+        return found
 
     def events(self, path: str, body: Any) -> list[str]:
         """Data of the events of a stream."""

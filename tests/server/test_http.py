@@ -174,3 +174,19 @@ def test_a_plan_is_answered_by_its_points(server):
     assert texts == {choice["point"]: choice["message"]["content"] for choice in points["choices"]}
     assert usage["completion_tokens"] == points["usage"]["completion_tokens"]
     assert server.request("POST", CHAT, body | {"skeleton_of_thought": True, "n": 2})[0] == 400
+
+
+def test_points_that_are_cut_are_the_same_in_a_stream(server):
+    for count in (1, 2, 9, 21):
+        messages = [{"role": "user", "content": "Make a plan: sell a bread."}]
+        body = {"messages": messages, "temperature": 0, "skeleton_of_thought": True, "max_tokens": count}
+        texts: dict[int | None, str] = {}
+        reasons = {}
+        for event in server.events(CHAT, body)[:-1]:
+            (choice,) = json.loads(event)["choices"]
+            texts[choice["point"]] = texts.get(choice["point"], "") + choice["delta"].get("content", "")
+            reasons[choice["point"]] = choice["finish_reason"] or reasons.get(choice["point"])
+        whole = server.json("POST", CHAT, body)["choices"]
+        assert texts == {choice["point"]: choice["message"]["content"] for choice in whole}
+        assert reasons == {choice["point"]: choice["finish_reason"] for choice in whole}
+        assert "length" in reasons.values()

@@ -25,20 +25,10 @@ LONG = {
 SLOW = {"logprobs": True, "top_logprobs": 20}
 
 
-def send(server, body, path=CHAT) -> socket.socket:
-    """A request on a socket of its own, whose response was not read yet."""
-    found = socket.create_connection(("127.0.0.1", server.port))
-    text = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer {server.key}\r\n"
-    )
-    found.sendall(f"{head}content-length: {len(text)}\r\n\r\n".encode() + text)
-    return found
-
-
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_is_aborted(server, stream):
-    connection = send(server, LONG | {"stream": stream})
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_a_client_that_leaves_is_aborted(server, path, stream):
+    connection = server.send(path, LONG | {"stream": stream})
     server.until(lambda: server.gauges()["jaxinfer:num_requests_running"] == 1)
     before = server.gauges()["jaxinfer:generation_tokens_total"]
     connection.close()
@@ -48,9 +38,9 @@ def test_a_client_that_leaves_is_aborted(server, stream):
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_while_it_waits_is_aborted(server, stream):
-    running = [send(server, LONG | {"n": 8}) for _ in range(4)]
+    running = [server.send(CHAT, LONG | {"n": 8}) for _ in range(4)]
     server.until(lambda: server.gauges()["jaxinfer:server_requests_running"] == 4)
-    waiting = send(server, LONG | {"stream": stream})
+    waiting = server.send(CHAT, LONG | {"stream": stream})
     server.until(lambda: server.gauges()["jaxinfer:server_requests_running"] == 5)
     before = server.gauges()["jaxinfer:server_clients_left_total"]
     waiting.close()
@@ -63,8 +53,8 @@ def test_a_client_that_leaves_while_it_waits_is_aborted(server, stream):
 
 
 def test_a_slow_reader_loses_nothing_and_holds_up_nobody(server):
-    connection = send(
-        server, LONG | {"stream": True, "seed": 3, "logprobs": True, "top_logprobs": 8, "max_tokens": 600}
+    connection = server.send(
+        CHAT, LONG | {"stream": True, "seed": 3, "logprobs": True, "top_logprobs": 8, "max_tokens": 600}
     )
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     begin = time.monotonic()
@@ -83,7 +73,7 @@ def test_a_full_queue_is_told_before_the_answer_begins():
     with serving(*SMALL, "--max-num-seqs", "2", "--max-waiting-requests", "1", key="secret") as server:
         taken = []
         for number in range(3):  # two run, one waits
-            taken.append(send(server, LONG | {"stream": True} | SLOW))
+            taken.append(server.send(CHAT, LONG | {"stream": True} | SLOW))
             server.until(lambda number=number: server.gauges()["jaxinfer:server_requests_running"] == number + 1)
         status, headers, body = server.request("POST", CHAT, LONG | {"stream": True})
         error = json.loads(body)["error"]

@@ -89,6 +89,27 @@ def test_pieces_depend_on_the_text_alone(name, parts, is_thinking):
     assert parsed(name, *"".join(parts), is_thinking=is_thinking) == whole
 
 
+@given(
+    before=st.sampled_from(["", "\n"]),
+    thoughts=st.lists(words.filter(lambda word: word != "</think>"), max_size=4),
+    is_open=st.booleans(),
+    is_thinking=st.booleans(),
+    place=st.integers(0, 40),
+)
+def test_reasoning_ends_where_its_last_tag_does(before, thoughts, is_open, is_thinking, place):
+    reasoning = "".join(thoughts) + ("" if is_open else "</think>")
+    reasoning = reasoning if is_thinking else f"{before}<think>{reasoning}"
+    text = reasoning if is_open else f"{reasoning}\nSo.</think>"
+    parser = Parser(FORMATS["hermes"], TOOLS, is_thinking=is_thinking)
+    for part in (text[:place], text[place:]):
+        parser.feed(part)
+    parser.finish()
+    assert parser.reasoning_end == len(reasoning)
+    without = Parser(FORMATS["hermes"], TOOLS)
+    without.feed("So. <think>no</think>")
+    assert without.reasoning_end == 0
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @given(parts=cut_texts(), is_thinking=st.booleans())
 @settings(max_examples=300)

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
 
-from tests.server.processes import SMALL, Server, serving
-
-TINY = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
-# As Qwen's templates have it, in short.
-TEMPLATE = """{%- if tools %}{{- '<|system|>Tools: ' }}{% for tool in tools %}{{- tool | tojson }}{% endfor %}
-{{- ' Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call><|end|>' }}{% endif %}
-{%- for message in messages %}
-{%- if message.role == 'tool' %}{{- '<|user|><tool_response>' + message.content + '</tool_response><|end|>' }}
-{%- else %}{{- '<|' + message.role + '|>' + message.content }}
-{%- for call in message.tool_calls or [] %}{%- set function = call.function %}
-{{- '<tool_call>{"name": "' + function.name + '", "arguments": ' + (function.arguments | tojson) + '}</tool_call>' }}
-{%- endfor %}{{- '<|end|>' }}{%- endif %}{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -44,17 +28,6 @@ GIVEN: dict[str, Any] = {
     "model": "tiny", "messages": [{"role": "user", "content": "How is the weather?"}], "temperature": 0.7, "seed": 3,
     "max_tokens": 120, "tools": [WEATHER, NOW],
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def talking(tmp_path_factory) -> Iterator[Server]:
-    """A server of the embedded weights with a chat template that has tools."""
-    directory = tmp_path_factory.mktemp("with tools") / "tiny"
-    shutil.copytree(TINY, directory)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
-    command = [*SMALL, "--served-model-name", "tiny"]
-    with serving(str(directory), *command) as found:
-        yield found
 
 
 @pytest.fixture

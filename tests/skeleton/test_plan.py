@@ -1,12 +1,20 @@
 """Skeletons: reading what models write, waves of points, the words of prompts, the merged answer."""
 
+import itertools
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxinfer.skeleton.plan import Skeleton, SkeletonPoint, parse_outline, parse_skeleton, point_text
+from jaxinfer.skeleton.plan import (
+    Skeleton,
+    SkeletonPoint,
+    StreamedPointText,
+    parse_outline,
+    parse_skeleton,
+    point_text,
+)
 from training.plans import draw_skeleton, draw_task
 
 PLAN = """[PLAN]
@@ -243,6 +251,32 @@ def test_a_point_without_a_length_is_asked_for_without_one():
 )
 def test_the_text_of_a_point_has_no_frame(text):
     assert point_text(text) == "A text."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[ANSWER] A text. [END] more", "  [ANSWER]A text. ", "A text.\n\n", "[ANSWER]", "[ANSWER", "[END]", " ", "",
+        "A [text] of [E and [END", "A text. [ANSWER] more", "<think>so</think> [ANSWER]A text.", "<think>so [END]",
+        "< b", "[PLAN] A text",
+    ],
+)  # fmt: skip
+def test_a_streamed_point_is_the_whole_points_text_in_any_pieces(text):
+    for places in itertools.combinations(range(1, len(text)), 2):
+        streamed, pieces = StreamedPointText(), [text[a:b] for a, b in itertools.pairwise([0, *places, len(text)])]
+        found = [streamed.add(piece, is_last=number == len(pieces)) for number, piece in enumerate(pieces, start=1)]
+        assert "".join(found) == point_text(text)
+    letters = StreamedPointText()
+    found = [letters.add(letter, is_last=False) for letter in text]
+    assert "".join(found) + letters.add("", is_last=True) == point_text(text)
+
+
+def test_text_that_is_certain_is_not_held_back():
+    streamed = StreamedPointText()
+    assert streamed.add("[ANSWER]A te", is_last=False) == "A te"
+    assert streamed.add("xt. ", is_last=False) == "xt."
+    assert streamed.add("[", is_last=False) == ""
+    assert streamed.add("b] c", is_last=False) == " [b] c"
 
 
 def test_texts_are_merged_in_the_order_of_the_plan():

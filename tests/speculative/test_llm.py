@@ -64,6 +64,20 @@ def test_streams_and_stop_strings_speculate_and_give_the_same_text(drafting, pla
     assert drafting.get_metrics().spec_decode_num_accepted_tokens > before
 
 
+def test_tokens_say_whether_they_were_accepted_drafts(drafting):
+    params = SamplingParams(temperature=0.8, seed=7, max_tokens=40, n=2, return_token_sources=True)
+    deltas = list(drafting.stream(QUESTIONS[0], params))
+    found: list[list[str]] = [[], []]
+    for part in [part for delta in deltas for part in delta.outputs]:
+        assert part.token_sources is not None and len(part.token_sources) == len(part.token_ids)
+        found[part.index] += part.token_sources
+    assert [sources[0] for sources in found] == ["drawn", "drawn"]  # each answer begins with a draw
+    metrics = deltas[-1].metrics
+    assert metrics is not None
+    assert sum(sources.count("draft") for sources in found) == metrics.num_accepted_tokens > 20
+    assert drafting.chat([QUESTIONS[0]], PARAMS[0], use_tqdm=False)[0].outputs[0].token_sources is None
+
+
 @pytest.mark.slow
 def test_ngrams_by_a_dict_give_the_same_text(plain):
     llm = LLM(**LIMITS, speculative_config={"method": "ngram", "adaptive": None})
@@ -159,10 +173,13 @@ def test_accepted_drafts_are_shown(out, begin, end, drafting, monkeypatch):
     words = tokenizer.encode(" the market opens", add_special_tokens=False)
     texts = [tokenizer.decode([word]) for word in words]
 
-    def delta(token_ids: list[int], finished: bool) -> RequestOutput:
-        return RequestOutput("0", None, [1, 2, 3], [CompletionOutput(0, "", token_ids)], finished)
+    sources = ["drawn", *["draft"] * (len(words) - 2), "drawn"]
 
-    print_drafts([delta(words[:1], False), delta(words[1:], True)], tokenizer, out)
+    def delta(first: int, last: int, finished: bool) -> RequestOutput:
+        part = CompletionOutput(0, "", words[first:last], token_sources=sources[first:last])
+        return RequestOutput("0", None, [1, 2, 3], [part], finished)
+
+    print_drafts([delta(0, 1, False), delta(1, len(words), True)], tokenizer, out)
     assert out.getvalue() == f"{texts[0]}{begin}{''.join(texts[1:-1])}{end}{texts[-1]}\n"
 
 

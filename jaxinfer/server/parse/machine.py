@@ -16,6 +16,13 @@ from jaxinfer.server.parse.xml_call import XmlCall
 type _State = Callable[[str], None]
 
 
+def pieces_of(parser: Parser | None, text: str, *, is_last: bool) -> list[Piece]:
+    """What further text of an answer brings; without a parser, the text is content as it is."""
+    if parser is None:
+        return [Text(text)] if text else []
+    return parser.feed(text) + (parser.finish() if is_last else [])
+
+
 class Parser:
     """Parser of one answer.
 
@@ -45,6 +52,8 @@ class Parser:
         self._raw = ""  # of a call that is not announced yet
         self._skips_space = False
         self._is_first = True  # no character of content was read
+        self._num_read = 0
+        self._reasoning_end = 0
         self._num_calls = 0
         self._call: JsonCall | XmlCall | None = None
         self._state: _State = self._in_thought if is_thinking and think is not None else self._in_content
@@ -57,9 +66,15 @@ class Parser:
         """Calls that were announced."""
         return self._num_calls
 
+    @property
+    def reasoning_end(self) -> int:
+        """Characters of the answer up to the end of its reasoning, with the tags; 0: it has had none yet."""
+        return self._reasoning_end
+
     def feed(self, text: str) -> list[Piece]:
         """Read further text; returns what it brings."""
         for letter in text:
+            self._num_read += 1
             self._state(letter)
         return self._take()
 
@@ -70,6 +85,7 @@ class Parser:
         elif self._raw:
             self._emit_text(self._raw)
         elif self._state == self._in_thought:
+            self._reasoning_end = self._num_read
             self._found.append(Thought(self._hold))
         else:
             self._emit_text(self._hold)
@@ -108,6 +124,8 @@ class Parser:
         if self._think.call_ends_it and self._calls is not None and self._calls.open:
             markers.append(self._calls.open)
         found = self._held(letter, markers, lambda text: self._found.append(Thought(text)))
+        if found is not None:
+            self._reasoning_end = self._num_read - (0 if found == self._think.close else len(found))
         if found == self._think.close:
             self._skips_space, self._state = True, self._in_content
             if self._calls is not None and not self._calls.open:

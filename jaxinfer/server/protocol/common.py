@@ -6,11 +6,18 @@ from typing import Any, Literal
 
 from jaxinfer.server.packages import BaseModel, ConfigDict, Field
 
+MOST_STOP_STRINGS = 4
+
 
 class RequestBody(BaseModel):
     """A body of a request. Unknown fields are kept: some are sampling parameters, and others are ignored."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Fields that are not declared."""
+        return self.model_extra or {}  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class ResponseBody(BaseModel):
@@ -67,16 +74,20 @@ class Sampling(RequestBody):
     request_id: str | None = None
     cache_salt: str | None = Field(None, description="only requests with the same salt share cached prefixes")
     return_token_ids: bool | None = None
+    return_token_sources: bool | None = Field(
+        None,
+        description='token_sources: for each token "drawn", "draft" (accepted), "redrawn" or "forced"; and token_texts',
+    )
+    return_blocks: bool | None = Field(None, description="blocks of a diffusion model after each round of denoising")
     return_tokens_as_token_ids: bool | None = None
-
-    @property
-    def extra(self) -> dict[str, Any]:
-        """Fields that are not declared."""
-        return self.model_extra or {}  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class PromptTokensDetails(ResponseBody):
     cached_tokens: int
+
+
+class CompletionTokensDetails(ResponseBody):
+    reasoning_tokens: int
 
 
 class Usage(ResponseBody):
@@ -84,6 +95,7 @@ class Usage(ResponseBody):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class ErrorDetails(ResponseBody):

@@ -9,7 +9,7 @@ from jaxinfer.server.protocol.common import RequestBody, ResponseBody
 
 
 class FunctionOfTool(RequestBody):
-    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

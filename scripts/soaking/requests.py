@@ -1,0 +1,233 @@
+"""Requests whose answers are known: what is sent over HTTP, and how an engine without HTTP answers the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from soaking.answers import COMPLETIONS, CONVERSATIONS
+
+MOST_DISTINCT = 200
+_THINGS = (
+    "lamp", "boat", "drum", "garden", "bicycle", "kettle", "harbour", "letter", "clock", "bridge", "bread", "story",
+)  # fmt: skip
+_VERBS = ("mend", "paint", "find", "clean", "build", "carry", "draw", "sell", "move", "open")
+_SYSTEM = " ".join(f"You know how to {verb} a {thing}." for verb in _VERBS for thing in _THINGS[:4])
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "describe", "description": "a person", "parameters": _SCHEMA}},
+    {
+        "type": "function",
+        "function": {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+    },
+]
+
+
+class Asked(NamedTuple):
+    """A request, in the words of HTTP and of an engine.
+
+    Attributes:
+        path: of the endpoint.
+        body: what is sent, but for `stream`.
+        offline: what `soaking.offline` answers: a `call`, and what it takes.
+        may_stream: whether the endpoint streams such an answer.
+    """
+
+    path: str
+    body: dict[str, Any]
+    offline: dict[str, Any]
+    may_stream: bool = True
+
+
+@dataclass(frozen=True)
+class Request:
+    """One of the distinct requests."""
+
+    number: int
+    kind: str
+    asked: Asked
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of requests.
+
+    Attributes:
+        weight: how often it is sent, relative to the others.
+        make: makes a random one.
+    """
+
+    name: str
+    weight: int
+    make: Callable[[random.Random], Asked]
+
+
+def _question(rng: random.Random) -> str:
+    return f"How do I {rng.choice(_VERBS)} a {rng.choice(_THINGS)} and a {rng.choice(_THINGS)}?"
+
+
+def _messages(rng: random.Random) -> list[dict[str, str]]:
+    turns = [{"role": "user", "content": _question(rng)}]
+    if rng.random() < 0.3:
+        turns = [*turns, {"role": "assistant", "content": "Slowly."}, {"role": "user", "content": _question(rng)}]
+    return turns
+
+
+def _sampled(rng: random.Random, longest: int = 40) -> dict[str, Any]:
+    return {
+        "temperature": rng.choice((0.6, 1.0)), "top_p": 1.0, "seed": rng.randrange(1 << 40), "ignore_eos": True,
+        "max_tokens": rng.randint(6, longest),
+    }  # fmt: skip
+
+
+def _greedy(rng: random.Random, longest: int = 40) -> dict[str, Any]:
+    return {"temperature": 0.0, "ignore_eos": rng.random() < 0.7, "max_tokens": rng.randint(6, longest)}
+
+
+def _either(rng: random.Random) -> dict[str, Any]:
+    return (_sampled if rng.random() < 0.5 else _greedy)(rng)
+
+
+def _chat(messages: list[dict[str, str]], params: dict[str, Any], *, may_stream: bool = True, **of_http: Any) -> Asked:
+    """A conversation; parameters have the same names on both sides, `of_http` is for HTTP alone."""
+    body = {"messages": messages, **params, "return_token_ids": True, **of_http}
+    return Asked(CONVERSATIONS, body, {"call": "answer", "messages": messages, "params": params}, may_stream)
+
+
+def _completion(prompts: list[str], params: dict[str, Any], *, may_stream: bool = True, **of_http: Any) -> Asked:
+    body = {"prompt": prompts, **params, "return_token_ids": True, **of_http}
+    return Asked(COMPLETIONS, body, {"call": "answer", "prompts": prompts, "params": params}, may_stream)
+
+
+def _chat_with_history(rng: random.Random) -> Asked:
+    return _chat(_messages(rng), _either(rng))
+
+
+def _chat_with_shared_beginning(rng: random.Random) -> Asked:
+    return _chat([{"role": "system", "content": _SYSTEM}, *_messages(rng)], _either(rng))
+
+
+def _chat_with_long_prompt(rng: random.Random) -> Asked:
+    text = " ".join(_question(rng) for _ in range(rng.randint(25, 38)))
+    return _chat([{"role": "user", "content": text}], _either(rng))
+
+
+def _chat_with_samples(rng: random.Random) -> Asked:
+    return _chat(_messages(rng), _sampled(rng, 20) | {"n": rng.randint(2, 4)})
+
+
+def _chat_with_logprobs(rng: random.Random) -> Asked:
+    count = rng.randint(0, 5)
+    found = _chat(_messages(rng), _either(rng) | {"logprobs": count})
+    return found._replace(body=found.body | {"logprobs": True, "top_logprobs": count})
+
+
+def _chat_with_adjustments(rng: random.Random) -> Asked:
+    params = _greedy(rng) | {"presence_penalty": 0.7, "frequency_penalty": 0.4, "stop": [" the", "zz"]}
+    params |= {"min_tokens": 3, "bad_words": ["lamp"]}
+    bias = {str(rng.randrange(100, 2000)): 3.0 for _ in range(3)}
+    found = _chat(_messages(rng), params)
+    offline = found.offline | {"params": params | {"logit_bias": bias}}
+    return found._replace(body=found.body | {"logit_bias": bias}, offline=offline)
+
+
+def _chat_with_schema(rng: random.Random) -> Asked:
+    found = _chat(_messages(rng), _greedy(rng) | {"ignore_eos": False, "max_tokens": 60})
+    offline = found.offline | {"params": found.offline["params"] | {"structured_outputs": {"json": _SCHEMA}}}
+    asked = {"type": "json_schema", "json_schema": {"name": "person", "schema": _SCHEMA, "strict": True}}
+    return found._replace(body=found.body | {"response_format": asked}, offline=offline)
+
+
+def _chat_with_tools(rng: random.Random) -> Asked:
+    choice = rng.choice(("auto", "required", "required"))
+    params = _sampled(rng) | {"ignore_eos": False, "max_tokens": 80}
+    found = _chat(_messages(rng), params, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    return found._replace(offline=found.offline | {"tools": TOOLS, "tool_choice": choice})
+
+
+def _chat_in_branches(rng: random.Random) -> Asked:
+    suffixes = [f" {thing}" for thing in rng.sample(_THINGS, rng.randint(2, 3))]
+    found = _chat(_messages(rng), _either(rng), branches=suffixes)
+    return found._replace(offline=found.offline | {"call": "branches", "suffixes": suffixes})
+
+
+def _chat_with_skeleton(rng: random.Random) -> Asked:
+    messages = [{"role": "user", "content": f"Make a plan: {rng.choice(_VERBS)} a {rng.choice(_THINGS)}."}]
+    params = {"temperature": 0.0, "max_tokens": 24}
+    found = _chat(messages, params, skeleton_of_thought=True)
+    return found._replace(offline=found.offline | {"call": "skeleton"})
+
+
+def _completion_of_texts(rng: random.Random) -> Asked:
+    return _completion([_question(rng) for _ in range(rng.choice((1, 1, 1, 3)))], _either(rng))
+
+
+def _completion_with_echo(rng: random.Random) -> Asked:
+    params = _greedy(rng) | {"logprobs": 2, "prompt_logprobs": 2}
+    found = _completion([_question(rng)], params, echo=True)
+    body = {name: value for name, value in found.body.items() if name != "prompt_logprobs"}
+    return found._replace(body=body, offline=found.offline | {"echo": True})
+
+
+def _completion_of_regex(rng: random.Random) -> Asked:
+    params = _sampled(rng) | {
+        "ignore_eos": False,
+        "structured_outputs": {"regex": "(red|blue|green)( [a-z]{2,6}){1,4}"},
+    }
+    return _completion([_question(rng)], params | {"max_tokens": 50})
+
+
+def _completion_of_kept_tokens(rng: random.Random) -> Asked:
+    params = _sampled(rng) | rng.choice(({"top_k": 8}, {"min_p": 0.1}, {"allowed_token_ids": list(range(100, 400))}))
+    return _completion([_question(rng)], params)
+
+
+def _completion_with_prompt_logprobs(rng: random.Random) -> Asked:
+    return _completion([_question(rng)], _greedy(rng) | {"prompt_logprobs": 1}, may_stream=False)
+
+
+def _completion_by_beams(rng: random.Random) -> Asked:
+    params = {"temperature": 0.0, "max_tokens": rng.randint(4, 12), "n": 3}
+    found = _completion([_question(rng)], params, may_stream=False, use_beam_search=True)
+    return found._replace(offline=found.offline | {"call": "beams"})
+
+
+# A further endpoint is an entry here, and one in `soaking.answers`.
+KINDS = (
+    Kind("conversation", 20, _chat_with_history),
+    Kind("shared beginning", 8, _chat_with_shared_beginning),
+    Kind("long prompt", 6, _chat_with_long_prompt),
+    Kind("samples", 5, _chat_with_samples),
+    Kind("log probabilities", 5, _chat_with_logprobs),
+    Kind("adjusted", 6, _chat_with_adjustments),
+    Kind("schema", 5, _chat_with_schema),
+    Kind("tools", 8, _chat_with_tools),
+    Kind("branches", 4, _chat_in_branches),
+    Kind("skeleton", 2, _chat_with_skeleton),
+    Kind("completion", 12, _completion_of_texts),
+    Kind("echo", 4, _completion_with_echo),
+    Kind("regular expression", 4, _completion_of_regex),
+    Kind("kept tokens", 5, _completion_of_kept_tokens),
+    Kind("prompt log probabilities", 3, _completion_with_prompt_logprobs),
+    Kind("beams", 3, _completion_by_beams),
+)
+
+
+def distinct_requests(count: int, seed: int) -> list[Request]:
+    """Make so many requests, of all kinds as often as their weights say.
+
+    Raises:
+        ValueError: `count` is less than the number of kinds, or more than are computed in reasonable time.
+    """
+    if not len(KINDS) <= count <= MOST_DISTINCT:
+        raise ValueError(f"the number of distinct requests must be in {len(KINDS)}..{MOST_DISTINCT}, got {count}")
+    rng = random.Random(seed)
+    kinds = [*KINDS, *rng.choices(KINDS, [kind.weight for kind in KINDS], k=count - len(KINDS))]
+    return [Request(number, kind.name, kind.make(rng)) for number, kind in enumerate(kinds)]

@@ -1,0 +1,72 @@
+"""Requests in tokens before anything runs, as routers ask for them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+QUESTION = [{"role": "user", "content": "How old is the lighthouse?"}]
+
+
+def test_a_conversation_is_rendered_as_it_is_computed(server):
+    body = {"messages": QUESTION, "max_tokens": 7, "temperature": 0.5, "seed": 3, "stop": ["a"], "cache_salt": "s"}
+    found = server.json("POST", f"{CHAT}/render", body | {"stream": True, "stream_options": {"include_usage": True}})
+    assert found["token_ids"] == server.json("POST", CHAT, body | {"return_token_ids": True})["prompt_token_ids"]
+    assert found["request_id"].startswith("chatcmpl-") and found["model"] == "tiny" and found["priority"] == 0
+    assert found["stream"] is True and found["stream_options"] == {"include_usage": True}
+    expected = {
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "seed": 3,
+        "stop": ["a"],
+        "top_p": 0.9,
+        "n": 1,
+    }  # one is the checkpoint's
+    assert {name: found["sampling_params"][name] for name in expected} == expected and found["cache_salt"] == "s"
+
+
+def test_an_answer_may_be_as_long_as_there_is_room(server):
+    found = server.json("POST", f"{CHAT}/render", {"messages": QUESTION})
+    assert found["sampling_params"]["max_tokens"] == 1024 - len(found["token_ids"])
+    assert found["sampling_params"]["structured_outputs"] is None
+
+
+def test_prompts_are_rendered_each(server):
+    prompts = ["The lamp", "Once upon a time"]
+    structured = {"structured_outputs": {"choice": ["a", "b"]}}
+    found = server.json("POST", f"{COMPLETIONS}/render", {"prompt": prompts, **structured})
+    expected = [server.json("POST", "/tokenize", {"prompt": prompt})["tokens"] for prompt in prompts]
+    assert [each["token_ids"] for each in found] == expected and len({each["request_id"] for each in found}) == 2
+    assert all(each["sampling_params"]["max_tokens"] == 16 for each in found)
+    assert found[0]["sampling_params"]["structured_outputs"] == {"choice": ["a", "b"]}
+
+
+def test_a_message_is_rendered_as_its_chat(server):
+    rest = {"max_tokens": 5, "temperature": 0}
+    system = [{"role": "system", "content": "Be brief."}]
+    of_chat = server.json("POST", f"{CHAT}/render", {"messages": system + QUESTION, **rest})
+    found = server.json("POST", f"{MESSAGES}/render", {"messages": QUESTION, "system": "Be brief.", **rest})
+    assert found["token_ids"] == of_chat["token_ids"] and found["sampling_params"] == of_chat["sampling_params"]
+
+
+def test_nothing_runs(server):
+    before = server.gauges()["jaxinfer:prompt_tokens_total"]
+    server.json("POST", f"{CHAT}/render", {"messages": QUESTION})
+    assert server.gauges()["jaxinfer:prompt_tokens_total"] == before
+
+
+@pytest.mark.parametrize(
+    "path, body, says",
+    [
+        (CHAT, {"messages": []}, "at least 1"),
+        (CHAT, {"messages": QUESTION, "use_beam_search": True}, "use_beam_search goes without render"),
+        (COMPLETIONS, {"prompt": "a", "branches": ["b"]}, "branches goes without render"),
+        (COMPLETIONS, {"prompt": "word " * 3000}, "maximum context length"),
+        (MESSAGES, {"messages": QUESTION}, "max_tokens"),
+    ],
+)
+def test_what_is_refused_is_refused_here_too(server, path, body, says):
+    status, _, answer = server.request("POST", f"{path}/render", body)
+    assert status == 400 and says in json.loads(answer)["error"]["message"]
