@@ -69,7 +69,7 @@ BAD = (
 NO_HTTP = (
     b"GARBAGE\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),  # the beginning of TLS
-    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET /nothing HTTP/9.9\r\n\r\n",
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: minus\r\n\r\n",
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n",
     b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 200_000 + b"\r\n\r\n",

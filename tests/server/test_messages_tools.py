@@ -12,8 +12,18 @@ import jsonschema
 import pytest
 
 from tests.server.processes import SMALL, Server, serving
-from tests.server.test_tools import SCHEMA, TEMPLATE, TINY
+from tests.server.talking import TINY
+from tests.server.test_tools import SCHEMA
 
+TEMPLATE = """{%- if tools %}{{- '<|system|>Tools: ' }}{% for tool in tools %}{{- tool | tojson }}{% endfor %}
+{{- ' Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call><|end|>' }}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}{{- '<|user|><tool_response>' + message.content + '</tool_response><|end|>' }}
+{%- else %}{{- '<|' + message.role + '|>' + message.content }}
+{%- for call in message.tool_calls or [] %}{%- set function = call.function %}
+{{- '<tool_call>{"name": "' + function.name + '", "arguments": ' + (function.arguments | tojson) + '}</tool_call>' }}
+{%- endfor %}{{- '<|end|>' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
 # As Qwen's templates have it: thinking is turned off by an empty one, which the template writes.
 THINKING = TEMPLATE.replace("{{- '<|assistant|>' }}", "{{- '<|assistant|>' }}{{- tail }}").replace(
     "{%- if tools %}",
@@ -27,7 +37,8 @@ QUESTION = [{"role": "user", "content": "How is the weather?"}]
 GIVEN: dict[str, Any] = {
     "model": "tiny", "max_tokens": 120, "tools": [WEATHER, NOW], "extra_body": {"temperature": 0.7, "seed": 3},
 }  # fmt: skip
-THOUGHT = {"structured_outputs": {"regex": "[a-z]{4}</think>\n\n[a-z]{5}"}}
+# With tags that no answer has, the grammar holds for reasoning too.
+THOUGHT = {"structured_outputs": {"regex": "[a-z]{4}</think>\n\n[a-z]{5}", "reasoning_tags": ["<none>", "</none>"]}}
 
 
 @pytest.fixture(scope="module")

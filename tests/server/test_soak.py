@@ -14,9 +14,10 @@ DRAFTS = {"method": "draft_model", "model": "tiny-draft"}
 
 @pytest.mark.parametrize(
     ("seconds", "engine", "speculative_config"),
-    [(20.0, SMALL_ENGINE, {}), pytest.param(60.0, ENGINE, DRAFTS, marks=pytest.mark.slow)],
+    [(20.0, SMALL_ENGINE, {}), (60.0, ENGINE, DRAFTS)],
     ids=["20 seconds", "60 seconds"],
 )
+@pytest.mark.slow
 def test_random_clients_get_what_they_are_allowed_to_and_leave_nothing(seconds, engine, speculative_config):
     course = Course(
         engine=engine, speculative_config=speculative_config, seconds=seconds, num_clients=10, num_distinct=40,
