@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 from unittest import mock
 
 import numpy as np
@@ -154,15 +154,18 @@ def test_after_interruptions_tokens_have_the_marks_of_what_has_landed(core, redr
     for request in requests:
         core.add_request(request)
     # After marks, before the landing is committed.
-    fails, times = mock.patch.object(Request, "extend", side_effect=KeyboardInterrupt), 0
-    for number in range(60):
-        if number % 6 == 5:
-            with fails as extend, contextlib.suppress(KeyboardInterrupt):
+    extend, calls, times = Request.extend, itertools.count(1), 0
+
+    def extend_or_stop(self, *arguments, **named):
+        if next(calls) % 9 == 0:
+            raise KeyboardInterrupt
+        return extend(self, *arguments, **named)
+
+    with mock.patch.object(Request, "extend", extend_or_stop):
+        while core.has_unfinished_requests():
+            try:
                 core.step()
-            times += extend.called
-        else:
-            core.step()
-    while core.has_unfinished_requests():
-        core.step()
+            except KeyboardInterrupt:
+                times += 1
     check(requests, redrawn)
     assert times > 3
