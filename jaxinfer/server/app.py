@@ -120,6 +120,10 @@ def endpoints_of(service: Service) -> list[Endpoint]:
             MessagesRequest, RenderedRequest, posted,
         ),
         Endpoint(
+            "/v1/responses/render", "POST", responses.render, "a conversation of responses in tokens",
+            ResponsesRequest, RenderedRequest, posted,
+        ),
+        Endpoint(
             "/v1/responses", "POST", responses.create, "answer a conversation that the server may remember",
             ResponsesRequest, ResponseObject, posted, streams=True,
         ),

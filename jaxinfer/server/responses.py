@@ -18,7 +18,9 @@ from jaxinfer.server.envelope import Envelope
 from jaxinfer.server.errors import ApiError
 from jaxinfer.server.events import Reply, compact
 from jaxinfer.server.packages import App, HttpRequest
+from jaxinfer.server.protocol.chat import ChatRequest
 from jaxinfer.server.protocol.responses import InputItem, ResponsesRequest
+from jaxinfer.server.render import rendered
 from jaxinfer.server.response_store import ResponseStore, StoredResponse
 from jaxinfer.server.responses_answer import ResponseAnswer, ResponseForm
 from jaxinfer.server.responses_request import chat_request, echo_of, in_names_of_responses, listed_items, own_items
@@ -85,15 +87,11 @@ class ResponsesEndpoints:
 
     async def create(self, request: HttpRequest) -> App:
         service = self._service
-        service.check_ready()
-        body = await read_model(request, ResponsesRequest, service.settings.max_body_bytes)
-        service.check_model(body.model)
+        body = await self._read(request)
         owner = request.scope["owner"]
         previous = self._previous(owner, body.previous_response_id)
         items = own_items(body)
-        chat = chat_request(
-            body, [*_history(previous), *items], has_thinking_switch="enable_thinking" in service.template()
-        )
+        chat = self._chat(body, previous, items)
         is_kept = body.store is not False and service.settings.max_stored_responses > 0
         if body.background:
             if not is_kept:
@@ -129,6 +127,25 @@ class ResponsesEndpoints:
         queued = answer.response()
         self._live[owner, answer.response_id].background = BackgroundResponse(service, answer, stack, runs)
         return Reply(queued)
+
+    async def render(self, request: HttpRequest) -> App:
+        body = await self._read(request)
+        previous = self._previous(request.scope["owner"], body.previous_response_id)
+        chat = self._chat(body, previous, own_items(body))
+        with _names_of(body):
+            return Reply(rendered(request, "resp", await AskedChat.read(self._service, chat))[0])
+
+    async def _read(self, request: HttpRequest) -> ResponsesRequest:
+        service = self._service
+        service.check_ready()
+        body = await read_model(request, ResponsesRequest, service.settings.max_body_bytes)
+        service.check_model(body.model)
+        return body
+
+    def _chat(self, body: ResponsesRequest, previous: StoredResponse | None, items: list[InputItem]) -> ChatRequest:
+        """The conversation that a body continues, as a request of chat."""
+        has_switch = "enable_thinking" in self._service.template()
+        return chat_request(body, [*_history(previous), *items], has_thinking_switch=has_switch)
 
     @asynccontextmanager
     async def _noted(

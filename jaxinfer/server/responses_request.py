@@ -161,7 +161,7 @@ def _tool(given: FunctionOfResponses) -> dict[str, Any]:
         raise ApiError(400, f"tools of the type {given.type[:64]} are not served: only functions are", "tools")
     if given.name is None:
         raise ApiError(400, "a function of tools needs a name", "tools")
-    function = {"name": given.name, "description": given.description, "parameters": given.parameters}
+    function = {name: getattr(given, name) for name in ("name", "description", "parameters", "strict")}
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 QUESTION = [{"role": "user", "content": "How old is the lighthouse?"}]
 
 
@@ -51,6 +52,20 @@ def test_a_message_is_rendered_as_its_chat(server):
     assert found["token_ids"] == of_chat["token_ids"] and found["sampling_params"] == of_chat["sampling_params"]
 
 
+def test_a_response_is_rendered_as_its_chat_and_its_conversation(server):
+    rest = {"temperature": 0, "cache_salt": "a"}
+    whole = [{"role": "system", "content": "Be brief."}, *QUESTION]
+    of_chat = server.json("POST", f"{CHAT}/render", {"messages": whole, "max_tokens": 5, **rest})
+    body = {"input": QUESTION[0]["content"], "instructions": "Be brief.", "max_output_tokens": 5, **rest}
+    found = server.json("POST", f"{RESPONSES}/render", body)
+    assert {**found, "request_id": ""} == {**of_chat, "request_id": ""} and found["request_id"].startswith("resp-")
+    first = server.json("POST", RESPONSES, body)
+    answer = {"role": "assistant", "content": first["output"][0]["content"][0]["text"]}
+    of_chat = server.json("POST", f"{CHAT}/render", {"messages": [*whole, answer, *QUESTION]})
+    continued = body | {"previous_response_id": first["id"]}
+    assert server.json("POST", f"{RESPONSES}/render", continued)["token_ids"] == of_chat["token_ids"]
+
+
 def test_nothing_runs(server):
     before = server.gauges()["jaxinfer:prompt_tokens_total"]
     server.json("POST", f"{CHAT}/render", {"messages": QUESTION})
@@ -65,6 +80,7 @@ def test_nothing_runs(server):
         (COMPLETIONS, {"prompt": "a", "branches": ["b"]}, "branches goes without render"),
         (COMPLETIONS, {"prompt": "word " * 3000}, "maximum context length"),
         (MESSAGES, {"messages": QUESTION}, "max_tokens"),
+        (RESPONSES, {"input": "a", "branches": ["b"]}, "branches is not served"),
     ],
 )
 def test_what_is_refused_is_refused_here_too(server, path, body, says):

@@ -21,7 +21,8 @@ SAID = {
 }
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "So."}]}
 CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+FUNCTION = {"name": "f", "parameters": {"type": "object"}, "strict": True}
+TOOL = {"type": "function", **FUNCTION}
 
 
 def asked(**body: Any) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def test_instructions_come_first():
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}, "parallel_tool_calls": False},
             {
-                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+                "tools": [{"type": "function", "function": FUNCTION}],
                 "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False,
             },
         ),
