@@ -83,6 +83,9 @@ class InputBatch:
             if new_pages:
                 self._add_pages(requests[index].seat, requests[index].pages)
         seats = np.asarray([request.seat for request in requests], np.int32)
+        # The device would let a row without a page for its tokens wait for ever.
+        has_pages = self.num_pages[seats] * self.page_size >= counts + output.num_computed
+        assert has_pages.all(), "a row has no page for its tokens"
         if output.num_rounds and output.shares_lanes:
             lanes = lanes_of(requests, self.page_table.shape[1], output.rounds.most_in_lane)
             if len(lanes) < len(requests):

@@ -64,9 +64,10 @@ def plan_launches(
         goes_on=goes_on or chunks.leaves_chunks(kv.num_in_chunks),
     )  # fmt: skip
     # A step for all rows decodes one token of each too, so a single round of decoding gains nothing.
-    if most > int(rounds.kind is RowKind.DECODE):
-        rounds_of = _rounds_of_rows(seated, rounds, kv, pace, most, waits=waits, shares_lanes=shares_lanes)
-        if max(rounds_of, default=0) > int(rounds.kind is RowKind.DECODE):
+    least = 1 + (rounds.kind is RowKind.DECODE)
+    if most >= least:
+        rounds_of = _rounds_of_rows(seated, rounds, kv, pace, most, waits=waits, shares_lanes=shares_lanes, least=least)
+        if rounds_of:
             return [(chunks, rounds, []), (seated, rounds, rounds_of)]
     return [(plan, rounds, [])]
 
@@ -97,10 +98,18 @@ def _beside_constrained(
 
 
 def _rounds_of_rows(
-    plan: LaunchPlan, rounds: Rounds, kv: KVCacheManager, pace: Pace, most: int, *, waits: bool, shares_lanes: bool
+    plan: LaunchPlan,
+    rounds: Rounds,
+    kv: KVCacheManager,
+    pace: Pace,
+    most: int,
+    *,
+    waits: bool,
+    shares_lanes: bool,
+    least: int = 1,
 ) -> list[int]:
-    """Return how many rounds, up to `most`, each row of a launch takes part in; none: it cannot run these rounds, or no
-    row would draft in them.
+    """Return how many rounds, up to `most`, each row of a launch takes part in, and take their pages; none, and no
+    change: it cannot run these rounds, no row would draft in them, or none would take part in `least`.
 
     Rows that need the host after each token take part in one round, the others in as many as pay.
     """
@@ -138,6 +147,8 @@ def _rounds_of_rows(
                 number if request.guard is None else min(number, request.refusals.most_rounds(rounds.tokens))
                 for number, request in zip(rounds_of, plan.requests, strict=True)
             ]
+        if max(rounds_of) < least:
+            return []
         if _take_pages(plan, kv, rounds, rounds_of):
             return rounds_of
         limit //= 2

@@ -87,16 +87,20 @@ def test_tokens_are_those_of_the_usage_however_many_pieces_there_are():
 
 
 def test_the_first_token_comes_with_the_first_text_and_not_with_the_role():
+    sent: list[float] = []
+
     def script(body):
         yield HEAD + chunk(delta(role="assistant", content=""))
         time.sleep(0.2)
+        sent.append(time.perf_counter())
         yield chunk(delta(content="one"))
         time.sleep(0.1)
+        sent.append(time.perf_counter())
         yield chunk(delta(content="two")) + chunk({"choices": [], "usage": usage(1, 2)}) + END
 
     (reading,), _ = read(script, STREAM)
     first, second = reading.times
-    assert first - reading.begin >= 0.2 and second - first >= 0.1 and reading.end >= second
+    assert first >= sent[0] and second >= sent[1] and reading.end >= second
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "tool_calls", "content"])
@@ -200,7 +204,7 @@ def test_requests_come_when_they_arrive():
         return [whole({"usage": usage(1, 1)})]
 
     readings, _ = read(script, {}, {}, arrivals=[0.0, 0.3])
-    assert come[1] - come[0] >= 0.2
+    assert come[1] >= readings[1].begin
     assert readings[1].begin - readings[0].begin == pytest.approx(0.3)
 
 
@@ -210,7 +214,7 @@ def test_time_that_an_arrived_request_is_held_back_counts():
         return [whole({"usage": usage(1, 1)})]
 
     readings, _ = read(script, {}, {}, arrivals=[0.0, 0.0], concurrency=1)
-    assert sorted(reading.end - reading.begin > 0.39 for reading in readings) == [False, True]
+    assert max(reading.end - reading.begin for reading in readings) > 0.39
 
 
 def test_arguments_out_of_range_are_refused():

@@ -39,7 +39,7 @@ class FakeDevice:
     """Runs launches in order. A request whose pages were given away, or not recomputed, gets a wrong token.
 
     Like the real one it keeps the latest token and the length of every sequence, so that a launch can follow one that
-    was not read yet, and it writes nothing beyond the pages that a row has.
+    was not read yet. It knows the pages that launches have named, and writes nothing beyond them.
 
     Args:
         tokens_of_round: how many tokens the next round of the strategy lands for a row.
@@ -50,11 +50,15 @@ class FakeDevice:
         self.tokens_of_round = tokens_of_round
         self.slots: dict[int, tuple[int, int]] = {}  # slot -> (position, token)
         self.seats: dict[Request, tuple[int | None, int]] = {}  # latest token, None: ended; and length
+        self.pages: dict[Request, list[int]] = {}
 
     def run(self, output: SchedulerOutput) -> list[list[int]]:
         """For every scheduled request the tokens that land."""
         results: list[list[int]] = [[] for _ in output.requests]
-        capacity = [len(request.pages) * self.page_size for request in output.requests]
+        for request, new_pages in zip(output.requests, output.new_pages, strict=True):
+            if new_pages:
+                self.pages[request] = list(request.pages)
+        capacity = [len(self.pages[request]) * self.page_size for request in output.requests]
         for index, (request, kind) in enumerate(zip(output.requests, output.kinds, strict=True)):
             if kind is RowKind.PROMPT_CHUNK:
                 end = output.num_computed[index] + output.num_tokens[index]
@@ -92,7 +96,7 @@ class FakeDevice:
                 self.slots.pop(slot, None)
 
     def _slot(self, request: Request, index: int) -> int:
-        return request.pages[index // self.page_size] * self.page_size + index % self.page_size
+        return self.pages[request][index // self.page_size] * self.page_size + index % self.page_size
 
     def _next(self, request: Request, length: int) -> int:
         read = [self.slots.get(self._slot(request, index), (-1, -1)) for index in range(length)]

@@ -1,6 +1,6 @@
 """The arrays of a step against a slow recomputation, token by token."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -279,3 +279,16 @@ def test_a_request_that_ran_under_a_used_id_gets_its_own_parameters():
         built = batch.build(output)
         assert built.packed["temperature"][built.logits_rows[0]] == np.float32(temperature)
         sim.land()
+
+
+def test_a_row_of_whose_page_no_launch_has_told_is_no_launch():
+    sim = Simulation(rows=2, page_size=PAGE_SIZE)
+    buckets = Buckets.from_limits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=64, page_size=PAGE_SIZE)
+    batch = InputBatch(buckets, AnyRounds(buckets, Rounds()), page_size=PAGE_SIZE, num_pages=64)
+    sim.add(make_request("a", [1, 2, 3, 4], max_tokens=9))
+    batch.build(sim.launch())
+    output = sim.launch()
+    assert output.new_pages == [[1]]
+    with pytest.raises(AssertionError, match="a row has no page for its tokens"):
+        batch.build(replace(output, new_pages=[[]]))
+    batch.build(output)

@@ -34,6 +34,19 @@ def test_only_the_last_chunk_of_a_prompt_samples():
     assert [sim.launch().samples for _ in range(4)] == [[False], [False], [True], [True]]
 
 
+def test_pages_for_rounds_that_do_not_run_are_known_to_the_step_that_does(monkeypatch):
+    sim = Simulation(budget=4, max_decode_steps=4, beside=lambda most: most)
+    monkeypatch.setattr(sim.scheduler.pace, "within", lambda kind, seconds: 1)
+    first = sim.add(make_request("a", prompt(3), max_tokens=20))
+    sim.step()
+    # Its last chunk fills a page that it has. A round after that would need another, but one alone is worth nothing.
+    second = sim.add(make_request("b", prompt(8, 20), max_tokens=3))
+    first.stream = second.stream = True
+    sim.drain(max_steps=30)
+    assert second.output_token_ids == expected_output(prompt(8, 20), 3)
+    assert first.output_token_ids == expected_output(prompt(3), 20)
+
+
 def test_a_request_whose_last_token_is_in_flight_is_not_launched_again():
     sim = Simulation()
     sim.add(make_request("a", prompt(5), max_tokens=2))
