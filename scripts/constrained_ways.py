@@ -51,7 +51,7 @@ UNCONSTRAINED: dict[str, Any] = {"temperature": 0.8}
 
 
 def kinds_of(method: str) -> list[str]:
-    return [kind for kind in KINDS if method != "diffusion" or "logprobs" not in KINDS[kind]]
+    return [kind for kind in KINDS if method != "diffusion" or not {"logprobs", "bad_words"} & KINDS[kind].keys()]
 
 
 def open_llm(method: str, way: str) -> LLM:
@@ -123,9 +123,9 @@ def main() -> None:
                 ]
                 num_differing += len(differ)
                 counts = [f"{cost[name]:.0f}" for name in ("refusals", "forced", "steps", "preemptions")]
-                table.add_row(
-                    method, way, kind, f"{sum(tokens)}", ", ".join(differ) or "0", *counts, f"{cost['seconds']:.2f}"
-                )
+                row = [method, way, kind, f"{sum(tokens)}", ", ".join(differ) or "0", *counts, f"{cost['seconds']:.2f}"]
+                print("; ".join(row), file=sys.stderr, flush=True)
+                table.add_row(*row)
     Console(width=130).print(table)
     sys.exit(num_differing > 0)
 
