@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 # The engine recovers after a step that raises. It is given up after so many of them in a row.
 _MOST_ERRORS_IN_A_ROW = 3
 _IDLE_SECONDS = 60.0
+_TAKING_SECONDS = 1e-3  # the most for which outputs are let go first, before the next launch is prepared
 
 
 class EngineDeadError(RuntimeError):
@@ -76,6 +77,7 @@ class EngineThread:
         self._lock = threading.Lock()  # guards names, commands and the error; a finalizer never takes it
         self._jobs: list[_Waiting] = []
         self._num_errors = 0  # in a row
+        self._taken = threading.Event()  # set by a loop whose readers have run
         self._stops = False
         self._thread = threading.Thread(target=self._run, name="jaxinfer engine", daemon=True)
         client.core.transactions.owner = self._thread
@@ -249,8 +251,12 @@ class EngineThread:
             loops[reader.loop].append(reader)
             if output.finished:
                 self._forget(reader)
+        self._taken.clear()
         for loop, readers in loops.items():
-            _wake(loop, readers)
+            _wake(loop, readers, self._taken)
+        if loops and self.client.core.launcher.num_in_flight:
+            # The device is busy meanwhile; else the loops' threads would wait until the next launch is prepared.
+            self._taken.wait(_TAKING_SECONDS)
 
     def _leave_closed_loops(self) -> None:
         """Abort requests and jobs of closed event loops: their outputs would never be read."""
@@ -278,7 +284,7 @@ class EngineThread:
         """Fail a request that is not in the engine, or whose engine is dead."""
         self._forget(reader)
         reader.mailbox.fail(_again(error))
-        _wake(reader.loop, [reader])
+        _wake(reader.loop, [reader], self._taken)
 
     def _advance_jobs(self) -> None:
         for waiting in list(self._jobs):
@@ -333,16 +339,17 @@ def _again(error: Exception) -> Exception:
     return found
 
 
-def _wake(loop: asyncio.AbstractEventLoop, readers: Iterable[OutputReader]) -> None:
+def _wake(loop: asyncio.AbstractEventLoop, readers: Iterable[OutputReader], taken: threading.Event) -> None:
     try:
-        loop.call_soon_threadsafe(_set_all, list(readers))
+        loop.call_soon_threadsafe(_set_all, list(readers), taken)
     except RuntimeError:
         logger.debug("a loop was closed before outputs came")  # the next step aborts its requests
 
 
-def _set_all(readers: Sequence[OutputReader]) -> None:
+def _set_all(readers: Sequence[OutputReader], taken: threading.Event) -> None:
     for reader in readers:
         reader.event.set()
+    asyncio.get_running_loop().call_soon(taken.set)  # after the tasks that have been woken
 
 
 def _resolve[T](

@@ -98,6 +98,8 @@ class _Part:
 
     def merged(self) -> CompletionOutput:
         assert self._latest is not None
+        if len(self._texts) == 1:
+            return self._latest
         return replace(
             self._latest, text="".join(self._texts), token_ids=self._token_ids, logprobs=self._logprobs,
             token_sources=self._sources, blocks=self._blocks,

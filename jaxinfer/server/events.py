@@ -19,9 +19,12 @@ _EVENT_HEADERS = {
 }
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
 def compact(value: Any) -> str:
     """A value as JSON on one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _encode(value)
 
 
 def event(value: Any, name: str = "") -> bytes:
@@ -82,17 +85,17 @@ class EventStream:
         self._events, self._resources, self._watcher = events, resources, watcher
         self._heartbeat = watcher.settings.heartbeat_seconds
         self._read_timeout = watcher.settings.read_timeout
-        self._latest = time.monotonic()
+        self._since, self._is_sending = time.monotonic(), False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tasks = [
             asyncio.create_task(self._write(send)),
             asyncio.create_task(_until_gone(receive)),
-            asyncio.create_task(self._beat(send)),
+            asyncio.create_task(self._watch(send)),
         ]
         try:
-            await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
-            if not tasks[0].done() or isinstance(tasks[0].exception(), TimeoutError | OSError):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done() or isinstance(tasks[0].exception(), OSError):
                 self._watcher.note_left()
         finally:
             for task in tasks:
@@ -100,25 +103,32 @@ class EventStream:
             results = await asyncio.gather(*tasks, return_exceptions=True)
             await self._events.aclose()
             await self._resources.aclose()
-        if isinstance(results[0], Exception) and not isinstance(results[0], TimeoutError | OSError):
-            raise results[0]
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, OSError):
+                raise result
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _encoded(_EVENT_HEADERS)})
         async for piece in self._events:
-            async with asyncio.timeout(self._read_timeout):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            self._latest = time.monotonic()
+            self._since, self._is_sending = time.monotonic(), True
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._since, self._is_sending = time.monotonic(), False
         await send({"type": "http.response.body", "body": b""})
 
-    async def _beat(self, send: Send) -> None:
+    async def _watch(self, send: Send) -> None:
+        """Send comments while there are no events; raise TimeoutError if the client takes none. One timer looks after
+        all events of a stream: a timer of its own would cost an event a tenth of its time."""
         while True:
-            idle = time.monotonic() - self._latest
-            if idle < self._heartbeat:
-                await asyncio.sleep(self._heartbeat - idle)
-                continue
-            await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
-            self._latest = time.monotonic()
+            limit = self._read_timeout if self._is_sending else self._heartbeat
+            seconds = time.monotonic() - self._since
+            if seconds < limit:
+                await asyncio.sleep(min(limit - seconds, self._read_timeout))
+            elif self._is_sending:
+                raise TimeoutError
+            else:
+                async with asyncio.timeout(self._read_timeout):
+                    await send({"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True})
+                self._since = time.monotonic()
 
 
 async def unless_gone[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
