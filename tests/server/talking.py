@@ -20,7 +20,7 @@ TEMPLATE = """{%- if tools %}{{- '<|system|>Tools: ' }}{% for tool in tools %}{{
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{% if enable_thinking %}{{- '<think>' }}{% endif %}{% endif %}"""
 
 
-def write_talking(directory: Path) -> None:
+def write_talking(directory: Path, template: str = TEMPLATE) -> None:
     """Write the checkpoint to a directory that does not exist."""
     shutil.copytree(TINY, directory)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    (directory / "chat_template.jinja").write_text(template)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import jsonschema
 import pytest
 
 from tests.server.processes import SMALL, Server, serving
-from tests.server.talking import TINY
+from tests.server.talking import write_talking
 from tests.server.test_tools import SCHEMA
 
 TEMPLATE = """{%- if tools %}{{- '<|system|>Tools: ' }}{% for tool in tools %}{{- tool | tojson }}{% endfor %}
@@ -45,8 +44,7 @@ THOUGHT = {"structured_outputs": {"regex": "[a-z]{4}</think>\n\n[a-z]{5}", "reas
 def talking(tmp_path_factory) -> Iterator[Server]:
     """A server of the embedded weights with a chat template that has tools and thinking."""
     directory = tmp_path_factory.mktemp("with thinking") / "tiny"
-    shutil.copytree(TINY, directory)
-    (directory / "chat_template.jinja").write_text(THINKING)
+    write_talking(directory, THINKING)
     with serving(str(directory), *SMALL, "--served-model-name", "tiny") as found:
         yield found
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
 from tests.server.processes import SMALL, Server, serving
+from tests.server.talking import write_talking
 
-TINY = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
-# As templates of models that reason have it: the prompt ends within reasoning, or has closed it, or says nothing.
 TEMPLATE = """{%- for message in messages %}{{- '<|' + message.role + '|>' + message.content + '<|end|>' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}
 {%- if thinking == 'open' %}{{- '<think>\\n' }}
@@ -35,8 +32,7 @@ AS_JSON = {"response_format": {"type": "json_schema", "json_schema": {"name": "c
 def reasoning(tmp_path_factory) -> Iterator[Server]:
     """A server of the embedded weights with a chat template that has reasoning."""
     directory = tmp_path_factory.mktemp("with reasoning") / "tiny"
-    shutil.copytree(TINY, directory)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    write_talking(directory, TEMPLATE)
     with serving(str(directory), *SMALL, "--served-model-name", "tiny") as found:
         yield found
 
