@@ -271,7 +271,7 @@ class EngineCore:
         moved |= launcher.land_walked()
         launcher.concerned = scheduler.running
         rounds = self.strategy.choose(scheduler.running, len(scheduler.waiting))
-        if self.strategy.wants_landing:
+        if self.strategy.wants_landing or scheduler.awaits_tokens(rounds):
             moved |= self._land(leave=0)
         launched, stalls = False, self.runner.num_stalls
         if not self._waits_for:

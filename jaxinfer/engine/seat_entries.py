@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxinfer.programs.entry import Enters, Entry, PackedEntry
+from jaxinfer.programs.entry import Enters, Entry, EntryShape, PackedEntry
 from jaxinfer.programs.runner import Runner
 from jaxinfer.sampling.bounds import packed_bits
 from jaxinfer.scheduling.request import Request
@@ -39,7 +39,7 @@ class SeatEntries:
 
     def __init__(self, program: Entry, runner: Runner, *, num_seats: int, vocab: int, is_known: bool) -> None:
         self._program, self._runner, self._vocab = program, runner, vocab
-        self._whole, self._of_tokens = program.shapes
+        self._shape_of = program.shape_of
         self._num_seats = num_seats
         self._binds = np.full(num_seats, not is_known)
         self._entered: dict[int, tuple[str, int]] = {}  # seat -> id and epoch of the guarded request that has entered
@@ -62,14 +62,11 @@ class SeatEntries:
                 found.append(_Entering(Enters.TOKENS, request, decodes=True))
         if not found:
             return
-        self._launch([entering for entering in found if entering.what is not Enters.TOKENS])
-        tokens = [entering for entering in found if entering.what is Enters.TOKENS]
-        each = self._of_tokens.num_seats
-        for start in range(0, len(tokens), each):
-            packed = PackedEntry(self._of_tokens, self._num_seats)
-            for place, entering in enumerate(tokens[start : start + each]):
-                _fill_tokens(packed, place, entering)
-            self._run(packed)
+        apart: dict[Enters, list[_Entering]] = {Enters.ALL: [], Enters.MASK: [], Enters.TOKENS: []}
+        for entering in found:
+            apart[Enters.ALL if entering.what is Enters.COUNTS else entering.what].append(entering)
+        for what, some in apart.items():
+            self._launch(some, self._shape_of[what])
 
     def _entering(self, request: Request, *, decodes: bool) -> list[_Entering]:
         seat = request.seat
@@ -81,7 +78,7 @@ class SeatEntries:
         counts: list[tuple[int, int]] = []
         if request.is_penalized:
             counts = list(Counter(islice(request.token_ids, request.num_prompt_tokens, request.num_tokens - 1)).items())
-        room = self._whole.num_counts
+        room = self._shape_of[Enters.ALL].num_counts
         mask = None
         if request.guard is not None:
             self._entered[seat] = request.request_id, request.epoch
@@ -90,32 +87,37 @@ class SeatEntries:
         more = [counts[start : start + room] for start in range(room, len(counts), room)]
         return [first, *(_Entering(Enters.COUNTS, request, counts=some) for some in more)]
 
-    def _launch(self, entering: Sequence[_Entering]) -> None:
+    def _launch(self, entering: Sequence[_Entering], shape: EntryShape) -> None:
         packed, place, used = None, 0, 0
         for one in entering:
-            if packed is None or place == self._whole.num_seats or used + len(one.counts) > self._whole.num_counts:
+            if packed is None or place == shape.num_seats or used + len(one.counts) > shape.num_counts:
                 if packed is not None:
                     self._run(packed)
-                packed, place, used = PackedEntry(self._whole, self._num_seats), 0, 0
+                packed, place, used = PackedEntry(shape, self._num_seats), 0, 0
             self._fill(packed, place, used, one)
             place, used = place + 1, used + len(one.counts)
         if packed is not None:
             self._run(packed)
 
     def _fill(self, packed: PackedEntry, place: int, used: int, entering: _Entering) -> None:
-        request = entering.request
-        packed["seat"][place], packed["enters"][place] = request.seat, entering.what
-        if entering.counts:
-            where = slice(used, used + len(entering.counts))
-            packed["count_of"][where] = place
-            packed["count_token"][where], packed["count"][where] = zip(*entering.counts, strict=True)
-        if entering.what is Enters.COUNTS:
-            return
+        what, request = entering.what, entering.request
+        packed["seat"][place] = request.seat
         if entering.mask is not None:
             # A search chooses from the list of likely tokens.
             packed["masked_at"][place], packed["masks_list"][place] = request.num_tokens, request.is_steered
             packed["mask"][place] = entering.mask
-        if entering.what is Enters.MASK:
+        if entering.decodes:
+            known = request.token_ids
+            packed["token"][place], packed["before"][place] = known[-1], known[-2] if len(known) > 1 else 0
+            packed["length"][place] = len(known)
+        if what in (Enters.MASK, Enters.TOKENS):
+            return
+        packed["enters"][place] = what
+        if entering.counts:
+            where = slice(used, used + len(entering.counts))
+            packed["count_of"][where] = place
+            packed["count_token"][where], packed["count"][where] = zip(*entering.counts, strict=True)
+        if what is Enters.COUNTS:
             return
         packed["binds"][place] = request.is_bound_for_good
         params, vocab = request.sampling_params, self._vocab
@@ -133,19 +135,9 @@ class SeatEntries:
         packed["repetition_penalty"][place] = params.repetition_penalty
         packed["frequency_penalty"][place] = params.frequency_penalty
         packed["presence_penalty"][place] = params.presence_penalty
-        _fill_tokens(packed, place, entering)
 
     def _run(self, packed: PackedEntry) -> None:
         self._runner.launch(self._program, packed.shape, packed.buffer)
-
-
-def _fill_tokens(packed: PackedEntry, place: int, entering: _Entering) -> None:
-    request = entering.request
-    packed["seat"][place], packed["enters"][place] = request.seat, entering.what
-    if entering.decodes:
-        known = request.token_ids
-        packed["token"][place], packed["before"][place] = known[-1], known[-2] if len(known) > 1 else 0
-        packed["length"][place] = len(known)
 
 
 def _mask(tokens: Sequence[int] | frozenset[int], vocab: int) -> np.ndarray:

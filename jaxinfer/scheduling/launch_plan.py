@@ -39,10 +39,8 @@ class LaunchPlan:
     def takes_seated(self, request: Request) -> bool:
         """Whether a request that is in its seat, or may enter it, takes part: it has tokens left to draw, no token has
         to land before the next draw, and there is room."""
-        if request.num_in_flight:
-            awaits = request.depends_on_output or (request.guard is not None and self.rounds.constrained is not None)
-            if awaits or request in self.rounds.sits_out:
-                return False
+        if request.num_in_flight and (self.rounds.awaits(request) or request in self.rounds.sits_out):
+            return False
         if request.num_walking >= _MOST_WALKING:
             return False
         if len(request.token_ids) + request.num_sure_in_flight >= request.max_total_tokens or self.budget == 0:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxinfer.scheduling.request import Request
+
 
 class RowKind(enum.Enum):
     """The work of a row in a launch."""
@@ -51,6 +53,10 @@ class Rounds:
     def walks_blocks(self) -> bool:
         """Whether the host commits the tokens of blocks, by walks along what was drawn."""
         return False
+
+    def awaits(self, request: Request) -> bool:
+        """Whether each draw of a request needs its latest token on the host."""
+        return request.depends_on_output or (request.guard is not None and self.constrained is not None)
 
     def most_in(self, rounds: int) -> int:
         """Return the most tokens that so many rounds land for a row."""

@@ -125,6 +125,20 @@ class Scheduler:
             then=others[0] if others else None,
         )  # fmt: skip
 
+    def awaits_tokens(self, rounds: Rounds) -> bool:
+        """Whether each request that may take part in a launch needs the host after every token.
+
+        Then what is in flight is landed before the next launch. The requests that are ready would else be launched
+        without those in flight, and never again together with them: twice as many launches for as many tokens.
+        """
+        if len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
+            return False
+        for request in self.running:
+            decodes = request.in_seat or request.num_computed_tokens == request.num_tokens - 1
+            if not request.is_held and not (decodes and rounds.awaits(request)):
+                return False
+        return True
+
     def _schedule_running(self, plan: LaunchPlan) -> None:
         page_size, running = self.kv.page_size, RequestStatus.RUNNING
         for request in list(self.running):  # preemption changes the list

@@ -14,7 +14,7 @@ import pytest
 from jaxinfer.engine import seat_entries
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.programs import seats
-from jaxinfer.programs.entry import COUNTS_OF_ENTRY, EntryShape
+from jaxinfer.programs.entry import COUNTS_OF_ENTRY, Enters, EntryShape
 from jaxinfer.programs.program import BOUNDS as BOUNDS_BY_SEAT
 from jaxinfer.sampling.bounds import Bounded, counted
 from jaxinfer.scheduling.request import Request
@@ -191,7 +191,9 @@ def test_branches_are_bound_each_for_itself(mode, way, engines, single):
 
 
 def test_counts_that_need_several_entries_are_all_there(model, single, monkeypatch):
-    monkeypatch.setattr(EntryShape, "all_of", classmethod(lambda cls, seats, vocab: (cls(2, 3, vocab), cls(2, 0, 0))))
+    shapes = EntryShape.all_of(2, model.config.vocab_size)
+    small = {**shapes, Enters.ALL: shapes[Enters.ALL]._replace(num_seats=2, num_counts=3)}
+    monkeypatch.setattr(EntryShape, "all_of", lambda *sizes: small)
     assert COUNTS_OF_ENTRY > 3
     core = make_engine(model, max_num_seqs=2)
     request = make_request("a", SHARED, max_tokens=60, **BOUNDS["frequency"])

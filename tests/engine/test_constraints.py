@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -27,6 +26,7 @@ from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.scheduler import Scheduler
 from tests.branching.builders import alone, make_group, run_groups
 from tests.builders import make_engine, make_request, model_config, random_model, random_prompts, run_requests
+from tests.constraints.late_workers import LateWorkers
 from tests.constraints.oracle import constrained_output
 from tests.constraints.toys import RandomAutomaton, Turns, automata
 from tests.oracle import next_token_logits
@@ -262,20 +262,6 @@ def test_branches_have_constraints_of_their_own(way, mode, engines, model):
     wanted = [constrained_output(model, one)[0] for one in alone("g", prefix, suffixes, **options) if one.guard]
     got = run_groups(engines(way), [make_group("g", prefix, suffixes, branch_mode=mode, **options)])
     assert [got[index] for index in (0, 1, 3)] == wanted
-
-
-class LateWorkers(Workers):
-    """Every third piece of work takes as long as several launches."""
-
-    num_pieces = 0
-
-    def submit_all(self, works):
-        return super().submit_all([self.late(work) for work in works])
-
-    def late(self, work):
-        self.num_pieces += 1
-        seconds = 0.05 * (self.num_pieces % 3 == 0)
-        return lambda: (time.sleep(seconds), work())[1]
 
 
 def test_rows_whose_walks_are_late_land_later_and_get_their_tokens(engines, expected, monkeypatch):

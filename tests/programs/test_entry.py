@@ -17,6 +17,7 @@ from jaxinfer.sampling.bounds import Bounds
 
 NUM_SEATS, VOCAB = 5, 70
 SHAPE = EntryShape(2, 6, VOCAB)
+OF_MASKS, OF_TOKENS = EntryShape(2, 0, VOCAB, Enters.MASK), EntryShape(3, 0, 0, Enters.TOKENS)
 
 
 def random_state() -> dict:
@@ -29,7 +30,7 @@ def random_state() -> dict:
 def run(packed: PackedEntry) -> tuple[dict, dict]:
     """The state before and after, as host arrays."""
     before = random_state()
-    program, backend = Entry((packed.shape,)), select_backend("xla")
+    program, backend = Entry({packed.shape.holds: packed.shape}), select_backend("xla")
 
     @jax.jit
     def enter(state: dict, buffer: jax.Array) -> dict:
@@ -39,8 +40,9 @@ def run(packed: PackedEntry) -> tuple[dict, dict]:
     return jax.tree.map(np.asarray, before), jax.tree.map(np.asarray, after)
 
 
-def test_an_entry_of_nobody_changes_nothing():
-    before, after = run(PackedEntry(SHAPE, NUM_SEATS))
+@pytest.mark.parametrize("shape", [SHAPE, OF_MASKS, OF_TOKENS])
+def test_an_entry_of_nobody_changes_nothing(shape):
+    before, after = run(PackedEntry(shape, NUM_SEATS))
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
@@ -86,9 +88,9 @@ def test_a_length_of_0_leaves_token_and_length_to_the_steps():
 
 
 def test_a_mask_takes_the_place_of_another_and_nothing_else_changes():
-    packed = PackedEntry(SHAPE, NUM_SEATS)
-    packed["seat"][:], packed["enters"][:] = [4, 1], Enters.MASK
-    packed["mask"][:], packed["masked_at"][:], packed["masks_list"][:], packed["length"][:] = 77, [31, 0], [0, 1], 9
+    packed = PackedEntry(OF_MASKS, NUM_SEATS)
+    packed["seat"][:] = [4, 1]
+    packed["mask"][:], packed["masked_at"][:], packed["masks_list"][:] = 77, [31, 0], [0, 1]
     before, after = run(packed)
     assert (after[BOUNDS].mask[[4, 1]] == 77).all()
     assert after[BOUNDS].masked_at[[4, 1]].tolist() == [31, 0] and after[BOUNDS].masks_list[[4, 1]].tolist() == [0, 1]
@@ -101,10 +103,9 @@ def test_a_mask_takes_the_place_of_another_and_nothing_else_changes():
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
-@pytest.mark.parametrize("shape", [SHAPE, EntryShape(3, 0, 0)])
-def test_tokens_alone_enter_a_seat_whose_bounds_stay(shape):
-    packed = PackedEntry(shape, NUM_SEATS)
-    packed["seat"][1], packed["enters"][1] = 3, Enters.TOKENS
+def test_tokens_alone_enter_a_seat_whose_bounds_stay():
+    packed = PackedEntry(OF_TOKENS, NUM_SEATS)
+    packed["seat"][1] = 3
     packed["token"][1], packed["before"][1], packed["length"][1] = 44, 33, 55
     before, after = run(packed)
     assert (after[SEATS].token[3], after[SEATS].before[3], after[SEATS].length[3]) == (44, 33, 55)
