@@ -56,6 +56,8 @@ def land(
         request.num_in_flight -= most
         request.num_sure_in_flight -= least
         if not tokens:
+            # It would wait for ever; the failed step is recovered from. While walks are late, it may have ended.
+            assert not least or request.num_walking, f"request {request.request_id!r} was sure to land a token"
             continue
         if isinstance(walk, BlockWalk) and not walk.lands:
             land_block(request, walk)

@@ -14,6 +14,7 @@ from jaxinfer.engine.launcher import Launcher
 from jaxinfer.programs.program import KV, SEATS
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.request import RequestStatus
+from jaxinfer.scheduling.scheduler import Scheduler
 from tests.branching.builders import make_group
 from tests.builders import drain, make_engine, make_request, model_config, random_model, random_prompts, run_requests
 
@@ -102,6 +103,29 @@ def test_a_launch_that_raises_harms_no_request_of_others(two, monkeypatch, caplo
     monkeypatch.setattr(core.runner, "launch", once(Boom("no launch"))(core.runner.launch))
     assert step_to_the_end(core).keys() == {"a", "b"}
     assert core.metrics.num_step_failures_total == failures + 1 and "a step has failed" in caplog.text
+
+
+def test_a_row_that_lands_nothing_although_it_was_sure_to_is_computed_again(two, monkeypatch, caplog):
+    """It would wait for ever: what it has in flight is over, and nothing says why it has landed nothing."""
+    core, requests, expected = two
+    failures = core.metrics.num_step_failures_total
+    made = requests()
+    for request in made:
+        core.add_request(request)
+    while core.scheduler.requests["a"].num_output_tokens < 5:
+        core.step()
+    land, lost = Scheduler.update_from_output, []
+
+    def lose_one(scheduler, output, sampled, *others):
+        if not lost and output.requests[0].num_output_tokens:
+            lost.append(output.requests[0])
+            sampled = [[], *sampled[1:]]
+        return land(scheduler, output, sampled, *others)
+
+    monkeypatch.setattr(Scheduler, "update_from_output", lose_one)
+    assert step_to_the_end(core).keys() == {"a", "b"}
+    assert lost and {request.request_id: request.output_token_ids for request in made} == expected
+    assert core.metrics.num_step_failures_total == failures + 1 and "was sure to land a token" in caplog.text
 
 
 def test_an_interruption_while_tokens_land_loses_none(two, monkeypatch):
