@@ -180,10 +180,12 @@ class AsyncLLM:
 
     async def _compile(self, *given: SamplingParams | None) -> None:
         """Compile grammars before their requests are made, in another thread: the event loop does not wait for them."""
-        for params in given:
+        for index, params in enumerate(given):
             if isinstance(params, SamplingParams) and params.structured_outputs is not None:
-                with contextlib.suppress(ValueError, ConstraintError):  # raised again where the request is made
+                try:
                     await asyncio.to_thread(self._client.inputs.grammar_of, params.structured_outputs)
+                except (ValueError, ConstraintError) as error:
+                    raise ValueError(f"sampling_params of prompt {index}: {error}") from error
 
     async def generate(
         self,

@@ -194,6 +194,27 @@ class Guidance:
             raise ValueError(compiled.refusal)
         return compiled.automaton
 
+    def known(self, params: StructuredOutputsParams) -> GuidanceAutomaton | None:
+        """Return the automaton of a grammar if it is compiled.
+
+        Raises:
+            ValueError: it was refused.
+        """
+        with self._lock:
+            compiled = self._compiled.get(params.key)
+            if compiled is not None:
+                self._compiled.move_to_end(params.key)
+        if compiled is not None and compiled.refusal is not None:
+            raise ValueError(compiled.refusal)
+        return None if compiled is None else compiled.automaton
+
+    def give_up(self, params: StructuredOutputsParams, reason: str) -> None:
+        """Refuse a grammar from now on, whatever still compiles it."""
+        compiled = _Compiled()
+        compiled.refusal = f"structured_outputs.{params.kind}: {reason}"
+        with self._lock:
+            self._compiled[params.key] = compiled
+
     def _compile(self, params: StructuredOutputsParams, compiled: _Compiled) -> None:
         limits = LLParserLimits(
             max_items_in_row=MAX_ITEMS_IN_ROW, initial_lexer_fuel=INITIAL_LEXER_FUEL, step_lexer_fuel=STEP_LEXER_FUEL,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+from decimal import Decimal
 from typing import Any, NoReturn
 
 MAX_GRAMMAR_BYTES = 64 * 1024  # of a schema or another grammar, in UTF-8
 MAX_SCHEMA_DEPTH = 64  # dicts and lists inside each other
+# Greatest `multipleOf`, without its decimal point and zeros at its end: its automaton has as many states.
+MAX_MULTIPLE = 50_000
 
 # Keywords whose value is a schema, a list of schemas, or a dict of them. The rest, `enum` say, holds plain values.
 _SCHEMA = ("additionalProperties", "items", "contains", "propertyNames", "not", "if", "then", "else", "additionalItems")
@@ -96,6 +100,7 @@ def _check_depth(schema: Any) -> None:
                 for key in value:
                     if not isinstance(key, str):
                         raise ValueError(f"structured_outputs.json must have strings as keys, got {key!r}")
+                _check_multiple(value.get("multipleOf"))
                 below += value.values()
             elif isinstance(value, (list, tuple)):
                 below += value
@@ -106,6 +111,16 @@ def _check_depth(schema: Any) -> None:
             if depth >= MAX_SCHEMA_DEPTH:
                 _refuse_depth()
         level, depth = below, depth + 1
+
+
+def _check_multiple(value: Any) -> None:
+    if isinstance(value, int | float) and math.isfinite(value):
+        digits = "".join(map(str, Decimal(str(value)).normalize().as_tuple().digits))
+        if len(digits) > len(str(MAX_MULTIPLE)) or int(digits) > MAX_MULTIPLE:
+            raise ValueError(
+                f"structured_outputs.json: multipleOf {value!r:.40} has too many digits, it must be at most "
+                f"{MAX_MULTIPLE} times a power of ten"
+            )
 
 
 def _closed(schema: Any) -> Any:

@@ -67,8 +67,9 @@ class BeamSearchJob:
             number, prompt = self._prompts[len(self._runs)]
             max_tokens = min(self._params.max_tokens, limits.max_model_len - len(prompt.token_ids))
             search = BeamSearch(dataclasses.replace(self._params, max_tokens=max_tokens), self._inputs.eos_token_ids)
-            self._runs.append((prompt, BeamRun(self._core, number, prompt.token_ids, search, self._grammar)))
-            self._runs[-1][1].start()
+            run = BeamRun(self._core, number, prompt.token_ids, search, self._grammar, prompt.cache_salt)
+            self._runs.append((prompt, run))
+            run.start()
             running += 1
         return () if running else Answer(self._outputs())
 

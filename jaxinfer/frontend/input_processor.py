@@ -235,9 +235,14 @@ class InputProcessor:
         if self.model_config.mask_token_id is not None:
             self._check_constrained_blocks()
         compiler = self._guidance
-        if self._workers is None:
-            return compiler.compile(wanted)
-        return self._workers.run(lambda: compiler.compile(wanted))
+        found = compiler.known(wanted)  # without a wait for what else the threads have to do
+        if found is not None or self._workers is None:
+            return found or compiler.compile(wanted)
+        try:
+            return self._workers.run(lambda: compiler.compile(wanted))
+        except ConstraintError as error:
+            compiler.give_up(wanted, str(error))
+            raise
 
     def _check_constrained_blocks(self) -> None:
         """Raise ValueError, naming the field, where a diffusion model cannot follow a grammar."""

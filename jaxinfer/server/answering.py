@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from typing import Any, Protocol
 
 from jaxinfer.async_llm import EngineDeadError
@@ -12,11 +13,13 @@ from jaxinfer.server.events import CLIENT_LEFT, EventStream, Reply, unless_gone
 from jaxinfer.server.packages import App, HttpRequest
 from jaxinfer.server.service import Service
 
+logger = logging.getLogger("jaxinfer.server")
+
 
 class RunningOf[T](Protocol):
     """What runs for one request of HTTP; see `Running`."""
 
-    def outputs(self) -> AsyncIterator[tuple[int, T]]: ...
+    def outputs(self) -> AsyncGenerator[tuple[int, T]]: ...
 
 
 class AnswerOf[T](Protocol):
@@ -85,11 +88,9 @@ async def collected[T](service: Service, running: RunningOf[T], answer: AnswerOf
     Raises:
         ApiError: the request has ended with an error.
     """
-    try:
-        async for number, output in running.outputs():
+    async with aclosing(_outputs(service, running)) as outputs:
+        async for number, output in outputs:
             answer.add(number, output)
-    except (ValueError, RuntimeError) as error:
-        raise _of_engine(service, error) from error
     return answer.whole()
 
 
@@ -97,17 +98,32 @@ async def _events[T](service: Service, running: RunningOf[T], answer: AnswerOf[T
     try:
         if begin := answer.begin():
             yield answer.encoded(begin)
-        async for number, output in running.outputs():
-            if found := answer.add(number, output):
-                yield answer.encoded(found)
+        async with aclosing(_outputs(service, running)) as outputs:
+            async for number, output in outputs:
+                if found := answer.add(number, output):
+                    yield answer.encoded(found)
         if end := answer.end():
             yield answer.encoded(end)
     except ApiError as error:
         yield answer.encoded(answer.failed(error))
-    except (ValueError, RuntimeError) as error:
-        yield answer.encoded(answer.failed(_of_engine(service, error)))
+    except Exception:
+        logger.exception("a stream has failed")
+        yield answer.encoded(answer.failed(ApiError(500, "an internal error, see the server's log")))
     if closing := answer.closing():
         yield closing
+
+
+async def _outputs[T](service: Service, running: RunningOf[T]) -> AsyncGenerator[tuple[int, T]]:
+    """What has run, with errors of the engine, but none of those that read it, as a client is told of them."""
+    async with aclosing(running.outputs()) as outputs:
+        while True:
+            try:
+                found = await anext(outputs)
+            except StopAsyncIteration:
+                return
+            except (ValueError, RuntimeError) as error:
+                raise _of_engine(service, error) from error
+            yield found
 
 
 def _of_engine(service: Service, error: ValueError | RuntimeError) -> ApiError:

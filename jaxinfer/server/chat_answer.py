@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,7 @@ class _ChatChoice:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     of_tokens: dict[str, list[Any]] = field(default_factory=dict)  # what is said of its tokens
+    is_cut: bool = False  # whether the answer has ended within its last call
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -90,7 +92,8 @@ class ChatAnswer(ChunkedAnswer):
             if part.finish_reason is not None and choice.parser is not None:
                 end = choice.parser.reasoning_end
                 self._envelope.count_reasoning(self._texts.num_tokens(self._prompt_token_ids, choice.token_ids, end))
-            choice.finish_reason, choice.stop_reason = self._finish_reason(choice, part.finish_reason), part.stop_reason
+            choice.stop_reason = part.stop_reason
+            choice.finish_reason = self._finish_reason(choice, part.finish_reason, part.stop_reason)
             shows_tokens = self._form.with_token_ids or choice.details is not None
             if not (deltas or part.finish_reason or entries or (shows_tokens and part.token_ids)):
                 continue  # text that is held back
@@ -105,7 +108,9 @@ class ChatAnswer(ChunkedAnswer):
             found += chunks
         return self._chunks(found)
 
-    def _finish_reason(self, choice: _ChatChoice, reason: str | None) -> str | None:
+    def _finish_reason(self, choice: _ChatChoice, reason: str | None, stop_reason: int | str | None) -> str | None:
+        if reason == "stop" and choice.is_cut:
+            return "stop" if isinstance(stop_reason, str) else "length"
         return "tool_calls" if reason == "stop" and choice.calls and not self._form.is_named else reason
 
     def _deltas(self, index: int, choice: _ChatChoice, text: str, *, is_last: bool) -> list[dict[str, Any]]:
@@ -122,15 +127,15 @@ class ChatAnswer(ChunkedAnswer):
                         # Clients read one name or the other.
                         found.append({"reasoning": thought, "reasoning_content": thought})
                 case CallBegin(number, name):
-                    call_id = f"call_{self._envelope.answer_id.partition('-')[2]}_{index}_{number}"
+                    call_id = f"call_{uuid.uuid4().hex[:24]}"
                     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
                     choice.calls.append(call)
                     found.append({"tool_calls": [{"index": number, **call, "function": dict(call["function"])}]})
                 case CallArguments(number, arguments):
                     choice.calls[number]["function"]["arguments"] += arguments
                     found.append({"tool_calls": [{"index": number, "function": {"arguments": arguments}}]})
-                case CallEnd():
-                    pass
+                case CallEnd(is_cut=is_cut):
+                    choice.is_cut = is_cut
         return found
 
     def whole(self) -> dict[str, Any]:

@@ -21,6 +21,11 @@ from jaxinfer.server.talk import Talk
 from jaxinfer.server.ways import Way
 
 _MOST_SALT = 128
+_NOT_OF_CHAT = (
+    ("echo", "the last message is not given back"),
+    ("best_of", "use n"),
+    ("add_special_tokens", "the chat template writes the special tokens"),
+)
 
 
 @dataclass
@@ -48,7 +53,7 @@ class AskedChat:
         """
         llm = service.llm
         service.check_model(body.model)
-        refuse_uncomputed(body, ("echo", "the last message is not given back"))
+        refuse_uncomputed(body, *_NOT_OF_CHAT)
         talk = Talk(service, body)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
@@ -62,7 +67,10 @@ class AskedChat:
             params = sampling_params(body, llm.default_sampling_params, llm.config.max_num_seqs, **own)
             tokens = await tokens_of_chat(service, body, talk)
         except ValueError as error:
-            raise of_value_error(error) from error
+            refused = of_value_error(error)
+            if refused.param == "logprobs":
+                refused.param = "top_logprobs"
+            raise refused from error
         params = talk.with_reasoning(params, tokens)
         service.check_length(len(tokens) + 1, "messages")
         return cls(service, body, params, tokens, talk)
@@ -78,7 +86,7 @@ class AskedChat:
 
     def running(self, way: Way) -> AbstractAsyncContextManager[Running]:
         """Run it, see `Service.running`."""
-        return self.service.running(self.prompts, way.num_choices, way.start)
+        return self.service.running(self.prompts, way.num_choices, way.start, way.names)
 
 
 async def tokens_of_chat(service: Service, body: ChatRequest, talk: Talk) -> list[int]:
@@ -92,6 +100,7 @@ async def tokens_of_chat(service: Service, body: ChatRequest, talk: Talk) -> lis
         service, body.messages, add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
         documents=body.documents, tools=body.tools if talk.tools.are_callable else None,
+        reasoning_effort=body.reasoning_effort,
     )  # fmt: skip
 
 
@@ -101,14 +110,18 @@ async def way_of(service: Service, request: HttpRequest, body: Sampling, params:
     Raises:
         ApiError: the body asks for what does not go together.
     """
-    # Its name in the engine is that of its client, after the owner of its key.
-    name = f"{request.scope['owner']}/{body.request_id or request.scope['request_id']}"
-    way = Way(service, body, params, name)
+    way = Way(service, body, params, names_of(request, body))
     try:
         await way.prepare()
     except ValueError as error:
         raise of_value_error(error) from error
     return way
+
+
+def names_of(request: HttpRequest, body: Sampling) -> list[str]:
+    """The names by which a client may abort its request, after the owner of its key."""
+    given = {request.scope["request_id"], body.request_id or request.scope["request_id"]}
+    return [f"{request.scope['owner']}/{name}" for name in given]
 
 
 def salt_of(body: Sampling) -> Mapping[str, Any]:

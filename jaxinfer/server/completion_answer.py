@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxinfer.outputs import CompletionOutput, RequestOutput
+from jaxinfer.outputs import CompletionOutput, Logprob, RequestOutput
 from jaxinfer.server.envelope import ChunkedAnswer, Envelope
 from jaxinfer.server.protocol.common import StreamOptions
 from jaxinfer.server.token_details import DETAILS, TokenDetails
@@ -53,6 +53,8 @@ class CompletionAnswer(ChunkedAnswer):
     ) -> None:
         super().__init__(envelope, options, kind="text_completion", kind_of_chunk="text_completion")
         self._form, self._prompts = form, prompts
+        # Of each prompt, from its first output: those of its other samples have none.
+        self._prompt_logprobs: dict[int, Sequence[dict[int, Logprob] | None]] = {}
         self._choices = [
             _CompletionChoice(LogprobLists(texts), form.details and form.details())
             for _ in range(form.n * len(prompts))
@@ -60,7 +62,9 @@ class CompletionAnswer(ChunkedAnswer):
 
     def add(self, number: int, output: RequestOutput) -> list[dict[str, Any]]:
         """Add an output of prompt `number`, and return the chunks that it brings."""
-        self._envelope.count(number, output)
+        self._envelope.count(number, output, is_prompt_alone=self._form.num_wanted == 0)
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[number] = output.prompt_logprobs
         found = []
         for part in output.outputs:
             choice = self._choices[number * self._form.n + part.index]
@@ -83,7 +87,8 @@ class CompletionAnswer(ChunkedAnswer):
             text = self._prompts[number] + text
             shown = [*output.prompt_token_ids, *tokens]
             if form.logprobs is not None:
-                entries = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *entries]
+                given = self._prompt_logprobs.get(number) or [None] * len(output.prompt_token_ids)
+                entries = [*given, *entries]
         new: dict[str, Any] = {
             "text": text,
             "logprobs": None if form.logprobs is None else choice.logprobs.lists(shown, entries),

@@ -52,6 +52,8 @@ class AskedCompletions:
             raise ApiError(400, "max_tokens must be at least 1, or 0 with echo", "max_tokens")
         own = {"max_tokens": max(1, most), "logprobs": body.logprobs}
         if body.echo and body.logprobs is not None:
+            if body.prompt_logprobs not in (None, body.logprobs):
+                raise ApiError(400, "with echo and logprobs, prompt_logprobs must be as many", "prompt_logprobs")
             own["prompt_logprobs"] = body.logprobs
         try:
             params = sampling_params(body, llm.default_sampling_params, llm.config.max_num_seqs, **own)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxinfer.server.bodies import refuse_constant
 from jaxinfer.server.errors import ApiError
 from jaxinfer.server.service import Service
 
+# As many messages are read beside the event loop.
+_MANY = 100
 # What a request must not say about how a template is read.
 _NOT_OF_TEMPLATES = (
     "chat_template", "tokenize", "return_dict", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs",
@@ -25,8 +29,12 @@ async def tokens_of_messages(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
     tools: Sequence[Any] | None = None,
+    reasoning_effort: str | None = None,
 ) -> list[int]:
     """The tokens of a conversation, by the model's chat template.
+
+    Args:
+        reasoning_effort: "none" switches reasoning off where the template reads `enable_thinking`, others switch it on.
 
     Raises:
         ApiError: the arguments do not go together.
@@ -39,6 +47,10 @@ async def tokens_of_messages(
         )
     if continue_final_message and add_generation_prompt:
         raise ApiError(400, "continue_final_message goes with add_generation_prompt=false", "continue_final_message")
+    if reasoning_effort is not None:
+        template = service.template()
+        asked = {"enable_thinking": reasoning_effort != "none", "reasoning_effort": reasoning_effort}
+        arguments = {name: value for name, value in asked.items() if name in template} | arguments
     if documents:
         arguments["documents"] = list(documents)
     if tools:
@@ -49,7 +61,13 @@ async def tokens_of_messages(
         arguments |= {"continue_final_message": True, "add_generation_prompt": False}
     elif add_generation_prompt is not None:
         arguments["add_generation_prompt"] = add_generation_prompt
-    return await service.rendered([_message(message) for message in messages], **arguments)
+    if len(messages) < _MANY:
+        return await service.rendered(_messages(messages), **arguments)
+    return await service.rendered(await asyncio.to_thread(_messages, messages), **arguments)
+
+
+def _messages(given: Sequence[Any]) -> list[dict[str, Any]]:
+    return [_message(message) for message in given]
 
 
 def _message(message: Any) -> dict[str, Any]:
@@ -79,8 +97,8 @@ def _call(given: Any) -> dict[str, Any]:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError as error:
+            arguments = json.loads(arguments, parse_constant=refuse_constant)
+        except (ValueError, RecursionError) as error:
             raise ApiError(400, f"arguments of {function['name'][:64]} are not JSON: {error}", "messages") from error
     if not isinstance(arguments, dict):
         raise ApiError(400, f"arguments of {function['name'][:64]} must be a JSON object", "messages")

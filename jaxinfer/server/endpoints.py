@@ -10,12 +10,13 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.answering import respond
 from jaxinfer.server.bodies import read_model
 from jaxinfer.server.chat_answer import ChatAnswer, ChatForm
-from jaxinfer.server.chat_request import AskedChat, way_of
+from jaxinfer.server.chat_request import AskedChat, names_of, way_of
 from jaxinfer.server.completion_answer import CompletionAnswer, CompletionForm
 from jaxinfer.server.completion_request import AskedCompletions
 from jaxinfer.server.envelope import Envelope
 from jaxinfer.server.errors import ApiError
 from jaxinfer.server.events import Reply
+from jaxinfer.server.middleware import take_request_id
 from jaxinfer.server.packages import App, HttpRequest
 from jaxinfer.server.protocol.chat import ChatRequest
 from jaxinfer.server.protocol.common import Sampling
@@ -26,8 +27,9 @@ from jaxinfer.server.token_details import TokenDetails
 from jaxinfer.server.token_texts import TokenTexts
 
 _NOT_OF_SKELETONS = (
-    "n", "logprobs", "branches", "use_beam_search", "response_format", "prompt_logprobs", "priority",
-    "return_token_sources", "return_blocks",
+    "n", "logprobs", "branches", "use_beam_search", "response_format", "prompt_logprobs", "priority", "cache_salt",
+    "return_token_sources", "return_blocks", "return_token_ids", "tools", "documents", "chat_template_kwargs",
+    "continue_final_message", "reasoning_effort", "structured_outputs",
 )  # fmt: skip
 
 
@@ -42,6 +44,8 @@ class Endpoints:
 
     async def model(self, request: HttpRequest) -> App:
         name = request.path_params["model"]
+        if not name:
+            raise ApiError(404, "the path has no name of a model: /v1/models has them", code="model_not_found")
         self._service.check_model(name)
         return Reply(self._model(name))
 
@@ -57,6 +61,7 @@ class Endpoints:
         service = self._service
         service.check_ready()
         body = await read_model(request, CompletionRequest, service.settings.max_body_bytes)
+        take_request_id(request.scope, body.request_id)
         asked = await AskedCompletions.read(service, body)
         way = await way_of(service, request, body, asked.params)
         form = CompletionForm(
@@ -65,22 +70,23 @@ class Endpoints:
         )  # fmt: skip
         envelope = self._envelope("cmpl", request)
         answer = CompletionAnswer(envelope, body.stream_options, form, self._texts(body), asked.texts)
-        running = service.running(asked.prompts, way.num_choices, way.start)
+        running = service.running(asked.prompts, way.num_choices, way.start, way.names)
         return await respond(service, request, running, answer, is_stream=bool(body.stream))
 
     async def chat(self, request: HttpRequest) -> App:
         service = self._service
         service.check_ready()
         body = await read_model(request, ChatRequest, service.settings.max_body_bytes)
+        take_request_id(request.scope, body.request_id)
         asked = await AskedChat.read(service, body)
         envelope, is_stream = self._envelope("chatcmpl", request), bool(body.stream)
         if body.skeleton_of_thought:
-            if field := next((name for name in _NOT_OF_SKELETONS if getattr(body, name)), None):
+            if field := next((name for name in _NOT_OF_SKELETONS if getattr(body, name, None)), None):
                 raise ApiError(400, f"{field} goes without skeleton_of_thought", field)
             num_tokens = len(asked.tokens)
             is_merged = body.skeleton_of_thought == "merged"
             skeleton = SkeletonAnswer(envelope, body.stream_options, num_tokens, is_merged=is_merged)
-            running = running_skeleton(service, body, asked.params, num_tokens)
+            running = running_skeleton(service, body, asked.params, num_tokens, names_of(request, body))
             return await respond(service, request, running, skeleton, is_stream=is_stream)
         way = await way_of(service, request, body, asked.params)
         form = ChatForm(

@@ -27,10 +27,11 @@ class Envelope:
         self._prompts: dict[int, tuple[int, int]] = {}  # tokens of each prompt, and those that were cached
         self._num_output_tokens = self._num_reasoning_tokens = 0
 
-    def count(self, number: int, output: RequestOutput) -> None:
-        """Count the tokens of an output of prompt `number`."""
+    def count(self, number: int, output: RequestOutput, *, is_prompt_alone: bool = False) -> None:
+        """Count the tokens of an output of prompt `number`, or the prompt's alone."""
         self._prompts[number] = len(output.prompt_token_ids), output.num_cached_tokens
-        self._num_output_tokens += sum(len(part.token_ids) for part in output.outputs)
+        if not is_prompt_alone:
+            self._num_output_tokens += sum(len(part.token_ids) for part in output.outputs)
 
     def count_tokens(self, num_prompt: int, num_output: int) -> None:
         """Count tokens of a prompt and an answer that are no single request's."""

@@ -17,10 +17,12 @@ _INTERNAL = re.compile(
 )
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error",
+    405: "invalid_request_error", 408: "invalid_request_error",
+    413: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
 _TYPE_OF_413 = "request_too_large"  # of Anthropic's, which are equal otherwise
 _CONTEXT = "context_length_exceeded"
+ABORTED = "aborted"
 _MESSAGES = "/v1/messages"
 _PARAMETERS = frozenset(field.name for field in fields(SamplingParams))
 
@@ -45,6 +47,11 @@ class ApiError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    @property
+    def is_final(self) -> bool:
+        """Whether clients should not send the request again, as they do after errors of a server."""
+        return self.code == ABORTED
 
     @property
     def type(self) -> str:

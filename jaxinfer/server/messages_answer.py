@@ -52,7 +52,8 @@ class MessageAnswer:
         self._parser = None if form.parser is None else form.parser()
         self._blocks: list[dict[str, Any]] = []
         self._parts: list[str] = []  # of the open block
-        self._is_open = False
+        self._is_open = self._is_cut = False  # a block; the last call
+        self._space = self._kind_of_space = ""  # before a block of this kind, of which it may be the beginning
         self._num_cached = self._num_output = 0
         self._finish_reason: str | None = None
         self._stop_reason: int | str | None = None
@@ -77,7 +78,11 @@ class MessageAnswer:
         if output.finished:
             found += self._close()
             if not self._blocks:
-                found += [*self._open({"type": "text", "text": ""}), *self._close()]
+                found += self._open({"type": "text", "text": ""})
+                if self._space:
+                    self._parts.append(self._space)
+                    found.append(self._delta({"type": "text_delta", "text": self._space}))
+                found += self._close()
         return found
 
     def end(self) -> Sequence[dict[str, Any]]:
@@ -120,6 +125,8 @@ class MessageAnswer:
             return "max_tokens" if is_asked else "model_context_window_exceeded", None
         if isinstance(self._stop_reason, str):
             return "stop_sequence", self._stop_reason
+        if self._is_cut:
+            return "max_tokens", None
         calls = any(block["type"] == "tool_use" for block in self._blocks)
         return "tool_use" if calls else "end_turn", None
 
@@ -133,12 +140,14 @@ class MessageAnswer:
             case Thought(text):
                 return self._more({"type": "thinking", "thinking": "", "signature": ""}, text)
             case CallBegin(number, name):
+                self._space = ""
                 block = {"type": "tool_use", "id": f"toolu_{self._name}_{number}", "name": name, "input": {}}
                 return [*self._close(), *self._open(block)]
             case CallArguments(_, text):
                 self._parts.append(text)
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
             case CallEnd(_, is_cut):
+                self._is_cut = is_cut
                 self._blocks[-1]["input"] = _arguments("".join(self._parts), is_cut=is_cut)
                 return self._close()
 
@@ -147,7 +156,11 @@ class MessageAnswer:
         kind = empty["type"]
         found = []
         if not self._is_open or self._blocks[-1]["type"] != kind:
-            found = [*self._close(), *self._open(empty)]
+            self._space = text = ("" if self._kind_of_space != kind else self._space) + text
+            self._kind_of_space = kind
+            if not text.strip():
+                return []  # space alone is no block
+            found, self._space = [*self._close(), *self._open(empty)], ""
         self._parts.append(text)
         delta, field = _DELTAS[kind]
         return [*found, self._delta({"type": delta, field: text})]

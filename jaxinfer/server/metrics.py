@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from jaxinfer.async_llm import EngineDeadError
 from jaxinfer.server.service import DEAD, Service
 
 # Their customary names end in _total at vLLM.
@@ -23,7 +24,11 @@ def exposition(service: Service) -> str:
     llm = service.loaded
     if llm is None or service.phase == DEAD:
         return "\n".join(lines) + "\n"
-    own = llm.get_metrics().prometheus()
+    try:
+        own = llm.get_metrics().prometheus()
+    except EngineDeadError:
+        service.die()
+        return "\n".join(lines) + "\n"
     return "\n".join(lines) + "\n" + own + _of_vllm(own, service.model_names[0])
 
 

@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from typing import Any
+from urllib.parse import quote
 
 from jaxinfer.server.errors import ApiError, error_body
 from jaxinfer.server.events import Reply
@@ -16,7 +17,7 @@ from jaxinfer.server.settings import ServerSettings
 logger = logging.getLogger("jaxinfer.server")
 
 # Answered without a key. Every other path asks for one, whether it exists or not.
-OPEN_PATHS = frozenset(["/", "/health", "/ping", "/version"])
+OPEN_PATHS = frozenset(["/", "/health", "/ping", "/version", "/metrics", "/metrics/"])
 _ID_HEADERS = (b"x-request-id", b"request-id")  # the second one is Anthropic's
 _ID = re.compile(r"[!-~]{1,128}")
 _METHOD_NOT_ALLOWED = 405
@@ -39,14 +40,15 @@ class Gate:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given = headers.get("x-request-id", "")
         scope["app"] = self  # with it, Starlette raises HTTPException instead of answering by itself
-        name = scope["request_id"] = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        scope["has_request_id"] = bool(_ID.fullmatch(given))
+        scope["request_id"] = given if scope["has_request_id"] else uuid.uuid4().hex
         begin, status = time.perf_counter(), 0
 
         async def send_named(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                ids = ((header, name.encode()) for header in _ID_HEADERS)
+                ids = ((header, scope["request_id"].encode()) for header in _ID_HEADERS)
                 message["headers"] = [*message.get("headers", ()), *ids]
             await send(message)
 
@@ -61,12 +63,19 @@ class Gate:
                 raise  # its response has begun
             refusal, more = _refusal(error, scope)
             if refusal.status == 500:
-                logger.exception("request %s to %s has failed", name, scope["path"])
+                logger.exception("request %s to %r has failed", scope["request_id"], scope["path"])
             await _reply_error(refusal, scope, receive, send_named, more)
         finally:
             if self._settings.log_requests:
                 seconds = time.perf_counter() - begin
-                logger.info("%s %s %s: %d in %.3f s", name, scope["method"], scope["path"], status, seconds)
+                path = quote(scope["path"])  # a line of the log for each request, whatever it asks for
+                logger.info("%s %s %s: %d in %.3f s", scope["request_id"], scope["method"], path, status, seconds)
+
+
+def take_request_id(scope: Scope, given: str | None) -> None:
+    """Let a body name its request, unless its header has."""
+    if given is not None and not scope["has_request_id"] and _ID.fullmatch(given):
+        scope["request_id"] = given
 
 
 def _refusal(error: Any, scope: Scope) -> tuple[ApiError, dict[str, str] | None]:
@@ -84,6 +93,8 @@ async def _reply_error(
     headers = dict(headers or {})
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
+    if error.is_final:
+        headers["x-should-retry"] = "false"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     body = error_body(error, scope["path"], scope["request_id"])

@@ -13,8 +13,10 @@ from jaxinfer.server.events import Reply
 from jaxinfer.server.metrics import exposition
 from jaxinfer.server.packages import App, HttpRequest
 from jaxinfer.server.protocol.tokens import AbortRequest, DetokenizeRequest, TokenizeRequest
+from jaxinfer.server.sampling import refuse_uncomputed
 from jaxinfer.server.service import Service
 
+_NOT_OF_CONVERSATIONS = (("add_special_tokens", "the chat template writes the special tokens"),)
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -42,6 +44,7 @@ class Operations:
         llm = service.llm
         body = await read_model(request, TokenizeRequest, service.settings.max_body_bytes)
         service.check_model(body.model)
+        refuse_uncomputed(body, *(_NOT_OF_CONVERSATIONS if body.messages is not None else ()))
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "one of prompt and messages is needed", "prompt")
         try:
@@ -53,13 +56,16 @@ class Operations:
                 tokens = await tokens_of_messages(
                     service, body.messages, add_generation_prompt=body.add_generation_prompt,
                     continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
+                    documents=body.documents, tools=body.tools,
                 )  # fmt: skip
         except ValueError as error:
             raise of_value_error(error) from error
         found = {"count": len(tokens), "max_model_len": llm.config.max_model_len, "tokens": tokens}
         if body.return_token_strs:
             decode = llm.get_tokenizer().decode
-            found["token_strs"] = [decode([token], skip_special_tokens=False) for token in tokens]
+            found["token_strs"] = await asyncio.to_thread(
+                lambda: [decode([token], skip_special_tokens=False) for token in tokens]
+            )
         return Reply(found)
 
     async def detokenize(self, request: HttpRequest) -> App:
@@ -71,14 +77,15 @@ class Operations:
         wrong = next((token for token in body.tokens if not 0 <= token < most), None)
         if wrong is not None:
             raise ApiError(400, f"tokens has {wrong}, outside the vocabulary of {most}", "tokens")
-        return Reply({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return Reply({"prompt": text})
 
     async def abort(self, request: HttpRequest) -> App:
         service = self._service
-        llm = service.llm
+        service.check_ready()
         body = await read_model(request, AbortRequest, service.settings.max_body_bytes)
         for name in body.request_ids:
-            await llm.abort(f"{request.scope['owner']}/{name}")
+            service.abort(f"{request.scope['owner']}/{name}")
         return Reply({})
 
     async def engine(self, request: HttpRequest) -> App:

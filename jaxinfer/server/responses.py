@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
@@ -17,6 +18,7 @@ from jaxinfer.server.chat_request import AskedChat, way_of
 from jaxinfer.server.envelope import Envelope
 from jaxinfer.server.errors import ApiError
 from jaxinfer.server.events import Reply, compact
+from jaxinfer.server.middleware import take_request_id
 from jaxinfer.server.packages import App, HttpRequest
 from jaxinfer.server.protocol.chat import ChatRequest
 from jaxinfer.server.protocol.responses import InputItem, ResponsesRequest
@@ -49,6 +51,9 @@ class BackgroundResponse:
         async with self._stack:
             try:
                 await collected(service, runs, self._answer)
+            except asyncio.CancelledError:
+                self._answer.cancel()  # kept before it is no longer among those that run
+                raise
             except ApiError as error:
                 self._answer.failed(error)
             except Exception:
@@ -99,6 +104,7 @@ class ResponsesEndpoints:
             chat.stream = True  # what is there of the answer is seen by polling
         with _names_of(body):
             asked = await AskedChat.read(service, chat)
+            take_request_id(request.scope, chat.request_id)
             way = await way_of(service, request, chat, asked.params)
         name = uuid.uuid4().hex
         given = compact(listed_items(items, name)).encode()
@@ -144,8 +150,7 @@ class ResponsesEndpoints:
 
     def _chat(self, body: ResponsesRequest, previous: StoredResponse | None, items: list[InputItem]) -> ChatRequest:
         """The conversation that a body continues, as a request of chat."""
-        has_switch = "enable_thinking" in self._service.template()
-        return chat_request(body, [*_history(previous), *items], has_thinking_switch=has_switch)
+        return chat_request(body, [*_history(previous), *items])
 
     @asynccontextmanager
     async def _noted(
@@ -229,7 +234,7 @@ class ResponsesEndpoints:
         limit = request.query_params.get("limit", str(_NUM_ITEMS))
         if order not in ("asc", "desc"):
             raise ApiError(400, "order must be asc or desc", "order")
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_ITEMS):
+        if not (re.fullmatch("[0-9]{1,3}", limit) and 1 <= int(limit) <= _MOST_ITEMS):
             raise ApiError(400, f"limit must be 1 to {_MOST_ITEMS}", "limit")
         if order == "desc":
             items.reverse()

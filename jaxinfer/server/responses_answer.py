@@ -63,6 +63,7 @@ class ResponseAnswer:
         self._prompt_token_ids: list[int] = []
         self._token_ids: list[int] = []
         self._finish_reason: str | None = None
+        self._is_cut = False  # whether the answer has ended within a call
         self._num_events = 0
         self._final: dict[str, Any] | None = None
 
@@ -111,7 +112,7 @@ class ResponseAnswer:
             for piece in pieces_of(self._form.parser, part.text, is_last=is_last):
                 found += self._take(piece)
             if is_last:
-                self._finish_reason = part.finish_reason
+                self._finish_reason = "length" if self._is_cut else part.finish_reason
                 self._envelope.count_reasoning(self._num_reasoning_tokens())
                 found += self._finish()
         return self._numbered(found)
@@ -139,6 +140,7 @@ class ResponseAnswer:
             case CallArguments(_, text):
                 return self._add(text)
             case CallEnd(_, is_cut):
+                self._is_cut = is_cut
                 return self._close("incomplete" if is_cut else "completed")
 
     def _begin(self, item: GrowingItem) -> list[Event]:

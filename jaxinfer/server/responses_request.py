@@ -46,14 +46,11 @@ _UNSET_OF_TOOLS = {"description": None, "parameters": None, "strict": None}
 _TEXTS = ("input_text", "output_text", "text")
 
 
-def chat_request(
-    body: ResponsesRequest, items: Sequence[InputItem], *, has_thinking_switch: bool = False
-) -> ChatRequest:
+def chat_request(body: ResponsesRequest, items: Sequence[InputItem]) -> ChatRequest:
     """The conversation that a body asks for.
 
     Args:
         items: of the whole conversation, the body's own last.
-        has_thinking_switch: whether the chat template reads `enable_thinking`.
 
     Raises:
         ApiError: it asks for what is not served.
@@ -73,9 +70,8 @@ def chat_request(
     given["tools"] = [_tool(tool) for tool in body.tools] if body.tools else None
     given["tool_choice"] = _tool_choice(body)
     given["logprobs"], given["top_logprobs"] = _logprobs(body)
-    effort = None if body.reasoning is None else body.reasoning.effort
-    switch = {"enable_thinking": effort != "none"} if effort and has_thinking_switch else {}
-    given["chat_template_kwargs"] = {**switch, **(body.chat_template_kwargs or {})} or None
+    given["reasoning_effort"] = None if body.reasoning is None else body.reasoning.effort
+    given["chat_template_kwargs"] = body.chat_template_kwargs
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -130,7 +131,10 @@ class ServerProcess:
         await self._until_idle(self._settings.shutdown_timeout, most_signals=1)
         if not loading.done():
             # A thread that loads cannot be stopped; what it makes is shut down.
-            await asyncio.wait([loading])
+            while not loading.done():
+                if self._num_signals > 1:
+                    os._exit(self._status)
+                await asyncio.wait([loading], timeout=_LOOK_SECONDS)
 
     async def _until_idle(self, seconds: float, *, most_signals: int | None = None) -> None:
         """Wait for running requests; not after more signals than so many."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol
 
 from jaxinfer.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
-from jaxinfer.server.errors import ApiError
+from jaxinfer.server.errors import ABORTED, ApiError
 
 
 class Source(Protocol):
@@ -19,6 +19,10 @@ class Source(Protocol):
     def abort(self) -> None: ...
 
     async def aclose(self) -> None: ...
+
+
+def aborted() -> ApiError:
+    return ApiError(503, "the request was aborted", code=ABORTED)
 
 
 class SearchSource:
@@ -35,7 +39,7 @@ class SearchSource:
     async def __anext__(self) -> RequestOutput:
         await asyncio.wait([self._task])
         if self._task.cancelled():
-            raise ApiError(503, "the search has taken longer than requests may", code="timeout")
+            raise ApiError(503, "the search was aborted, or has taken longer than requests may", code=ABORTED)
         (found,) = self._task.result()
         parts = [
             CompletionOutput(index, one.text, one.token_ids, one.cumulative_logprob, finish_reason=one.finish_reason)
@@ -52,16 +56,28 @@ class SearchSource:
 
 
 class Running:
-    """Requests that run until all have ended, or until their time is over.
-
-    Attributes:
-        sources: one for each prompt.
-    """
+    """Requests that run until all have ended, or until their time is over; one for each prompt."""
 
     def __init__(self) -> None:
-        self.sources: list[Source] = []
+        self._sources: list[Source] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._is_late = False
+        self._is_late = self._is_aborted = False
+
+    def add(self, source: Source) -> None:
+        """Add what runs for the next prompt.
+
+        Raises:
+            ApiError: the request was aborted.
+        """
+        self._sources.append(source)
+        if self._is_aborted:
+            raise aborted()
+
+    def abort(self) -> None:
+        """End what is unfinished."""
+        self._is_aborted = True
+        for source in self._sources:
+            source.abort()
 
     def end_after(self, seconds: float | None) -> None:
         """End them after so many seconds, as if they had reached their length; None: never."""
@@ -70,26 +86,25 @@ class Running:
 
     def _end(self) -> None:
         self._is_late = True
-        for source in self.sources:
-            source.abort()
+        self.abort()
 
-    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Outputs as they come, each with the number of its prompt.
 
         Raises:
             ApiError: a request was ended by what it asked for, or by the server.
             EngineDeadError: the engine has failed and cannot recover.
         """
-        if len(self.sources) == 1:
+        if len(self._sources) == 1:
             is_finished = False
             while not is_finished:
-                output = await anext(self.sources[0])
+                output = await anext(self._sources[0])
                 is_finished = output.finished
                 yield 0, self._seen(output)
             return
         # One at a time of each stream, which merges those that were not taken yet.
         waiting: dict[asyncio.Task[RequestOutput], int] = {
-            asyncio.ensure_future(anext(source)): number for number, source in enumerate(self.sources)
+            asyncio.ensure_future(anext(source)): number for number, source in enumerate(self._sources)
         }
         try:
             while waiting:
@@ -98,7 +113,7 @@ class Running:
                     number = waiting.pop(task)
                     output = task.result()
                     if not output.finished:
-                        waiting[asyncio.ensure_future(anext(self.sources[number]))] = number
+                        waiting[asyncio.ensure_future(anext(self._sources[number]))] = number
                     yield number, self._seen(output)
         finally:
             for task in waiting:
@@ -113,7 +128,7 @@ class Running:
         if "abort" not in reasons:
             return output
         if not self._is_late:
-            raise ApiError(503, "the request was aborted", code="aborted")
+            raise aborted()
         parts = [
             replace(part, finish_reason="length") if part.finish_reason == "abort" else part for part in output.outputs
         ]
@@ -123,5 +138,5 @@ class Running:
         """Abort what is unfinished."""
         if self._timer is not None:
             self._timer.cancel()
-        for source in self.sources:
+        for source in self._sources:
             await source.aclose()

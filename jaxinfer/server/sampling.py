@@ -44,7 +44,12 @@ _REFUSED: dict[str, str] = {
     "logprob_token_ids": "log probabilities are those of the most likely tokens",
     "truncate_prompt_tokens": "prompts are not cut",
     "chat_template": "templates in a request are not run: the model's own is",
+    "modalities": "answers are text",
+    "no_stop_trim": "use include_stop_str_in_output",
+    "separate_reasoning": "reasoning is always apart from the content",
 }
+# Values of these fields that ask for what is done in any case.
+_DONE: dict[str, Any] = {"modalities": ["text"], "separate_reasoning": True, "best_of": 1}
 
 
 def refuse_uncomputed(body: RequestBody, *more: tuple[str, str]) -> None:
@@ -56,7 +61,9 @@ def refuse_uncomputed(body: RequestBody, *more: tuple[str, str]) -> None:
     given = {**body.extra, **{name: getattr(body, name) for name in type(body).model_fields}}
     for name, instead in (*_REFUSED.items(), *more):
         value = given.get(name)
-        if value not in (None, False, "", [], {}):
+        if name in _DONE and value == _DONE[name]:
+            continue
+        if not (value is None or (value is False and name not in _DONE) or value in ("", [], {})):
             raise ApiError(400, f"{name} is not served: {instead}", param=name)
 
 

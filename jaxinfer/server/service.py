@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 from jaxinfer.async_llm import AsyncLLM, EngineDeadError
 from jaxinfer.server.admission import Admission
@@ -30,6 +31,12 @@ _RETRY_AFTER = {LOADING: 2, DRAINING: 5, DEAD: 5}
 type Prompt = str | Sequence[int]
 
 
+class Ends(Protocol):
+    """What runs for one request of HTTP, and can be ended."""
+
+    def abort(self) -> None: ...
+
+
 class Service:
     """One engine and its state.
 
@@ -47,6 +54,7 @@ class Service:
         self._llm: AsyncLLM | None = None
         self._admission: Admission | None = None
         self._is_dead = asyncio.Event()
+        self._named: defaultdict[str, list[Ends]] = defaultdict(list)
         self.num_left = 0  # clients that have left before the end of their answers
 
     def open(self, llm: AsyncLLM) -> None:
@@ -164,9 +172,31 @@ class Service:
         finally:
             admission.leave(ticket)
 
+    @contextmanager
+    def named(self, names: Sequence[str], running: Ends) -> Iterator[None]:
+        """Let `abort` find a request by any of these names until the end of the block."""
+        for name in names:
+            self._named[name].append(running)
+        try:
+            yield
+        finally:
+            for name in names:
+                self._named[name].remove(running)
+                if not self._named[name]:
+                    del self._named[name]
+
+    def abort(self, name: str) -> None:
+        """End the requests of a name, of which there may be several or none."""
+        for running in list(self._named.get(name, ())):
+            running.abort()
+
     @asynccontextmanager
     async def running(
-        self, prompts: Sequence[Mapping[str, Any]], num_sequences: int, start: Callable[[Any], Awaitable[Source]]
+        self,
+        prompts: Sequence[Mapping[str, Any]],
+        num_sequences: int,
+        start: Callable[[Any], Awaitable[Source]],
+        names: Sequence[str],
     ) -> AsyncIterator[Running]:
         """Run requests; at the end of the block, those that are unfinished are aborted.
 
@@ -174,17 +204,19 @@ class Service:
             prompts: as `AsyncLLM.add` takes them.
             num_sequences: of each prompt.
             start: queues a prompt.
+            names: by which `abort` finds the request.
 
         Raises:
             ApiError: they cannot be served, or too many wait.
         """
         num_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
         running = Running()
-        with self.admitted(len(prompts) * num_sequences, num_tokens):
+        with self.admitted(len(prompts) * num_sequences, num_tokens), self.named(names, running):
             try:
                 try:
                     for prompt in prompts:
-                        running.sources.append(await start(prompt))
+                        running.add(await start(prompt))
+                        await asyncio.sleep(0)
                 except ValueError as error:
                     raise of_value_error(error) from error
                 except EngineDeadError as error:

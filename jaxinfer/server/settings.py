@@ -65,6 +65,12 @@ class ServerSettings:
     _digests: tuple[bytes, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise ValueError(f"port must be 0 to 65535, got {self.port}")
+        for name in ("max_waiting_requests", "max_waiting_tokens", "shutdown_timeout", "request_timeout"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} must be at least 0, got {value}")
         if any(not key for key in self.api_keys):
             raise ValueError("api_keys has an empty key")
         if self.max_stored_responses < 0 or self.max_stored_bytes < 0:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.envelope import ChunkedAnswer, Envelope
-from jaxinfer.server.errors import ApiError
+from jaxinfer.server.errors import ABORTED, ApiError
 from jaxinfer.server.protocol.chat import ChatRequest
 from jaxinfer.server.protocol.common import StreamOptions
 from jaxinfer.server.service import Service
@@ -54,7 +54,7 @@ class SkeletonAnswer(ChunkedAnswer):
         if not self._is_merged:
             return []
         delta = {"role": "assistant", "content": output.text}
-        return self._chunks([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": "stop"}])
+        return self._chunks([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": _merged_reason(output)}])
 
     def _choices_of(self, new: SkeletonEvent) -> list[dict[str, Any]]:
         found = []
@@ -77,7 +77,7 @@ class SkeletonAnswer(ChunkedAnswer):
         """The answer, once it is there."""
         output = self._output
         assert output is not None
-        texts: list[tuple[int | None, str, str]] = [(None, output.text, "stop")]
+        texts: list[tuple[int | None, str, str]] = [(None, output.text, _merged_reason(output))]
         if not self._is_merged:
             texts = [(None, output.written, "stop")]
             texts += [(point.id, point.text, point.finish_reason or "stop") for point in output.points]
@@ -89,6 +89,11 @@ class SkeletonAnswer(ChunkedAnswer):
             for index, (point, text, reason) in enumerate(texts)
         ]  # fmt: skip
         return self._whole(choices)
+
+
+def _merged_reason(output: SkeletonOutput) -> str:
+    """Why the text of all points has ended: one that was cut leaves it cut."""
+    return "length" if any(point.finish_reason == "length" for point in output.points) else "stop"
 
 
 def question_of(body: ChatRequest) -> str:
@@ -123,10 +128,15 @@ class SkeletonRunning:
         )  # fmt: skip
         self._task = asyncio.create_task(work)
 
-    async def outputs(self) -> AsyncIterator[tuple[int, SkeletonEvent | SkeletonOutput]]:
+    def abort(self) -> None:
+        """End it."""
+        self._task.cancel()
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, SkeletonEvent | SkeletonOutput]]:
         """Events as they come, and the whole at the end.
 
         Raises:
+            ApiError: it was aborted.
             ValueError: the question cannot be served.
             RuntimeError: the engine has failed.
         """
@@ -139,6 +149,9 @@ class SkeletonRunning:
                     yield 0, getting.result()
             finally:
                 getting.cancel()
+        if task.cancelled():
+            message = "the skeleton was aborted, or has taken longer than requests may"
+            raise ApiError(503, message, code=ABORTED)
         yield 0, task.result()
 
     async def aclose(self) -> None:
@@ -151,7 +164,7 @@ class SkeletonRunning:
 
 @asynccontextmanager
 async def running_skeleton(
-    service: Service, body: ChatRequest, params: SamplingParams, num_prompt_tokens: int
+    service: Service, body: ChatRequest, params: SamplingParams, num_prompt_tokens: int, names: Sequence[str]
 ) -> AsyncIterator[SkeletonRunning]:
     """Run a skeleton and its points; at the end of the block, what is unfinished is aborted.
 
@@ -163,7 +176,12 @@ async def running_skeleton(
         running = SkeletonRunning(
             service, question, params, most_parallel=body.max_parallel_branches, is_stream=bool(body.stream)
         )
+        seconds = service.settings.request_timeout
+        timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, running.abort)
         try:
-            yield running
+            with service.named(names, running):
+                yield running
         finally:
+            if timer is not None:
+                timer.cancel()
             await running.aclose()

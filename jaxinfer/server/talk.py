@@ -31,6 +31,9 @@ class Talk:
         calls = FORMATS[settings.tool_call_parser] if settings.tool_call_parser else format_of(template)
         self.tools = Tools(body.tools, body.tool_choice, is_parallel=body.parallel_tool_calls, calls=calls)
         self._think = THINK if settings.reasoning_parser == "think" or THINK.open in template else None
+        last = body.messages[-1]
+        is_continued = bool(body.continue_final_message) and last.role == "assistant"
+        self._continued = last.content if is_continued and isinstance(last.content, str) else ""
         self._has_grammar = body.response_format is not None or bool(body.extra.get("structured_outputs"))
 
     def parameters(self) -> dict[str, Any]:
@@ -56,7 +59,7 @@ class Talk:
         if asked.reasoning_tags is not None:
             return params
         tail = self._tail(prompt)
-        if _is_open(tail, think):
+        if self._is_thinking(tail, think):
             tags = "", think.close
         elif tail.rstrip().endswith(think.close):
             return params  # the prompt has closed it
@@ -69,15 +72,19 @@ class Talk:
         think, tools = self._think, self.tools
         if not tools.are_callable and think is None:
             return None
-        is_thinking = think is not None and _is_open(self._tail(prompt), think)
+        is_thinking = think is not None and self._is_thinking(self._tail(prompt), think)
         return lambda: Parser(
             tools.calls, tools.schemas, think=think, is_thinking=is_thinking, most_calls=tools.most_calls
         )
 
+    def _is_thinking(self, tail: str, think: ThinkTags) -> bool:
+        """Whether an answer begins within reasoning: the prompt ends with its tag, or a continued message has it open.
+
+        A tag that a user has written changes nothing.
+        """
+        continued = self._continued
+        return tail.rstrip().endswith(think.open) or continued.rfind(think.open) > continued.rfind(think.close)
+
     def _tail(self, prompt: Sequence[int]) -> str:
         """The end of a prompt, in which tags of reasoning are looked for."""
         return self._service.llm.get_tokenizer().decode(list(prompt[-_TAIL:]), skip_special_tokens=False)
-
-
-def _is_open(tail: str, think: ThinkTags) -> bool:
-    return tail.rfind(think.open) > tail.rfind(think.close)

@@ -83,12 +83,27 @@ def _rule_of_tags(calls: CallFormat, opening: str, number: int, name: str, schem
     parts, rules = [], []
     for place, (key, inner) in enumerate(schema.get("properties", {}).items()):
         rule = f"value_{number}_{place}"
-        is_string = isinstance(inner, Mapping) and inner.get("type") == "string" and "enum" not in inner
-        rules.append(f"{rule}: /[^<]*/" if is_string else _json_rule(rule, inner))
+        is_string = isinstance(inner, Mapping) and inner.get("type") == "string"
+        rules.append(f"{rule}: {_text_in_tags(name, key, inner)}" if is_string else _json_rule(rule, inner))
         part = f"{_text(f'<parameter={key}>{chr(10)}')} {rule} {_text(f'{chr(10)}</parameter>{chr(10)}')}"
         parts.append(part if key in required else f"({part})?")
     before, after = f"{opening}\n<function={name}>\n", f"</function>\n{calls.close}"
     return "\n".join([f"call_{number}: {_text(before)} {' '.join(parts)} {_text(after)}", *rules])
+
+
+def _text_in_tags(name: str, key: str, schema: Mapping[str, Any]) -> str:
+    """What a text may be that is written between tags as it is.
+
+    Raises:
+        ValueError: the schema has a keyword that is not kept to there.
+    """
+    if other := next((each for each in ("pattern", "format") if each in schema), None):
+        raise ValueError(f"tools: {other} of the parameter {key} of {name} cannot be kept to in this model's calls")
+    given = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(given, list) and given and all(isinstance(each, str) for each in given):
+        return " | ".join(map(_text, given))
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    return "/[^<]*/" if not least and most == "" else f"/[^<]{{{least},{most}}}/"
 
 
 def _json_rule(name: str, schema: Any) -> str:

@@ -12,6 +12,15 @@ from jaxinfer.server.tool_grammar import grammar_of_answers, grammar_of_calls
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
+def _check_form(name: str, schema: Mapping[str, Any]) -> None:
+    required = schema.get("required", [])
+    has_form = isinstance(required, list) and all(isinstance(each, str) for each in required)
+    if not has_form or not isinstance(schema.get("properties", {}), Mapping):
+        raise ApiError(
+            400, f"parameters of {name}: properties must be an object, and required a list of names", "tools"
+        )
+
+
 class Tools:
     """Tools of one request.
 
@@ -35,7 +44,9 @@ class Tools:
         for tool in given or ():
             if tool.function.name in self.schemas:
                 raise ApiError(400, f"tools has {tool.function.name} twice", "tools")
-            self.schemas[tool.function.name] = tool.function.parameters or _ANY_OBJECT
+            schema = tool.function.parameters or _ANY_OBJECT
+            _check_form(tool.function.name, schema)
+            self.schemas[tool.function.name] = schema
             self._are_strict[tool.function.name] = bool(tool.function.strict)
         self.choice = choice if choice is not None else ("auto" if self.schemas else "none")
         self.name: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,8 @@ _NOT_OF_BEAMS = (
     "logprobs", "prompt_logprobs", "stop_strings", "stop_token_ids", "min_tokens", "logit_bias", "allowed_token_ids",
     "bad_words", "return_token_sources", "return_blocks",
 )  # fmt: skip
+# Nothing is drawn in a search, so that temperature, top_k, top_p, min_p and seed have no effect; penalties would have.
+_NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 class Way:
@@ -24,18 +27,25 @@ class Way:
 
     Args:
         params: for each sequence.
-        name: of all requests, for aborts.
+        names: of the request, for aborts.
 
     Raises:
         ApiError: the body asks for what does not go together.
     """
 
-    def __init__(self, service: Service, body: Sampling, params: SamplingParams, name: str) -> None:
-        self._service, self._body, self._name = service, body, name
+    def __init__(self, service: Service, body: Sampling, params: SamplingParams, names: Sequence[str]) -> None:
+        self._service, self._body, self.names = service, body, names
         self._kind = "delta" if body.stream else "final"
         self._suffixes: list[list[int]] = []
         if body.branches and (body.use_beam_search or params.n > 1):
             raise ApiError(400, "branches go without n and use_beam_search", "branches")
+        if body.branches and (_echoes(body) or params.prompt_logprobs is not None):
+            field = "echo" if _echoes(body) else "prompt_logprobs"
+            raise ApiError(400, f"{field} goes without branches: each has a prompt of its own", field)
+        if (body.branches or body.use_beam_search) and body.priority:
+            raise ApiError(400, "priority goes without branches and use_beam_search", "priority")
+        if body.branches and getattr(body, "add_special_tokens", None) is False:
+            raise ApiError(400, "branches go with add_special_tokens: send token ids instead", "add_special_tokens")
         if body.stream and (body.use_beam_search or params.prompt_logprobs is not None and not _echoes(body)):
             name = "use_beam_search" if body.use_beam_search else "prompt_logprobs"
             raise ApiError(400, f"{name} goes without stream: its outcome is known at the end", name)
@@ -59,6 +69,10 @@ class Way:
         for name in _NOT_OF_BEAMS:
             if getattr(params, name) != getattr(plain, name):
                 raise ApiError(400, f"{name} goes without use_beam_search", name.removesuffix("_strings"))
+        given = {**self._body.extra, **{name: getattr(self._body, name) for name in type(self._body).model_fields}}
+        for name, neutral in _NEUTRAL.items():  # the checkpoint's defaults may have others
+            if given.get(name) not in (None, neutral):
+                raise ApiError(400, f"{name} goes without use_beam_search", name)
 
     async def start(self, prompt: Any) -> Source:
         """Queue one prompt.
@@ -84,9 +98,9 @@ class Way:
                 prompt = {name: value for name, value in prompt.items() if name != "prompt_token_ids"}
             return await llm.add_branches(
                 prompt, suffixes, replace(params, n=1), max_parallel_branches=body.max_parallel_branches,
-                request_id=self._name, output_kind=self._kind,
+                output_kind=self._kind,
             )  # fmt: skip
-        return await llm.add(prompt, params, request_id=self._name, priority=body.priority or 0, output_kind=self._kind)
+        return await llm.add(prompt, params, priority=body.priority or 0, output_kind=self._kind)
 
 
 def _echoes(body: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,8 +33,8 @@ class BeamRun:
         request_id: id of the search, and prefix of the ids of its beams.
         prompt: token ids, at least one.
         search: the bookkeeping that chooses.
-
         grammar: automaton that the beams follow; None: any text.
+        cache_key: namespace of the prefix cache.
 
     Raises:
         ValueError: there are more beams than requests may run at once.
@@ -47,6 +47,7 @@ class BeamRun:
         prompt: Sequence[int],
         search: BeamSearch,
         grammar: TokenAutomaton[Any] | None = None,
+        cache_key: Hashable = None,
     ) -> None:
         width, most = search.params.beam_width, core.config.max_num_seqs
         if width > most:
@@ -55,7 +56,7 @@ class BeamRun:
         self._eos = search.eos_token_ids if grammar is not None else frozenset[int]()
         self._max_total_tokens = len(prompt) + search.params.max_tokens
         self._params = SamplingParams(temperature=0.0, max_tokens=None, logprobs=search.num_candidates, ignore_eos=True)
-        self._num_beams, self._grammar = 0, grammar
+        self._num_beams, self._grammar, self._cache_key = 0, grammar, cache_key
         first = self._beam(list(prompt))
         page_size = core.config.page_size
         self._group = RequestGroup(
@@ -159,7 +160,7 @@ class BeamRun:
         self._num_beams += 1
         return Request(
             f"{self._request_id}-{number}", prompt, self._params, self._max_total_tokens, publishes=False,
-            is_steered=True, constraint=self._grammar, eos_token_ids=self._eos,
+            is_steered=True, constraint=self._grammar, eos_token_ids=self._eos, cache_key=self._cache_key,
         )  # fmt: skip
 
     def _child(self, parent: Request, tokens: Sequence[int]) -> Request:

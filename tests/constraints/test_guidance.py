@@ -159,6 +159,17 @@ def test_a_grammar_is_compiled_once_for_equal_parameters_and_refusals_are_rememb
     assert len(calls) == 3
 
 
+def test_a_grammar_that_was_given_up_is_refused_at_once(monkeypatch):
+    own, params = Guidance(TOKENIZER_JSON, SIZE, [EOS]), StructuredOutputsParams(regex="a")
+    assert own.known(params) is None
+    automaton = own.compile(params)
+    assert own.known(params) is automaton
+    own.give_up(params, "it took too long")
+    for find in (own.known, own.compile):
+        with pytest.raises(ValueError, match="structured_outputs.regex: it took too long"):
+            find(params)
+
+
 def test_the_latest_grammars_stay_compiled(monkeypatch):
     monkeypatch.setattr(guidance_module, "MOST_GRAMMARS", 2)
     calls = counted(monkeypatch)

@@ -62,6 +62,13 @@ BAD = [
     ({"json": {"const": float("inf")}}, "structured_outputs.json must hold JSON values only: "),
     ({"json": {"const": "\udfff"}}, "structured_outputs.json is not valid Unicode"),
     ({"json": {"x-guidance": {"lenient": True}}}, "structured_outputs.json must not have the keyword 'x-guidance'"),
+    *(
+        (
+            {"json": {"anyOf": [{"multipleOf": given}]}},
+            f"structured_outputs.json: multipleOf {given} has too many digits",
+        )
+        for given in (99999989, 50001, 0.123456)
+    ),
     ({"json": nested(65)}, "structured_outputs.json must have at most 64 levels, got more"),
     ({"json": nested(300)}, "structured_outputs.json must have at most 64 levels, got more"),
     ({"json": json.dumps(nested(300))}, "structured_outputs.json must have at most 64 levels, got more"),

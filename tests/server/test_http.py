@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 QUESTION = {"messages": [{"role": "user", "content": "How old is the lighthouse?"}], "temperature": 0, "max_tokens": 30}
 
 
@@ -50,6 +50,10 @@ def test_the_requests_id_is_taken_over(server):
     assert headers["x-request-id"] == "abc-1" and json.loads(body)["id"] == "chatcmpl-abc-1"
     _, headers, _ = server.request("GET", "/health", headers={"X-Request-Id": "a b\tc"})
     assert headers["x-request-id"] not in ("a b\tc", "")
+    _, headers, body = server.request("POST", CHAT, QUESTION | {"request_id": "of-body"})
+    assert headers["x-request-id"] == "of-body" and json.loads(body)["id"] == "chatcmpl-of-body"
+    _, headers, _ = server.request("POST", CHAT, QUESTION | {"request_id": "of-body"}, {"X-Request-Id": "abc-1"})
+    assert headers["x-request-id"] == "abc-1"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,8 @@ def test_other_content_types_are_refused(server):
 
 
 def test_paths_and_methods_that_are_not_there(server):
-    for method, path, status in (("GET", "/nothing", 404), ("GET", CHAT, 405), ("POST", "/v1/models", 405)):
+    wrong = (("GET", "/nothing", 404), ("GET", CHAT, 405), ("POST", "/v1/models", 405), ("GET", "/v1/models/", 404))
+    for method, path, status in wrong:
         found, headers, body = server.request(method, path, {} if method == "POST" else None)
         assert found == status and json.loads(body)["error"]["message"] and headers["x-request-id"]
 
@@ -92,7 +97,7 @@ def test_paths_and_methods_that_are_not_there(server):
     [
         ("GET", "/v1/models"), ("GET", "//v1/models"), ("GET", "/V1/models"), ("GET", "/v1/models/"),
         ("HEAD", "/v1/models"),
-        ("GET", "/v1/%6dodels"), ("POST", CHAT), ("GET", "/metrics"), ("GET", "/nothing"), ("GET", "/openapi.json"),
+        ("GET", "/v1/%6dodels"), ("POST", CHAT), ("GET", "/load"), ("GET", "/nothing"), ("GET", "/openapi.json"),
         ("GET", "/health/../v1/models"), ("GET", "/load"),
     ],
 )  # fmt: skip
@@ -104,7 +109,7 @@ def test_every_path_needs_the_key(server, method, path):
 
 
 def test_some_paths_need_no_key(server):
-    for path in ("/health", "/ping", "/version"):
+    for path in ("/health", "/ping", "/version", "/metrics", "/metrics/"):
         assert server.request("GET", path, headers={"authorization": ""})[0] == 200
     assert server.request("GET", "/v1/models", headers={"authorization": "", "x-api-key": "secret"})[0] == 200
 
@@ -190,3 +195,79 @@ def test_points_that_are_cut_are_the_same_in_a_stream(server):
         assert texts == {choice["point"]: choice["message"]["content"] for choice in whole}
         assert reasons == {choice["point"]: choice["finish_reason"] for choice in whole}
         assert "length" in reasons.values()
+
+
+REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
+    "no list of calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls"),
+    "arguments of many brackets": (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}]},
+        "messages",
+    ),
+    "echo of branches": (COMPLETIONS, {"prompt": "a", "branches": ["b"], "echo": True}, "echo"),
+    "scores of branches": (COMPLETIONS, {"prompt": "a", "branches": ["b"], "prompt_logprobs": 1}, "prompt_logprobs"),
+    "a priority of branches": (COMPLETIONS, {"prompt": "a", "branches": ["b"], "priority": 1}, "priority"),
+    "two numbers of scores": (
+        COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 1, "prompt_logprobs": 3}, "prompt_logprobs",
+    ),
+    "a search with a penalty": (
+        COMPLETIONS, {"prompt": "a", "use_beam_search": True, "repetition_penalty": 2.0}, "repetition_penalty",
+    ),
+    "too many likely tokens": (CHAT, QUESTION | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    "a choice among more": (CHAT, QUESTION | {"best_of": 5}, "best_of"),
+    "sound": (CHAT, QUESTION | {"modalities": ["text", "audio"]}, "modalities"),
+    "a budget of nothing": (CHAT, QUESTION | {"thinking_token_budget": 0}, "thinking_token_budget"),
+    "special tokens twice": (CHAT, QUESTION | {"add_special_tokens": True}, "add_special_tokens"),
+    "a skeleton with a salt": (CHAT, QUESTION | {"skeleton_of_thought": True, "cache_salt": "a"}, "cache_salt"),
+    "ids of a skeleton": (CHAT, QUESTION | {"skeleton_of_thought": True, "return_token_ids": True}, "return_token_ids"),
+    "a grammar of a skeleton": (
+        CHAT, QUESTION | {"skeleton_of_thought": True, "structured_outputs": {"regex": "a"}}, "structured_outputs",
+    ),
+    "a template of one's own": ("/tokenize", {"messages": QUESTION["messages"], "chat_template": "x"}, "chat_template"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path, body, param", REFUSED.values(), ids=REFUSED)
+def test_what_would_change_the_answer_is_refused_by_name(server, path, body, param):
+    status, _, found = server.request("POST", path, body)
+    assert status == 400 and json.loads(found)["error"]["param"] == param
+
+
+def test_every_sample_is_streamed_with_the_scores_of_its_prompt(server):
+    body = {"prompt": "The lighthouse is " * 30, "n": 4, "echo": True, "logprobs": 0, "max_tokens": 3, "seed": 1}
+    found: dict[int, list[float | None]] = {}
+    for event in server.events(COMPLETIONS, body)[:-1]:
+        (choice,) = json.loads(event)["choices"]
+        found.setdefault(choice["index"], []).extend(choice["logprobs"]["token_logprobs"])
+    whole = server.json("POST", COMPLETIONS, body)["choices"]
+    for choice in whole:
+        streamed = found[choice["index"]]
+        assert streamed[0] is None and None not in streamed[1:]
+        assert streamed == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-3)
+
+
+def test_nothing_but_a_prompt_has_no_completion_tokens(server):
+    body = {"prompt": "The lighthouse", "echo": True, "max_tokens": 0}
+    assert server.json("POST", COMPLETIONS, body)["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"skeleton_of_thought": True}, {"use_beam_search": True, "n": 2}],
+    ids=["plain", "skeleton", "search"],
+)  # fmt: skip
+def test_requests_of_every_kind_end_by_their_names_and_are_not_sent_again(server, more):
+    question = [{"role": "user", "content": "Make a plan: make a film of a birthday party."}]
+    body = {"messages": question, "max_tokens": 700, "temperature": 0, "ignore_eos": True, **more}
+    answers = []
+
+    def ask():
+        answers.append(server.request("POST", CHAT, body, {"X-Request-Id": "long"}))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    server.until(lambda: server.gauges()["jaxinfer:server_requests_running"])
+    server.json("POST", "/abort_requests", {"request_ids": ["long"]})
+    thread.join()
+    ((status, headers, found),) = answers
+    assert status == 503 and json.loads(found)["error"]["code"] == "aborted" and headers["x-should-retry"] == "false"

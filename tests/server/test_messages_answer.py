@@ -162,7 +162,6 @@ CALL = '<tool_call>{"name": "add", "arguments": '
         ('<tool_call>{"name": "now"}</tool_call>', {}),
         (f'{CALL}{{"a": 1, "b": "cu', {"a": 1}),
         (f'{CALL}{{"a": tru', {}),
-        ('<tool_call>{"name": "add", ', {}),
         (f'{CALL}{{"a": 12 34}}}}</tool_call>', {"INVALID_JSON": '{"a": 12 34}'}),
         (f'{CALL}{{"a": NaN}}}}</tool_call>', {"INVALID_JSON": '{"a": NaN}'}),
         (f'{CALL}{{"a": 1e999}}}}</tool_call>', {"INVALID_JSON": '{"a": 1e999}'}),
@@ -229,3 +228,20 @@ def test_a_failure_is_an_event():
     error = {"type": "overloaded_error", "message": "the request was aborted"}
     assert text.startswith("event: error\ndata: ")
     assert json.loads(text.partition("data: ")[2]) == {"type": "error", "error": error, "request_id": "id"}
+
+
+def test_space_alone_is_no_block():
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    _, whole = answered(form(), outputs("\n", call))
+    assert [block["type"] for block in whole["content"]] == ["tool_use"]
+    _, whole = answered(form(is_thinking=True), outputs("\n\n</think>", " So."))
+    assert whole["content"] == [{"type": "text", "text": "So."}]
+    events, whole = answered(form(), outputs(" ", "\n"))
+    assert whole["content"] == [{"type": "text", "text": " \n"}]
+    assert [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"] == [" \n"]
+
+
+@pytest.mark.parametrize("stop, reason", [(None, "max_tokens"), ("unit", "stop_sequence")])
+def test_a_call_that_is_cut_is_none_to_be_made(stop, reason):
+    _, whole = answered(form(), outputs('<tool_call>{"name": "add", "arguments": {"a": 1', stop=stop))
+    assert whole["stop_reason"] == reason

@@ -51,7 +51,7 @@ def test_another_script_has_another_policy():
 
 def test_the_page_needs_no_key_while_what_it_asks_does(server):
     assert server.request("GET", "/", headers={"authorization": ""})[0] == 200
-    for path in ("/v1/models", "/metrics", "/page.html", "//"):
+    for path in ("/v1/models", "/load", "/page.html", "//"):
         assert server.request("GET", path, headers={"authorization": ""})[0] == 401
 
 

@@ -143,6 +143,7 @@ def oracle(text: str) -> tuple[str, list[tuple[str, str]]]:
         _, last = decoder.raw_decode(text, begin)
         calls.append((call["name"], text[begin:last]))
         position = text.index("</tool_call>", end) + len("</tool_call>")
+        position += len(text[position:]) - len(text[position:].lstrip())
     return content + text[position:], calls
 
 
@@ -160,7 +161,7 @@ def test_calls_are_those_of_an_oracle(text):
     pieces = parsed("hermes", text)
     content, calls = oracle(text)
     assert calls_of(pieces) == calls
-    assert "".join(content_of(pieces).split()) == "".join(content.split())
+    assert content_of(pieces) == content
 
 
 @given(calls=st.lists(known, min_size=1, max_size=4), separator=st.sampled_from(["; ", ";\n"]))
@@ -191,6 +192,8 @@ def test_tags_become_json_by_the_schema(given):
 
 ANSWER_IN_JSON = '{"name": "Ada", "parameters": {}}'
 UNKNOWN_TOOL = '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'
+NOW = '{"name": "now", "arguments": {}}'
+IN_TEXT = '{"name": "now", "arguments": "{}"}'
 CASES = {
     "two calls in one piece": (
         "hermes",
@@ -230,6 +233,39 @@ CASES = {
         "", [("say", '{"text": "a", "loud": true}')],
     ),
     "an empty array": ("smollm2", "<tool_call>[]</tool_call>", "", []),
+    "words in place of the closing tag": (
+        "hermes", f"<tool_call>{NOW} and then some words </tool_call> ok", " and then some words ok", [("now", "{}")],
+    ),
+    "arguments as a text": (
+        "hermes", f"<tool_call>{IN_TEXT}</tool_call>", f"<tool_call>{IN_TEXT}</tool_call>", [],
+    ),
+    "false calls in each other": (
+        "hermes", '<tool_call>{"a":[' * 999 + "]}" * 999, '<tool_call>{"a":[' * 999 + "]}" * 999, [],
+    ),
+    "words after a bare function": (
+        "qwen3_coder", "<function=now>\n</function>\nNow I wait.", "\nNow I wait.", [("now", "{}")],
+    ),
+    "a function without its end": (
+        "qwen3_coder", "<function=add>\n<parameter=a>\n1\n</parameter>\n<function=now>\n</function>",
+        "", [("add", '{"a": 1}'), ("now", "{}")],
+    ),
+    "a wrapper without the function's end": (
+        "qwen3_coder", "<tool_call><function=add>\n<parameter=a>\n1\n</parameter>\n</tool_call>bye now",
+        "bye now", [("add", '{"a": 1}')],
+    ),
+    "two functions in one wrapper": (
+        "qwen3_coder", "<tool_call>\n<function=now>\n</function>\n<function=now>\n</function>\n</tool_call>",
+        "", [("now", "{}"), ("now", "{}")],
+    ),
+    "a value that is cut": ("qwen3_coder", "<function=add>\n<parameter=a>\n12", "", [("add", '{"a": 12')]),
+    "no number of JSON": (
+        "qwen3_coder", "<function=add>\n<parameter=a>\nNaN\n</parameter>\n</function>", "", [("add", '{"a": "NaN"}')],
+    ),
+    "a separator before words": ("llama3_json", f"{NOW}; then text", "; then text", [("now", "{}")]),
+    "half a marker": ("llama3_json", " <|py", " <|py", []),
+    "words in an array": (
+        "smollm2", f"<tool_call>[{NOW}, nope]</tool_call>x] y]", ", nope]x] y]", [("now", "{}")],
+    ),
 }  # fmt: skip
 
 

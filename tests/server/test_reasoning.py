@@ -61,3 +61,9 @@ def test_after_reasoning_comes_the_answer_by_its_grammar(reasoning):
     before, _, answer = found["content"].partition(" ")
     assert before
     jsonschema.validate(json.loads(answer), SCHEMA)
+
+
+def test_a_tag_in_a_question_begins_no_reasoning(reasoning):
+    body = GIVEN | AS_JSON | {"messages": [{"role": "user", "content": "Name a city. <think>"}]}
+    message = reasoning.json("POST", "/v1/chat/completions", body)["choices"][0]["message"]
+    jsonschema.validate(json.loads(message["content"]), SCHEMA)

@@ -28,7 +28,7 @@ TOOL = {"type": "function", **FUNCTION}
 def asked(**body: Any) -> dict[str, Any]:
     """What chat is asked for, without what is not set."""
     request = ResponsesRequest.model_validate({"input": "Hi"} | body)
-    return chat_request(request, own_items(request), has_thinking_switch=True).model_dump(exclude_none=True)
+    return chat_request(request, own_items(request)).model_dump(exclude_none=True)
 
 
 def part(text: str, kind: str = "input_text") -> dict[str, Any]:
@@ -110,12 +110,12 @@ def test_instructions_come_first():
         ),
         ({"tools": [], "tool_choice": "auto"}, {}),
         ({"tool_choice": "none"}, {"tool_choice": "none"}),
-        ({"reasoning": {"effort": "none"}}, {"chat_template_kwargs": {"enable_thinking": False}}),
-        ({"reasoning": {"effort": "low", "summary": "auto"}}, {"chat_template_kwargs": {"enable_thinking": True}}),
+        ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none"}),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, {"reasoning_effort": "low"}),
         ({"reasoning": {"summary": "auto"}}, {}),
         (
             {"reasoning": {"effort": "low"}, "chat_template_kwargs": {"enable_thinking": False}},
-            {"chat_template_kwargs": {"enable_thinking": False}},
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
         ),
         ({"metadata": {"a": "b"}, "store": False, "service_tier": "flex", "truncation": "disabled"}, None),
         ({"max_tool_calls": 3, "prompt_cache_key": "k", "conversation": None}, None),

@@ -84,3 +84,19 @@ def test_a_required_call_has_no_text_around_it(name):
     call, wrong, _ = CALLS[name]
     assert accepts(automaton, call)
     assert not any(accepts(automaton, text) for text in ("", "text", wrong, f"so: {call}", f"{call} so"))
+
+
+def test_texts_between_tags_keep_to_what_can_be_kept_to():
+    unit = {"type": "string", "enum": ["kelvin", "celsius"]}
+    schema = {"f": {"properties": {"u": unit, "short": {"type": "string", "maxLength": 3}}, "required": ["u", "short"]}}
+    automaton = compiled(grammar=grammar_of_calls(FORMATS["qwen3_coder"], schema, is_single=True))
+
+    def call(unit: str, short: str) -> str:
+        values = f"<parameter=u>\n{unit}\n</parameter>\n<parameter=short>\n{short}\n</parameter>\n"
+        return f"<tool_call>\n<function=f>\n{values}</function>\n</tool_call>"
+
+    assert accepts(automaton, call("kelvin", "abc"))
+    assert not accepts(automaton, call('"kelvin"', "abc")) and not accepts(automaton, call("kelvin", "abcd"))
+    with pytest.raises(ValueError, match="pattern of the parameter p of f"):
+        wrong = {"f": {"properties": {"p": {"type": "string", "pattern": "a+"}}}}
+        grammar_of_calls(FORMATS["qwen3_coder"], wrong, is_single=True)

@@ -49,14 +49,17 @@ def test_a_call_that_is_required_validates(client, choice):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stream_of_calls_accumulates_to_the_whole_answer(client, seed):
     given = GIVEN | {"seed": seed, "tool_choice": "required", "parallel_tool_calls": False}
-    headers = {"X-Request-Id": f"call-{seed}"}
+    headers = {"X-Request-Id": "the-same-for-all-calls"}
     whole = client.chat.completions.create(**given, extra_headers=headers).choices[0]
     with client.chat.completions.stream(**given, extra_headers=headers) as stream:
         chunks = [event.chunk for event in stream if event.type == "chunk"]
         found = stream.get_final_completion().choices[0]
     assert [
-        call.model_dump(exclude={"index": True, "function": {"parsed_arguments"}}) for call in found.message.tool_calls
-    ] == [call.model_dump() for call in whole.message.tool_calls]
+        call.model_dump(exclude={"index": True, "id": True, "function": {"parsed_arguments"}})
+        for call in found.message.tool_calls
+    ] == [call.model_dump(exclude={"id"}) for call in whole.message.tool_calls]
+    ids = [call.id for call in (*found.message.tool_calls, *whole.message.tool_calls)]
+    assert len(set(ids)) == len(ids)
     assert found.finish_reason == whole.finish_reason
     deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
     named = [call for call in deltas if call.id is not None]

@@ -17,7 +17,7 @@ class JsonCall:
     """Reader of one object with a name and arguments.
 
     Arguments are handed out as the model has written them, from their first brace to their last. Those that come before
-    the name wait for it.
+    the name wait for it, and a name waits for them: without an object of arguments it is no call.
 
     Args:
         is_known: whether a name is that of a tool.
@@ -32,6 +32,7 @@ class JsonCall:
         self._state: Callable[[str], None] = self._opening
         self.has_begun = self.has_ended = False
         self._key = self._string = self._waiting = ""
+        self._name: str | None = None
         self._depth, self._in_string, self._is_escaped = 0, False, False
         self._is_argument = self._has_arguments = False
 
@@ -71,7 +72,7 @@ class JsonCall:
         if letter in _SPACE:
             return
         if self._key in _NAMES:
-            if letter != '"' or self.has_begun:
+            if letter != '"' or self._name is not None:
                 raise MalformedError
             self._string, self._state = "", self._in_name
             return
@@ -80,6 +81,8 @@ class JsonCall:
             if letter != "{" or self._has_arguments:
                 raise MalformedError
             self._has_arguments = True
+            if self._name is not None:
+                self._announce(self._name)
         self._depth, self._in_string, self._is_escaped = 0, False, False
         self._state = self._in_value
         self._in_value(letter)
@@ -90,11 +93,16 @@ class JsonCall:
         name = self._decoded()
         if not self._is_known(name):
             raise MalformedError
+        self._name, self._state = name, self._after_value
+        if self._has_arguments:
+            self._announce(name)
+
+    def _announce(self, name: str) -> None:
         self.has_begun = True
         self._begin(name)
         for waiting in self._waiting:
             self._argue(waiting)
-        self._waiting, self._state = "", self._after_value
+        self._waiting = ""
 
     def _in_value(self, letter: str) -> None:
         if not (self._in_string or self._depth) and (letter in ",}" or letter in _SPACE):
@@ -102,10 +110,12 @@ class JsonCall:
             self._after_value(letter)
             return
         if self._is_argument:
+            # Models write line breaks within strings, which JSON has not.
+            text = json.dumps(letter)[1:-1] if self._in_string and letter < " " else letter
             if self.has_begun:
-                self._argue(letter)
+                self._argue(text)
             else:
-                self._waiting += letter
+                self._waiting += text
         if self._in_string:
             if self._is_escaped:
                 self._is_escaped = False
@@ -136,9 +146,10 @@ class JsonCall:
         self._before_key(letter)
 
     def _end(self) -> None:
-        if not self.has_begun:
+        if self._name is None:
             raise MalformedError
         if not self._has_arguments:
+            self._announce(self._name)
             for letter in "{}":
                 self._argue(letter)
         self.has_ended = True

@@ -5,6 +5,7 @@ What it finds depends on the characters alone, never on how they were cut into p
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from jaxinfer.server.parse.formats import THINK, CallFormat, ThinkTags
 from jaxinfer.server.parse.json_call import JsonCall, MalformedError
 from jaxinfer.server.parse.pieces import CallArguments, CallBegin, CallEnd, Piece, Text, Thought, joined
 from jaxinfer.server.parse.xml_call import XmlCall
+
+# Texts that were taken for calls, after which an answer has no calls: each is read again from its marker on.
+_MOST_FALSE = 64
 
 type _State = Callable[[str], None]
 
@@ -50,6 +54,10 @@ class Parser:
         self._found: list[Piece] = []
         self._hold = ""  # may become a marker
         self._raw = ""  # of a call that is not announced yet
+        self._space = ""  # after a call
+        self._again = deque[str]()  # characters to be read again
+        self._num_false = 0
+        self._is_open = False  # whether a pair of markers around calls is not closed yet
         self._skips_space = False
         self._is_first = True  # no character of content was read
         self._num_read = 0
@@ -76,14 +84,18 @@ class Parser:
         for letter in text:
             self._num_read += 1
             self._state(letter)
+            while self._again:
+                self._state(self._again.popleft())
         return self._take()
 
     def finish(self) -> list[Piece]:
         """End the answer; returns what was held back."""
         if self._call is not None and self._call.has_begun and not self._call.has_ended:
+            if isinstance(self._call, XmlCall):
+                self._call.cut()
             self._found.append(CallEnd(self._num_calls - 1, is_cut=True))
         elif self._raw:
-            self._emit_text(self._raw)
+            self._emit_text(self._raw + self._hold)
         elif self._state == self._in_thought:
             self._reasoning_end = self._num_read
             self._found.append(Thought(self._hold))
@@ -137,8 +149,10 @@ class Parser:
 
     def _markers(self) -> list[str]:
         calls, markers = self._calls, []
-        if calls is not None and (self._most_calls is None or self._num_calls < self._most_calls):
+        if calls is not None and self._may_call:
             markers = [marker for marker in (calls.open, calls.bare_open) if marker]
+        if calls is not None and self._is_open and calls.close:
+            markers.append(calls.close)
         if self._think is not None and self._is_first:
             markers.append(self._think.open)
         return markers
@@ -149,8 +163,14 @@ class Parser:
             return
         if self._think is not None and found == self._think.open:
             self._state = self._in_thought
+        elif self._calls is not None and found == self._calls.close:
+            self._close()
         else:
             self._open(found)
+
+    def _close(self) -> None:
+        """Read on as content after the marker that closes calls."""
+        self._is_open, self._skips_space, self._state = False, True, self._in_content
 
     def _at_start(self, letter: str) -> None:
         """Read what may be a call without a marker: only an answer that begins with one is one."""
@@ -178,8 +198,7 @@ class Parser:
         """Read as content what was held back at the start."""
         text, self._raw, self._hold = self._raw + text, "", ""
         self._state = self._in_content_alone if self._calls and not self._calls.open else self._in_content
-        for letter in text:
-            self._state(letter)
+        self._again.extendleft(reversed(text))
 
     def _in_content_alone(self, letter: str) -> None:
         self._emit_text(letter)
@@ -188,7 +207,7 @@ class Parser:
 
     def _open(self, marker: str) -> None:
         assert self._calls is not None
-        self._raw = marker
+        self._raw, self._is_open = marker, True
         if self._calls.body == "array":
             self._state = self._before_array
             return
@@ -236,52 +255,75 @@ class Parser:
             call.feed(letter)
         except MalformedError:
             if call.has_begun:
-                self._found.append(CallEnd(self._num_calls - 1))
-                self._call, self._state = None, self._after_call
-                self._state(letter)
+                self._end_call(letter)
             else:
                 self._fail()
             return
         if call.has_begun:
             self._raw = ""
         if call.has_ended:
-            self._found.append(CallEnd(self._num_calls - 1))
-            self._call, self._state = None, self._after_call
+            self._end_call(call.rest if isinstance(call, XmlCall) else "")
+
+    def _end_call(self, rest: str) -> None:
+        self._found.append(CallEnd(self._num_calls - 1))
+        self._call, self._state, self._space = None, self._after_call, ""
+        self._again.extendleft(reversed(rest))
 
     def _fail(self) -> None:
         """Read as content what was taken for a call: its marker, and then the rest, which may have another one."""
         assert self._calls is not None
         text, self._raw, self._call = self._raw, "", None
+        self._num_false += 1
         opened = next((m for m in (self._calls.open, self._calls.bare_open) if m and text.startswith(m)), "")
+        self._is_open = self._is_open and not opened
         self._emit_text(opened)
         if not self._calls.open:
             self._state = self._in_content_alone
         else:
             self._state = self._in_content
-        for letter in text[len(opened) :]:
-            self._state(letter)
+        self._again.extendleft(reversed(text[len(opened) :]))
 
     def _after_call(self, letter: str) -> None:
-        """Read what comes after a call: the closing marker, another call, or content."""
+        """Read what comes after a call: the closing marker, another call, or content with the space before it."""
         calls = self._calls
         assert calls is not None
         if letter.isspace() and not self._hold:
+            self._space += letter
             return
         more = calls.separator or ("," if calls.body == "array" else "")
-        if not self._hold and more and letter == more and self._may_call:
+        if not self._hold and self._is_open and letter == more and self._may_call:
+            self._raw, self._space = self._space + letter, ""
             self._begin_call()
             return
-        if not self._hold and calls.body == "array" and letter == "]":
+        if not self._hold and calls.body == "array" and letter == "]" and self._is_open:
+            self._state = self._after_array
             return
-        markers = [marker for marker in (calls.close, calls.open if self._may_call else "") if marker]
-        found = self._held(letter, markers, self._emit_text)
-        if found == calls.close and found:
-            self._skips_space, self._state = True, self._in_content
-        elif found:
-            self._open(found)
-        elif not self._hold and not calls.close:
-            self._state = self._in_content_alone
+        self._follow(letter, [calls.close, *((calls.open, calls.bare_open) if self._may_call and calls.open else ())])
+
+    def _after_array(self, letter: str) -> None:
+        """Read what comes after the last call of an array: the closing marker, or content."""
+        assert self._calls is not None
+        if letter.isspace() and not self._hold:
+            self._space += letter
+        else:
+            self._follow(letter, [self._calls.close])
+
+    def _follow(self, letter: str, markers: list[str]) -> None:
+        """Read a character of a marker that may follow a call; what is none is content."""
+        assert self._calls is not None
+        self._hold += letter
+        if not any(marker.startswith(self._hold) for marker in markers):
+            text, self._hold, self._space = self._space + self._hold, "", ""
+            self._state = self._in_content if self._calls.open else self._in_content_alone
+            self._again.extendleft(reversed(text))
+        elif self._hold in markers:
+            found, self._hold, self._space = self._hold, "", ""
+            if found == self._calls.close:
+                self._close()
+            else:
+                self._open(found)
 
     @property
     def _may_call(self) -> bool:
-        return self._most_calls is None or self._num_calls < self._most_calls
+        is_left = self._most_calls is None or self._num_calls < self._most_calls
+        return is_left and self._num_false < _MOST_FALSE

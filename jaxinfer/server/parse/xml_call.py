@@ -18,7 +18,10 @@ class XmlCall:
 
     A value whose parameter is a string by the tool's schema is handed out while it is written. Others wait for their
     end: they are JSON if they can be read as such, and strings otherwise. One line break at each end of a value is left
-    out.
+    out. What is no tag after a parameter ends the function, whose closing tag models forget.
+
+    Attributes:
+        rest: characters that were read after the end.
 
     Args:
         schemas: of the tools' parameters, by names of tools.
@@ -38,6 +41,7 @@ class XmlCall:
         self._schemas, self._begin, self._argue = schemas, begin, argue
         self._state: Callable[[str], None] = self._in_name if has_opened else self._before_function
         self.has_begun = self.has_ended = False
+        self.rest = ""
         self._hold = self._name = self._value = ""
         self._num_parameters, self._streams = 0, False
         self._is_first = False
@@ -67,7 +71,11 @@ class XmlCall:
         self._argue("{")
 
     def _between(self, letter: str) -> None:
-        found = self._tag(letter, PARAMETER, END_OF_FUNCTION)
+        try:
+            found = self._tag(letter, PARAMETER, END_OF_FUNCTION)
+        except MalformedError:
+            self._end(rest=self._hold)
+            return
         if found == PARAMETER:
             self._value, self._state = "", self._in_key
         elif found == END_OF_FUNCTION:
@@ -93,12 +101,13 @@ class XmlCall:
         if letter != ">":
             self._value += letter
             if len(self._value) > _MOST_IN_NAME or letter in "<\n":
-                raise MalformedError
+                self._end(rest=PARAMETER + self._value)
             return
         key, self._value = self._value, ""
         self._argue(f"{', ' if self._num_parameters else ''}{json.dumps(key, ensure_ascii=False)}: ")
         self._num_parameters += 1
-        schema = self._schemas[self._name].get("properties", {}).get(key, {})
+        properties = self._schemas[self._name].get("properties")
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
         self._streams = isinstance(schema, Mapping) and schema.get("type") == "string"
         self._is_first, self._state = True, self._in_value
         if self._streams:
@@ -144,12 +153,22 @@ class XmlCall:
             return
         text = self._value.removesuffix("\n")
         try:
-            json.loads(text)
-        except ValueError:
+            json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError):
             text = json.dumps(text, ensure_ascii=False)
         self._argue(text)
         self._value = ""
 
-    def _end(self) -> None:
+    def _end(self, *, rest: str = "") -> None:
         self._argue("}")
-        self.has_ended = True
+        self.has_ended, self.rest = True, rest
+
+    def cut(self) -> None:
+        """End the answer within the call: hand out what was read of a value."""
+        if self._state == self._in_value:
+            text = self._value + self._hold
+            self._argue(json.dumps(text, ensure_ascii=False)[1:-1] if self._streams else text)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxinfer.server.packages import Field
 from jaxinfer.server.protocol.common import RequestBody, ResponseBody, Sampling, Usage
@@ -18,24 +18,28 @@ class TextPart(RequestBody):
 
 class Message(RequestBody):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart | str] | None = None
+    content: str | Annotated[list[TextPart | str], Field(fail_fast=True)] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
 
 class ChatRequest(Sampling):
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="goes before max_tokens")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = Field(None, description="false: reasoning is left out of the answer")
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    reasoning_effort: str | None = Field(
+        None, description='"none" switches reasoning off where the chat template has a switch'
+    )
     echo: bool | None = None
     skeleton_of_thought: bool | Literal["points", "merged"] | None = Field(
         None, description="answer by a skeleton and its points, as choices (true) or merged into one"

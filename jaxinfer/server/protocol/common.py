@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxinfer.server.packages import BaseModel, ConfigDict, Field
 
 MOST_STOP_STRINGS = 4
+# Lists are read up to their first error: there may be as many as entries, and each takes memory.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
 
 
 class RequestBody(BaseModel):
@@ -54,7 +56,7 @@ class Sampling(RequestBody):
     stream_options: StreamOptions | None = None
     n: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -65,8 +67,8 @@ class Sampling(RequestBody):
     use_beam_search: bool | None = Field(None, description="n continuations by beam search, whole answers only")
     length_penalty: float | None = Field(None, description="of beam search")
     early_stopping: bool | None = Field(None, description="of beam search")
-    branches: list[str] | list[list[int]] | None = Field(
-        None, min_length=1, description="continue the prompt once for each of these suffixes, which share its KV"
+    branches: Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)] | None = (
+        Field(None, min_length=1, description="continue the prompt once for each of these suffixes, which share its KV")
     )
     max_parallel_branches: int | None = Field(None, ge=1, description="most of them that run at once")
     user: str | None = None

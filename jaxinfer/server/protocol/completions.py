@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxinfer.server.packages import Field
-from jaxinfer.server.protocol.common import ResponseBody, Sampling, Usage
+from jaxinfer.server.protocol.common import ResponseBody, Sampling, TokenIds, Usage
 
 
 class CompletionRequest(Sampling):
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="one prompt, or several")
+    prompt: (
+        str | Annotated[list[str], Field(fail_fast=True)] | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
+    ) = Field(description="one prompt, or several")
     max_tokens: int | None = Field(None, ge=0, description="16 by default; 0 with echo alone")
     echo: bool | None = Field(None, description="give the prompt back too")
     logprobs: int | None = Field(None, ge=0)

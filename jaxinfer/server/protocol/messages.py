@@ -68,7 +68,10 @@ Block = Annotated[
     | Annotated[OtherBlock, Tag("Other")],
     Discriminator(_tag_of_block),
 ]
-Content = Annotated[Annotated[str, Tag("Text")] | Annotated[list[Block], Tag("Blocks")], Discriminator(_tag_of_content)]
+Content = Annotated[
+    Annotated[str, Tag("Text")] | Annotated[list[Block], Field(fail_fast=True), Tag("Blocks")],
+    Discriminator(_tag_of_content),
+]
 
 
 class Turn(RequestBody):
@@ -125,7 +128,7 @@ class MessagesPrompt(RequestBody):
     """What a conversation has before its answer."""
 
     model: str | None = Field(None, description="the served model; none or an empty one is taken for it")
-    messages: list[Turn] = Field(min_length=1)
+    messages: Annotated[list[Turn], Field(fail_fast=True)] = Field(min_length=1)
     system: Content | None = None
     tools: (
         list[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxinfer.server.packages import Field
 from jaxinfer.server.protocol.common import RequestBody, ResponseBody
@@ -23,11 +23,11 @@ class InputItem(RequestBody):
     type: str | None = Field(None, description="message (the default), function_call, function_call_output, reasoning")
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[InputPart] | None = None
+    content: str | Annotated[list[InputPart], Field(fail_fast=True)] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[InputPart] | None = None
+    output: str | Annotated[list[InputPart], Field(fail_fast=True)] | None = None
 
 
 class FunctionOfResponses(RequestBody):
@@ -68,7 +68,7 @@ class ResponsesRequest(RequestBody):
     """
 
     model: str | None = Field(None, description="the served model; none or an empty one is taken for it")
-    input: str | list[InputItem] | None = None
+    input: str | Annotated[list[InputItem], Field(fail_fast=True)] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = Field(None, description="true by default: keep the response in memory")
@@ -77,10 +77,10 @@ class ResponsesRequest(RequestBody):
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(fail_fast=True)] | None = None
     top_logprobs: int | None = Field(None, ge=0)
     text: TextOptions | None = None
-    tools: list[FunctionOfResponses] | None = None
+    tools: Annotated[list[FunctionOfResponses], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None

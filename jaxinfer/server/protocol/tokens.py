@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from jaxinfer.server.packages import Field
 from jaxinfer.server.protocol.chat import Message
-from jaxinfer.server.protocol.common import RequestBody, ResponseBody
+from jaxinfer.server.protocol.common import RequestBody, ResponseBody, TokenIds
+from jaxinfer.server.protocol.tools import Tool
 
 
 class TokenizeRequest(RequestBody):
@@ -14,8 +15,10 @@ class TokenizeRequest(RequestBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
-    add_special_tokens: bool | None = Field(None, description="true by default for a text, false for a conversation")
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = Field(None, min_length=1)
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    add_special_tokens: bool | None = Field(None, description="true by default, for a text alone")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -31,7 +34,7 @@ class TokenizeResponse(ResponseBody):
 
 class DetokenizeRequest(RequestBody):
     model: str | None = None
-    tokens: list[int] = Field(max_length=1 << 20)
+    tokens: TokenIds = Field(max_length=1 << 20)
 
 
 class DetokenizeResponse(ResponseBody):
@@ -39,4 +42,6 @@ class DetokenizeResponse(ResponseBody):
 
 
 class AbortRequest(RequestBody):
-    request_ids: list[str] = Field(max_length=1024, description="as X-Request-Id or request_id had them")
+    request_ids: Annotated[list[str], Field(fail_fast=True)] = Field(
+        max_length=1024, description="as X-Request-Id or request_id had them"
+    )
