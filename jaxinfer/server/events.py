@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import AsyncExitStack
@@ -11,6 +12,8 @@ from typing import Any, Protocol
 
 from jaxinfer.server.packages import Receive, Scope, Send
 from jaxinfer.server.settings import ServerSettings
+
+logger = logging.getLogger("jaxinfer.server")
 
 _EVENT_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -103,6 +106,10 @@ class EventStream:
             results = await asyncio.gather(*tasks, return_exceptions=True)
             await self._events.aclose()
             await self._resources.aclose()
+        if isinstance(results[-1], TimeoutError) and "abort" in scope:
+            logger.info("a client has taken nothing of its stream for %g seconds", self._read_timeout)
+            scope["abort"]()
+            return
         for result in results:
             if isinstance(result, Exception) and not isinstance(result, OSError):
                 raise result

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxinfer.async_llm import AsyncLLM
 from jaxinfer.server.app import build_app
-from jaxinfer.server.packages import App, H11Protocol, HttpProtocol, h11, uvicorn
+from jaxinfer.server.packages import App, H11Protocol, HttpProtocol, Receive, Scope, Send, h11, uvicorn
 from jaxinfer.server.service import DRAINING, LOADING, Service
 from jaxinfer.server.settings import ServerSettings
 
@@ -24,6 +24,7 @@ EXIT_DEAD, EXIT_NOT_LOADED = 3, 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CLOSING_SECONDS = 5
 _LOOK_SECONDS = 0.02
+_MOST_AHEAD = 1 << 16  # bytes
 
 
 class _Uvicorn(uvicorn.Server):
@@ -39,7 +40,44 @@ class _Http(H11Protocol):
 
     Without it, uvicorn tells such a client 400 whether or not its request was answered already, and the application
     still answers; both raise errors, which are logged.
+
+    The application may end a connection by `scope["abort"]`: to close one whose client takes nothing would wait for it.
+
+    What a client sends before its request is answered is read, within a bound: uvicorn would read nothing, and not
+    notice that the client has left.
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        served = self.app
+
+        async def with_abort(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["abort"] = self._abort
+            await served(scope, receive, send)
+
+        self.app = with_abort
+        self._num_ahead = 0  # bytes that came before the answer to a request
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_ahead = self._num_ahead + len(data) if self._is_answering else 0
+        if self._num_ahead > _MOST_AHEAD:
+            self._abort()
+        else:
+            super().data_received(data)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self._is_answering:
+            self.flow.resume_reading()
+
+    def _abort(self) -> None:
+        self.transport.abort()
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

@@ -57,3 +57,20 @@ def test_a_client_whose_pipeline_breaks_is_no_longer_answered(server):
     assert found.startswith(b"HTTP/1.1 200") and b"data: [DONE]" in found
     server.until(server.is_idle)
     assert not [line for line in server.lines[before:] if " ERROR " in line]
+
+
+@pytest.mark.parametrize("ahead", ["", "the next request", "too much"])
+def test_a_client_that_leaves_is_noticed_whatever_it_has_sent_ahead(server, ahead):
+    body = json.dumps(json.loads(BODY) | {"stream": False, "n": 4}).encode()
+    request = CHAT + KEY + b"content-length: %d\r\n\r\n" % len(body) + body
+    name = "jaxinfer:server_clients_left_total"
+    before = server.gauges()[name]
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    with connection:
+        connection.sendall(request)
+        server.until(lambda: server.gauges()["jaxinfer:server_requests_running"])
+        connection.sendall({"": b"", "the next request": request, "too much": b"x" * 200_000}[ahead])
+        if ahead == "too much":  # it is left itself
+            server.until(lambda: server.gauges()[name] > before)
+    server.until(lambda: server.gauges()[name] > before)
+    server.until(server.is_idle)
