@@ -131,16 +131,18 @@ class Tokenizer:
             raise ValueError("the checkpoint has no chat template: use generate with a text prompt")
         arguments = {"add_generation_prompt": True, **template_arguments}
 
-        def render(messages: Sequence[Mapping[str, Any]]) -> str:
-            return str(self.hf.apply_chat_template(list(messages), tokenize=False, **arguments))
+        def render(messages: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> str:
+            return str(self.hf.apply_chat_template(list(messages), tokenize=False, **given))
 
         forms = self._forms
         if forms is None or "chat_template" in arguments:
-            forms = content_forms(render)
-            self._forms = self._forms if "chat_template" in arguments else forms
+            # Other arguments are those of one call: what they make of the template says nothing about the next one.
+            template = {name: arguments[name] for name in ("chat_template",) if name in arguments}
+            forms = content_forms(lambda messages: render(messages, template))
+            self._forms = forms if not template else self._forms
         messages = in_form(messages, forms)
         try:
-            text = render(messages)
+            text = render(messages, arguments)
         except Exception as error:  # templates raise jinja's errors for roles that they do not know
             raise ValueError(f"the chat template refused the messages: {error}") from error
         return self.encode(text, add_special_tokens=False)  # the template has added them

@@ -71,13 +71,12 @@ class ChatAnswer(ChunkedAnswer):
         """Add an output, and return the chunks that it brings: the roles of all choices first, once."""
         self._envelope.count(number, output)
         self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
+        is_first = not self._has_begun
         found: list[dict[str, Any]] = []
         if not self._has_begun:
             self._has_begun = True
             self._prompt_token_ids = list(output.prompt_token_ids)
             found = [_choice(index, {"role": "assistant", "content": ""}, None, None) for index in range(self._form.n)]
-            if self._form.with_token_ids:
-                found[0]["prompt_token_ids"] = self._prompt_token_ids
         for part in output.outputs:
             choice = self._choices[part.index]
             entries = None
@@ -106,7 +105,10 @@ class ChatAnswer(ChunkedAnswer):
             if part.finish_reason:
                 chunks[-1] |= {"finish_reason": choice.finish_reason, "stop_reason": part.stop_reason}
             found += chunks
-        return self._chunks(found)
+        wrapped = self._chunks(found)
+        if is_first and self._form.with_token_ids:
+            wrapped[0]["prompt_token_ids"] = self._prompt_token_ids
+        return wrapped
 
     def _finish_reason(self, choice: _ChatChoice, reason: str | None, stop_reason: int | str | None) -> str | None:
         if reason == "stop" and choice.is_cut:

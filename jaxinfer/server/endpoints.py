@@ -70,6 +70,8 @@ class Endpoints:
         )  # fmt: skip
         envelope = self._envelope("cmpl", request)
         answer = CompletionAnswer(envelope, body.stream_options, form, self._texts(body), asked.texts)
+        if way.num_suffix_tokens:
+            envelope.count_tokens(way.num_suffix_tokens * len(asked.prompts), 0)
         running = service.running(asked.prompts, way.num_choices, way.start, way.names)
         return await respond(service, request, running, answer, is_stream=bool(body.stream))
 
@@ -94,6 +96,8 @@ class Endpoints:
             with_reasoning=body.include_reasoning is not False, is_named=asked.talk.tools.name is not None,
             details=self._details(body, asked.params),
         )  # fmt: skip
+        if way.num_suffix_tokens:
+            envelope.count_tokens(way.num_suffix_tokens, 0)
         answer = ChatAnswer(envelope, body.stream_options, form, self._texts(body))
         return await respond(service, request, asked.running(way), answer, is_stream=is_stream)
 

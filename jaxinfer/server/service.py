@@ -219,8 +219,11 @@ class Service:
                         await asyncio.sleep(0)
                 except ValueError as error:
                     raise of_value_error(error) from error
-                except EngineDeadError as error:
-                    self.die()
+                except RuntimeError as error:
+                    if isinstance(error, EngineDeadError):
+                        self.die()
+                    if self.phase == READY:
+                        raise
                     raise self.unavailable() from error
                 running.end_after(self.settings.request_timeout)
                 yield running

@@ -74,6 +74,11 @@ class Way:
             if given.get(name) not in (None, neutral):
                 raise ApiError(400, f"{name} goes without use_beam_search", name)
 
+    @property
+    def num_suffix_tokens(self) -> int:
+        """Tokens of the suffixes of a prompt, each by itself."""
+        return sum(map(len, self._suffixes))
+
     async def start(self, prompt: Any) -> Source:
         """Queue one prompt.
 

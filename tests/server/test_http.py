@@ -142,6 +142,8 @@ def test_texts_and_conversations_become_tokens_and_text_again(server):
     tokens = server.json("POST", "/tokenize", {"messages": messages})["tokens"]
     answer = server.json("POST", CHAT, QUESTION | {"return_token_ids": True})
     assert answer["prompt_token_ids"] == tokens and answer["choices"][0]["token_ids"]
+    first, second, *_ = map(json.loads, server.events(CHAT, QUESTION | {"return_token_ids": True})[:-1])
+    assert first["prompt_token_ids"] == tokens and "prompt_token_ids" not in second
     assert server.json("POST", "/detokenize", {"tokens": tokens})["prompt"].endswith("<|assistant|>")
     assert server.request("POST", "/tokenize", {})[0] == 400
     assert server.request("POST", "/detokenize", {"tokens": [99_999]})[0] == 400

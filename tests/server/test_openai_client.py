@@ -199,6 +199,9 @@ def test_branches_of_one_prompt_are_choices(client):
     whole = client.completions.create(prompt="In the harbour.", extra_body={"branches": suffixes}, **given)
     alone = [client.completions.create(prompt="In the harbour." + suffix, **given).choices[0] for suffix in suffixes]
     assert [choice.text for choice in whole.choices] == [choice.text for choice in alone]
+    given_tokens = client.completions.create(prompt="In the harbour.", **given).usage.prompt_tokens
+    suffix_tokens = [client.completions.create(prompt=suffix, **given).usage.prompt_tokens for suffix in suffixes]
+    assert whole.usage.prompt_tokens == given_tokens + sum(suffix_tokens)
     texts = ["", "", ""]
     for chunk in client.completions.create(
         prompt="In the harbour.", extra_body={"branches": suffixes}, stream=True, **given
