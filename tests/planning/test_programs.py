@@ -20,6 +20,7 @@ from jaxinfer.planning.programs import (
     compile_plan,
 )
 from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.programs.entry import Enters, EntryShape
 from tests.builders import make_engine, model_config, random_model
 
 F32 = jnp.dtype(jnp.float32)
@@ -37,7 +38,7 @@ def test_a_plan_looks_at_the_largest_shape_of_every_program_of_the_engine(stand_
     engine = EngineConfig(max_model_len=4096, max_num_seqs=64)
     assert planned_shapes(engine, stand_in(B200)) == {
         PREFILL: BatchShape(64, 64, 1984, 256, num_logits=64),
-        "entry": (4, 4096, 101),
+        "entry": EntryShape(4, 4096, 101, Enters.ALL),
         "prompt_logprobs": 2048,
         DECODE_LOOP: BatchShape(64, 0, 0, 256),
         BRANCH_LOOP: BatchShape.of_lanes(64, 256, 3),
