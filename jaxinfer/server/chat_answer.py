@@ -73,7 +73,7 @@ class ChatAnswer(ChunkedAnswer):
         self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
         is_first = not self._has_begun
         found: list[dict[str, Any]] = []
-        if not self._has_begun:
+        if is_first:
             self._has_begun = True
             self._prompt_token_ids = list(output.prompt_token_ids)
             found = [_choice(index, {"role": "assistant", "content": ""}, None, None) for index in range(self._form.n)]

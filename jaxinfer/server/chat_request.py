@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.server.conversations import tokens_of_messages
+from jaxinfer.server.conversations import REFUSED_OF_CONVERSATIONS, tokens_of_messages
 from jaxinfer.server.errors import ApiError, of_value_error
 from jaxinfer.server.packages import HttpRequest
 from jaxinfer.server.parse.machine import Parser
@@ -24,7 +24,7 @@ _MOST_SALT = 128
 _NOT_OF_CHAT = (
     ("echo", "the last message is not given back"),
     ("best_of", "use n"),
-    ("add_special_tokens", "the chat template writes the special tokens"),
+    *REFUSED_OF_CONVERSATIONS,
 )
 
 

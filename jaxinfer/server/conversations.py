@@ -11,6 +11,8 @@ from jaxinfer.server.bodies import refuse_constant
 from jaxinfer.server.errors import ApiError
 from jaxinfer.server.service import Service
 
+# Fields that would change the prompt, and why they are not served.
+REFUSED_OF_CONVERSATIONS = (("add_special_tokens", "the chat template writes the special tokens"),)
 # As many messages are read beside the event loop.
 _MANY = 100
 # What a request must not say about how a template is read.

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 from jaxinfer.server.bodies import read_model
-from jaxinfer.server.conversations import tokens_of_messages
+from jaxinfer.server.conversations import REFUSED_OF_CONVERSATIONS, tokens_of_messages
 from jaxinfer.server.errors import ApiError, of_value_error
 from jaxinfer.server.events import Reply
 from jaxinfer.server.metrics import exposition
@@ -16,7 +16,6 @@ from jaxinfer.server.protocol.tokens import AbortRequest, DetokenizeRequest, Tok
 from jaxinfer.server.sampling import refuse_uncomputed
 from jaxinfer.server.service import Service
 
-_NOT_OF_CONVERSATIONS = (("add_special_tokens", "the chat template writes the special tokens"),)
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -44,7 +43,7 @@ class Operations:
         llm = service.llm
         body = await read_model(request, TokenizeRequest, service.settings.max_body_bytes)
         service.check_model(body.model)
-        refuse_uncomputed(body, *(_NOT_OF_CONVERSATIONS if body.messages is not None else ()))
+        refuse_uncomputed(body, *(REFUSED_OF_CONVERSATIONS if body.messages is not None else ()))
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "one of prompt and messages is needed", "prompt")
         try:

@@ -167,12 +167,11 @@ class ServerProcess:
         service.phase = DRAINING
         logger.info("no more requests are taken, %d are running", service.num_running)
         await self._until_idle(self._settings.shutdown_timeout, most_signals=1)
-        if not loading.done():
-            # A thread that loads cannot be stopped; what it makes is shut down.
-            while not loading.done():
-                if self._num_signals > 1:
-                    os._exit(self._status)
-                await asyncio.wait([loading], timeout=_LOOK_SECONDS)
+        # A thread that loads cannot be stopped; what it makes is shut down.
+        while not loading.done():
+            if self._num_signals > 1:
+                os._exit(self._status)
+            await asyncio.wait([loading], timeout=_LOOK_SECONDS)
 
     async def _until_idle(self, seconds: float, *, most_signals: int | None = None) -> None:
         """Wait for running requests; not after more signals than so many."""

@@ -9,10 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import Any
 
-import pytest
-
 from jaxinfer.server.events import EventStream
-from jaxinfer.server.packages import H11Protocol, HttpProtocol
 from jaxinfer.server.run import _server
 from jaxinfer.server.settings import ServerSettings
 
@@ -30,7 +27,6 @@ async def endless() -> AsyncGenerator[bytes]:
         yield b"data: " + b"x" * 60_000 + b"\n\n"
 
 
-@pytest.mark.skipif(HttpProtocol is not H11Protocol, reason="another implementation of HTTP is installed")
 def test_connections_of_clients_that_take_nothing_are_closed(caplog):
     watcher, bound = Watcher(), socket.create_server(("127.0.0.1", 0))
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxinfer.server.bodies import refuse_constant
 from jaxinfer.server.parse.formats import END_OF_FUNCTION, END_OF_PARAMETER, FUNCTION, PARAMETER
 from jaxinfer.server.parse.json_call import MalformedError
 
@@ -153,7 +154,7 @@ class XmlCall:
             return
         text = self._value.removesuffix("\n")
         try:
-            json.loads(text, parse_constant=_refuse_constant)
+            json.loads(text, parse_constant=refuse_constant)
         except (ValueError, RecursionError):
             text = json.dumps(text, ensure_ascii=False)
         self._argue(text)
@@ -168,7 +169,3 @@ class XmlCall:
         if self._state == self._in_value:
             text = self._value + self._hold
             self._argue(json.dumps(text, ensure_ascii=False)[1:-1] if self._streams else text)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
