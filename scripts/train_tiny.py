@@ -20,7 +20,7 @@ from training.evaluation import evaluate, perplexity
 from training.huge_pages import begin_with_huge_pages
 from training.initialization import Params
 from training.loop import History, batches_of, make_evaluation, module_of, row_losses, train
-from training.model_card import CURVES, RunFacts, Stage, draw_curve, read_stages, write_card, write_stages
+from training.model_card import RunFacts, Stage, curve_of, draw_curve, read_stages, write_card, write_stages
 from training.options import empty_source
 from training.packing import Document, Packer, Rows, documents_of, pack_rows
 from training.tokenizer import encode_document
@@ -99,9 +99,10 @@ def learn(options: argparse.Namespace) -> None:
     stages = [Stage(facts, history.held_out_loss[-1][1], tool_loss[-1][1] if tool_loss else None)]
     if options.base is not None:  # its page goes with the checkpoint that may be written over
         stages = [*read_stages(options.base), *stages]
-        shutil.copyfile(options.base / CURVES[0], options.work / CURVES[0])
+        for number in range(len(stages) - 1):
+            shutil.copyfile(options.base / curve_of(number), options.work / curve_of(number))
     write_stages(options.work, stages)
-    draw_curve(curve, options.work / CURVES[len(stages) - 1], counted=f"answers 1, prompts {config.prompt_weight:g}")
+    draw_curve(curve, options.work / curve_of(len(stages) - 1), counted=f"answers 1, prompts {config.prompt_weight:g}")
     (options.work / "history.json").write_text(json.dumps(curve) + "\n", encoding="utf-8")
     write_checkpoint(module_of(graph, params), beginning.model, tokenizer, source, options.output)
 
@@ -111,8 +112,8 @@ def finish(output: Path, work: Path, cases: int) -> None:
     scores, shown = evaluate(output, cases)
     perplexities = perplexity(output, min(cases, 50))
     stages = read_stages(work)
-    for name in CURVES[: len(stages)]:
-        shutil.copyfile(work / name, output / name)
+    for number in range(len(stages)):
+        shutil.copyfile(work / curve_of(number), output / curve_of(number))
     write_stages(output, stages)
     write_card(output / "README.md", stages, scores, perplexities, shown)
 

@@ -16,7 +16,7 @@ from training.corpus import MIXTURE, TOOL_MIXTURE, stream
 from training.initialization import CONTEXT, Params, initial_parameters, model_config
 from training.loop import TrainingConfig
 from training.tokenizer import END_OF_TURN, load_tokenizer, plain_texts, token_ids, train_tokenizer
-from training.tool_format import TOOL_CHAT_TEMPLATE, knows_tools
+from training.tool_format import TOOL_CHAT_TEMPLATE
 
 TOKENIZER_SAMPLES = 20_000
 WATCHED = ("reading", "repetition", "to_json", "from_json", "arithmetic", "world")
@@ -58,14 +58,9 @@ def from_nothing(seed: int) -> Beginning:
 
 
 def from_checkpoint(directory: Path) -> Beginning:
-    """The weights and the tokenizer of a checkpoint, with a chat template that has tools, which it is to learn.
-
-    Raises:
-        ValueError: it has learned them already.
-    """
+    """The weights and the tokenizer of a checkpoint, with a chat template that has tools, which it is to learn, or to
+    learn further."""
     tokenizer = load_tokenizer(directory)
-    if knows_tools(tokenizer.chat_template):
-        raise ValueError(f"{directory} has learned to use tools: continue from a checkpoint that has not")
     tokenizer.chat_template = TOOL_CHAT_TEMPLATE
     model, module = load_checkpoint(directory, dtype="float32")
     graph, state = nnx.split(module)

@@ -15,8 +15,11 @@ from training.toolbox import purposes
 CARD_SAMPLES = ("plan", "expansion", "reading", "to_json", "direct", "guide", "arithmetic")
 TOOL_SAMPLES = ("tool_call", "tool_calls", "tool_none", "tool_result", "tool_chain")
 STAGES = "training.json"
-CURVES = ("loss_curve.png", "tools_loss_curve.png")
-"""Pictures of the training from nothing, and of the one with tools that continued it."""
+
+
+def curve_of(stage: int) -> str:
+    """The picture of a training: 0 is the one from nothing; those with tools that continued it count from 1."""
+    return "loss_curve.png" if stage == 0 else "tools_loss_curve.png" if stage == 1 else f"tools_loss_curve_{stage}.png"
 
 
 @dataclass(frozen=True)
@@ -94,17 +97,28 @@ def _samples(shown: dict[str, list[dict[str, Any]]]) -> str:
     return "\n\n".join(parts)
 
 
-def _with_tools(stage: Stage) -> dict[str, str]:
-    """What the card says of the training with tools, by the names of the template's places."""
+def _with_tools(stages: list[Stage]) -> dict[str, str]:
+    """What the card says of the trainings with tools, by the names of the template's places."""
     template = Template((DATA / "model_card_tools.md").read_text(encoding="utf-8"))
+    facts, last = [stage.facts for stage in stages], stages[-1]
+    again = (
+        f" It was done {len(stages)} times, each time from the weights of the time before and with a schedule of its "
+        "own; the figures are sums, and the losses those of the end."
+    )
     section = template.substitute(
-        steps=stage.facts.steps,
-        tokens=f"{stage.facts.tokens / 1e6:.2f}",
-        minutes=round(stage.facts.seconds / 60),
+        steps=sum(each.steps for each in facts),
+        tokens=f"{sum(each.tokens for each in facts) / 1e6:.2f}",
+        minutes=round(sum(each.seconds for each in facts) / 60),
+        again=again if len(stages) > 1 else "",
         training_tools=len(purposes(False)),
         held_out_tools=len(purposes(True)),
-        held_out_loss=f"{stage.held_out_loss:.3f}",
-        tool_loss=f"{stage.tool_loss:.3f}",
+        held_out_loss=f"{last.held_out_loss:.3f}",
+        tool_loss=f"{last.tool_loss:.3f}",
+        pictures="\n".join(f"![loss, with tools]({curve_of(number + 1)})" for number in range(len(stages))),
+    )
+    further = "".join(
+        f"python scripts/train_tiny.py --continue --seed {number} # further, with other samples\n"
+        for number in range(1, len(stages))
     )
     return {
         "calls": ", and calls tools",
@@ -112,7 +126,7 @@ def _with_tools(stage: Stage) -> dict[str, str]:
         '`{"name": ..., "arguments": ...}`, `</tool_call>`, each on a line of its own; several calls follow each '
         "other. See *Tools* |\n",
         "continue_command": "python scripts/train_tiny.py --continue # the same weights, with tools: training, "
-        "conversion, scores, this page\n",
+        f"conversion, scores, this page\n{further}",
         "tools": f"{section}\n",
     }
 
@@ -127,7 +141,7 @@ def write_card(
     perplexities: tuple[float, float],
     shown: dict[str, list[dict[str, Any]]],
 ) -> None:
-    """Fill in the model card and write it. A second stage is the training with tools."""
+    """Fill in the model card and write it. Those after the first are trainings with tools."""
     missed = [each for each in scores if not each.passed]
     verdict = (
         "Every required share is reached."
@@ -152,6 +166,6 @@ def write_card(
         perplexity_all=f"{perplexities[0]:.3f}",
         perplexity_answers=f"{perplexities[1]:.3f}",
         samples=_samples(shown),
-        **(_with_tools(stages[1]) if len(stages) > 1 else WITHOUT_TOOLS),
+        **(_with_tools(stages[1:]) if len(stages) > 1 else WITHOUT_TOOLS),
     )
     path.write_text(text, encoding="utf-8")

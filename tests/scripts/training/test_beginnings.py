@@ -60,6 +60,8 @@ def test_weights_make_the_round_trip(base, written):
     assert jnp.array_equal(old.embed.embedding[...], new.embed.embedding[...])
 
 
-def test_a_checkpoint_that_knows_tools_is_refused(written):
-    with pytest.raises(ValueError, match="has learned to use tools: continue from a checkpoint that has not"):
-        from_checkpoint(written)
+def test_a_checkpoint_that_knows_tools_learns_further(written):
+    found = from_checkpoint(written)
+    assert found.tokenizer.chat_template == TOOL_CHAT_TEMPLATE
+    old = load_checkpoint(written, dtype="float32")[1].embed.embedding[...]
+    assert jnp.array_equal(found.params["embed.embedding"], old)

@@ -1,6 +1,7 @@
 """The model card of the embedded target: of a training from nothing, and of one that continued it with tools."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,15 @@ def test_the_card_with_tools_has_both_trainings_their_pictures_and_commands(tmp_
     assert "0.109 nats" in text and "0.091 nats" in text and "0.034 with tools" in text
     assert re.search(r"\| tool_call \| one call, name and arguments exact \| 19/20 \| 95.0% \| 80% \|", text)
     assert all(f"**{kind}**" in text for kind in TOOL_SAMPLES)
+
+
+def test_a_card_of_tools_that_were_learned_twice_has_the_sums_the_last_losses_and_both_pictures(tmp_path):
+    text = " ".join(card(tmp_path, [FIRST, replace(SECOND, tool_loss=0.05), SECOND]).split())
+    assert "4000 steps, 12.40 million tokens, 120 minutes" in text and "It was done 2 times" in text
+    assert "0.034 with tools" in text and "0.05 " not in text
+    assert "(tools_loss_curve.png)" in text and "(tools_loss_curve_2.png)" in text
+    first, second = (text.index(f"train_tiny.py --continue {rest}") for rest in ("#", "--seed 1 #"))
+    assert first < second
 
 
 def test_the_record_of_trainings_makes_the_round_trip(tmp_path):
