@@ -20,6 +20,7 @@ def visible(
     trunk_len: jax.Array,
     tail_start: jax.Array,
     index_branch: jax.Array,
+    first: jax.Array | None = None,
 ) -> jax.Array:
     """Decide whether queries see lane indices; all arguments broadcast against each other.
 
@@ -29,12 +30,15 @@ def visible(
         tail_bits: uint32 [..., W], tail bits of the queries; leading axes broadcast with the others.
         trunk_len, tail_start: int32, values of the queries' rows.
         index_branch: int32, `page_branch` of the page that holds each index.
+        first: int32, lower bounds of the queries, which limit what they see below `tail_start`; None: there are none.
 
     Returns:
-        bool: below `tail_start`, whether the index is within the limit, and in the trunk or the query's own branch;
+        bool: below `tail_start`, whether the index is within the bounds, and in the trunk or the query's own branch;
         from `tail_start` on, whether the query's tail bit is set.
     """
     in_context = (index <= limit) & ((index < trunk_len) | (index_branch == branch))
+    if first is not None:
+        in_context &= index >= first
     words = tail_bits.shape[-1]
     if words == 0:
         return (index < tail_start) & in_context

@@ -22,6 +22,7 @@ class AttentionMetadata:
     slot_mapping: jax.Array  # int32 [T], the slot that the token's K and V are written to
     row: jax.Array  # int32 [T]
     limit: jax.Array  # int32 [T], the highest lane index that the token may see
+    first: jax.Array  # int32 [T], the lowest lane index below the tail that it may see; int32 [0]: all may see index 0
     branch: jax.Array  # int32 [T], -1 for tokens of the trunk
     tail_bits: jax.Array  # uint32 [T, W], bit i: the token sees lane index tail_start + i
     page_table: jax.Array  # int32 [R, P]

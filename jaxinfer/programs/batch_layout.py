@@ -187,6 +187,7 @@ def unpack(buffer: jax.Array, shape: BatchShape) -> StepBatch:
     values = unpacked(buffer, shape)
     sampling = SamplingBatch(**{f.name: values.pop(f.name) for f in fields(SamplingBatch)})
     samples = Samples(sampling, **{f.name: values.pop(f.name) for f in fields(Samples) if f.name != "sampling"})
+    values["first"] = jnp.zeros(0, jnp.int32)
     if not shape.is_branched:
         values["page_branch"] = jnp.full_like(values["page_table"], -1)
     return StepBatch(

@@ -3,7 +3,7 @@
 The head has a KV pool of its own with the target's page ids. Its token t pairs the target's feature at t - 1 with the
 embedding of t, and is stored in the slot of t. A page thus depends only on its tokens and those before them, and
 sequences can share it. Token 0 has no feature before it and is left out: the head sees a sequence from `drafter_start`
-on. Attention has no lower bound, so the page with that token is read as part of the tail, where bits say what is seen.
+on, which is the lower bound of what its tokens see.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxinfer.sampling.bounds import Bounded, Bounds
 from jaxinfer.sampling.greatest import top_of_rows
 from jaxinfer.sampling.noise import gumbel
 from jaxinfer.speculative.proposer import Drafts, RoundsShape, Seated, entropies
-from jaxinfer.speculative.tails import TailPages, bits_between, num_words, one_bit, tokens_of_sequences, with_tail
+from jaxinfer.speculative.tails import TailPages, num_words, one_bit, tokens_of_sequences, with_tail
 from jaxinfer.speculative.tree import Tree, best_of_pool, pool_size
 
 EAGLE3_HEAD, EAGLE3_STATE = "eagle3_head", "eagle3_state"
@@ -181,8 +181,8 @@ class Eagle3:
         page_size, rows = kv.page_size, seated.token.shape[0]
         root_index = batch.places((seated.length - 1)[:, None], page_size=page_size)[1]
         pages = self.tails.of_rows(batch)
-        words = num_words((1 + pages.shape[1]) * page_size)
-        offset = page_size + self.tails.offsets(batch)
+        words = num_words(pages.shape[1] * page_size)
+        offset = self.tails.offsets(batch)
         latest = seated.latest_output(device.state[BOUNDS])[:, None, None]
         drawn = self._drawn(device, normed, seated, k, 0, latest)
         pool_tokens = jnp.zeros((rows, pool_size(self.depth, k)), jnp.int32).at[:, :k].set(drawn.tokens)
@@ -266,12 +266,13 @@ class Eagle3:
 
         Args:
             features: [T, hidden], of the token before each.
-            tail: int32 [R, C], the pages of each row's tail after the tail's first page, and uint32 [T, W], the bits
-                that tokens see there; None: there are none.
+            tail: int32 [R, C], the pages of each row's tail, and uint32 [T, W], the bits that tokens see there; None:
+                there are none.
         """
         head: Eagle3Head = device.models[EAGLE3_HEAD]
         embed = device.models[TARGET].embed if head.embed is None else head.embed
-        seen = _as_seen(batch, kv.page_size, tail)
+        seen = batch if tail is None else with_tail(batch, *tail, page_size=kv.page_size)
+        seen = replace(seen, first=batch.drafter_start[batch.row])
         attend = paged_attend(head.config.layer, head.dtype, kv, seen, device.backend)
         tokens = batch.token_ids.shape[0]
         token_ids, positions, lengths, before = (
@@ -328,23 +329,6 @@ class Eagle3:
         scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)  # -inf: not a node of a tree
         entropy = entropies(own) if self._with_entropy else jnp.zeros(scores.shape[0], jnp.float32)
         return Drawn(words[best], scores, entropy)
-
-
-def _as_seen(batch: StepBatch, page_size: int, tail: tuple[jax.Array, jax.Array] | None) -> StepBatch:
-    """Return the batch without tokens before `drafter_start`, whose page becomes the first page of the tail."""
-    start = batch.drafter_start
-    own = jnp.minimum(start // page_size, batch.page_table.shape[1] - 1)
-    pages = jnp.take_along_axis(batch.page_table, own[:, None], axis=1)
-    if tail is not None:
-        pages = jnp.concatenate([pages, tail[0]], axis=1)
-    words = num_words(page_size * pages.shape[1])
-    last = jnp.minimum(batch.limit - own[batch.row] * page_size, page_size - 1)
-    in_page = bits_between((start % page_size)[batch.row], last, words)
-    # A row that is in use sees at least the page of its `drafter_start`.
-    in_use = replace(batch, kv_len=jnp.maximum(batch.kv_len, jnp.where(batch.kv_len > 0, start + 1, 0)))
-    seen = with_tail(in_use, pages, first=own + 1, page_size=page_size)
-    in_tail = in_page if tail is None else in_page | tail[1]
-    return replace(seen, tail_bits=jnp.where((batch.limit >= 0)[:, None], in_tail, jnp.uint32(0)))
 
 
 def eagle3_state(

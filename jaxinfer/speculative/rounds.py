@@ -220,8 +220,7 @@ class SpeculativeRounds:
         words = num_words(pages.shape[1] * page_size)
         bits = ancestor_bits(tree, self.tails.offsets(batch), max_depth=width - 1, words=words)
         bits = jnp.where(there[..., None], jnp.pad(bits, ((0, 0), (1, 0), (0, 0))), jnp.uint32(0))
-        wide = with_tail(wide, pages, first=jnp.zeros_like(wide.kv_len), page_size=page_size)
-        wide = replace(wide, tail_bits=bits.reshape(-1, words))
+        wide = with_tail(wide, pages, bits.reshape(-1, words), page_size=page_size)
         above = jnp.pad(paths(tree, max_depth=width - 1), ((0, 0), (1, 0), (0, 0)), constant_values=-1)
         latest = jnp.broadcast_to(seated.latest_output(device.state[BOUNDS])[:, None, None], (*above.shape[:2], 1))
         kv, hidden, sampled, features, was_redrawn = self._computed(

@@ -61,39 +61,28 @@ def one_bit(index: jax.Array, words: int) -> jax.Array:
     return jnp.where(jnp.arange(words) == (index // TAIL_WORD_BITS)[..., None], bit[..., None], jnp.uint32(0))
 
 
-def bits_between(first: jax.Array, last: jax.Array, words: int) -> jax.Array:
-    """Return uint32 [..., words] with the bits from `first` [...] to `last` [...] set, none where last < first."""
-    index = jnp.arange(words * TAIL_WORD_BITS)
-    there = (index >= first[..., None]) & (index <= last[..., None])
-    there = there.reshape(*there.shape[:-1], words, TAIL_WORD_BITS).astype(jnp.uint32)
-    return jnp.sum(there << jnp.arange(TAIL_WORD_BITS, dtype=jnp.uint32), axis=-1, dtype=jnp.uint32)
-
-
-def with_tail(batch: StepBatch, pages: jax.Array, *, first: jax.Array, page_size: int) -> StepBatch:
-    """Return the batch with a tail: rows are read from column `first` on, and then from the tail's pages.
+def with_tail(batch: StepBatch, pages: jax.Array, bits: jax.Array, *, page_size: int) -> StepBatch:
+    """Return the batch with a tail after each row's context.
 
     Args:
         pages: int32 [R, C], of the tails.
-        first: int32 [R], first column of the page table that is read.
+        bits: uint32 [T, W], what the tokens see of them.
     """
-    count = jnp.maximum((batch.kv_len + page_size - 1) // page_size - first, 0)
-    column = jnp.arange(batch.page_table.shape[1] + pages.shape[1])
-    at = jnp.minimum(first[:, None] + column, batch.page_table.shape[1] - 1)
-    behind = jnp.clip(column - count[:, None], 0, pages.shape[1] - 1)
+    count = (batch.kv_len + page_size - 1) // page_size
+    columns = batch.page_table.shape[1] + pages.shape[1]
+    column = jnp.arange(columns)
     in_context = column < count[:, None]
-    before = first * page_size
+    after = jnp.take_along_axis(pages, jnp.clip(column - count[:, None], 0, pages.shape[1] - 1), axis=1)
+    table, owner = (
+        jnp.pad(x, ((0, 0), (0, pages.shape[1])), mode="edge") for x in (batch.page_table, batch.page_branch)
+    )
     return replace(
         batch,
-        page_table=jnp.where(
-            in_context,
-            jnp.take_along_axis(batch.page_table, at, axis=1),
-            jnp.take_along_axis(pages, behind, axis=1),
-        ),
-        page_branch=jnp.where(in_context, jnp.take_along_axis(batch.page_branch, at, axis=1), -1),
+        page_table=jnp.where(in_context, table, after),
+        page_branch=jnp.where(in_context, owner, -1),
         kv_len=(count + pages.shape[1]) * page_size,
-        trunk_len=jnp.maximum(batch.trunk_len - before, 0),
         tail_start=count * page_size,
-        limit=jnp.where(batch.limit >= 0, jnp.maximum(batch.limit - before[batch.row], -1), -1),
+        tail_bits=bits,
     )
 
 

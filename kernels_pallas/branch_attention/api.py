@@ -144,6 +144,7 @@ def _tuning(step: StepIntegers, sizes: AttentionSizes, rows: int, tokens_per_row
         head_dim=sizes.head_dim,
         tokens_of_lane=step.page_table.shape[1] * sizes.page_size,
         tail_words=step.tail_bits.shape[1],
+        has_first=step.first.shape[0] > 0,
         num_cores=132 if interpret else num_cores(),
         weights_in_registers=not interpret,
     )

@@ -1,7 +1,7 @@
 """Query blocks and the pages that each of them reads, computed on the device from a step's integers.
 
-By the visibility rule, a query sees a page's slots below some lane index, and from `tail_start` on those whose bits are
-set. So a block needs two bounds and tail bits for each query, and for the whole block the list of pages in which at
+By the visibility rule, a query sees a page's slots between two lane indices, and from `tail_start` on those whose bits
+are set. So a block needs bounds and tail bits for each query, and for the whole block the list of pages in which at
 least one query sees something. All layers of a step share one plan.
 """
 
@@ -15,12 +15,15 @@ import jax.numpy as jnp
 
 from kernels_pallas.branch_attention.tuning import QUERY_ROWS, Tuning, aligned_tail_words
 
-# Entries of BlockPlan.header, BlockPlan.pages and BlockPlan.queries.
-HEADER = ("first_token", "num_tokens", "full_tiles", "context_tiles", "tiles", "tail_start", "tail_page")
+# Entries of BlockPlan.header, BlockPlan.pages and BlockPlan.queries. "first" is there if tokens have lower bounds: of a
+# query its own, of a block the least.
+HEADER = ("first_token", "num_tokens", "full_tiles", "context_tiles", "tiles", "tail_start", "tail_page", "first")
 PAGE = ("page", "lane_page", "owner", "context_end")
-QUERY = ("own_bound", "trunk_bound", "branch")
+QUERY = ("own_bound", "trunk_bound", "branch", "first")
 # The branch of a query that sees nothing. It does not count when tiles that need no mask are chosen.
 IDLE = -3
+# The lower bound of a query that sees no context.
+_NEVER = jnp.iinfo(jnp.int32).max
 _WORD = 32
 # Section of a page in a block's list.
 _FULL, _CONTEXT, _TAIL, _UNSEEN = range(4)
@@ -34,6 +37,9 @@ class StepIntegers(Protocol):
 
     @property
     def limit(self) -> jax.Array: ...  # int32 [T], the highest lane index that the token may see
+
+    @property
+    def first(self) -> jax.Array: ...  # int32 [T], the lowest one below the tail; int32 [0]: there is no lower bound
 
     @property
     def branch(self) -> jax.Array: ...  # int32 [T], -1 for tokens of the trunk
@@ -112,11 +118,15 @@ class BlockPlan:
     those with context alone, then those with a tail; pages of a section that do not fill a tile join the next section.
     """
 
-    header: jax.Array  # int32 [B, 7], see HEADER
+    header: jax.Array  # int32 [B, 7 or 8], see HEADER
     pages: jax.Array  # int32 [B, 4, L], see PAGE; entries that pad the last tile have a lane page beyond the lane
-    queries: jax.Array  # int32 [B, C, 3, QUERY_ROWS], see QUERY
+    queries: jax.Array  # int32 [B, C, 3 or 4, QUERY_ROWS], see QUERY
     tail_bits: jax.Array | None  # int32 [B, C, W, QUERY_ROWS], bit 0 of word 0 is the first slot of tail_page
     block_tail_bits: jax.Array | None  # int32 [B, W], the union over the block's queries
+
+    @property
+    def has_first(self) -> bool:
+        return self.queries.shape[2] == len(QUERY)
 
 
 def decode_blocks(step: StepIntegers, tokens_per_block: int) -> QueryBlocks:
@@ -157,6 +167,10 @@ def plan_blocks(step: StepIntegers, blocks: QueryBlocks, *, page_size: int, grou
     own = offset < blocks.num_tokens[:, None]
     trunk_len, tail_start = step.trunk_len[blocks.row], step.tail_start[blocks.row]
     own_bound = jnp.where(own, jnp.minimum(step.limit[token] + 1, tail_start[:, None]), 0)
+    first = None
+    if step.first.shape[0]:
+        own_bound = jnp.where(step.first[token] < own_bound, own_bound, 0)
+        first = jnp.where(own_bound > 0, step.first[token], _NEVER)
     trunk_bound = jnp.minimum(own_bound, trunk_len[:, None])
     idle = own_bound <= 0
     bits = None
@@ -169,19 +183,29 @@ def plan_blocks(step: StepIntegers, blocks: QueryBlocks, *, page_size: int, grou
     pages_per_tile = tuning.tile // page_size
     words = block_words = None
     if not step.is_branched and not tail_words:
-        first, last = jnp.min(jnp.where(idle, jnp.iinfo(jnp.int32).max, own_bound), axis=1), jnp.max(own_bound, axis=1)
+        by_all, last = jnp.min(jnp.where(idle, _NEVER, own_bound), axis=1), jnp.max(own_bound, axis=1)
         seen = jnp.minimum(-(-last // page_size), table.shape[1])
-        seen_tiles = -(-seen // pages_per_tile)
-        tiles = [jnp.minimum(first // page_size, seen) // pages_per_tile, seen_tiles, seen_tiles]
-        pages = _pages_in_order(table, seen, last, pages_per_tile)
+        by_all, lowest = jnp.minimum(by_all // page_size, seen), None
+        if first is not None:
+            least, whole = jnp.min(first, axis=1), -(-jnp.max(jnp.where(idle, 0, first), axis=1) // page_size)
+            least = jnp.minimum(least // page_size, seen)
+            whole = jnp.clip(whole, least, seen)
+            by_all = jnp.maximum(by_all - whole, 0)
+            lowest = least, whole, by_all
+        pages, listed = _pages_in_order(table, seen, last, pages_per_tile, lowest)
+        seen_tiles = -(-listed // pages_per_tile)
+        tiles = [by_all // pages_per_tile, seen_tiles, seen_tiles]
     else:
         owner = step.page_branch[blocks.row]  # [B, P]
         first_slot = jnp.arange(owner.shape[1], dtype=jnp.int32) * page_size
         bound = jnp.where(owner[:, None] == branch[:, :, None], own_bound[:, :, None], trunk_bound[:, :, None])
         context_end = jnp.max(bound, axis=1)  # [B, P]
-        seen_by_all = jnp.min(jnp.where(idle[:, :, None], jnp.iinfo(jnp.int32).max, bound), axis=1)
-        section = jnp.where(seen_by_all >= first_slot + page_size, _FULL, _CONTEXT)
-        section = jnp.where(context_end > first_slot, section, _UNSEEN)
+        seen_by_all = jnp.min(jnp.where(idle[:, :, None], _NEVER, bound), axis=1)
+        is_full, is_seen = seen_by_all >= first_slot + page_size, context_end > first_slot
+        if first is not None:
+            is_full &= jnp.max(jnp.where(idle, 0, first), axis=1)[:, None] <= first_slot
+            is_seen &= jnp.min(first, axis=1)[:, None] < first_slot + page_size
+        section = jnp.where(is_seen, jnp.where(is_full, _FULL, _CONTEXT), _UNSEEN)
         if bits is not None:
             union = jax.lax.reduce(bits, jnp.uint32(0), jax.lax.bitwise_or, (1,))
             has_bits = _has_tail_bits(union, tail_start // page_size, owner.shape[1], page_size)
@@ -194,10 +218,14 @@ def plan_blocks(step: StepIntegers, blocks: QueryBlocks, *, page_size: int, grou
             tiles[1] = tiles[2]
         pages = _page_list(table, owner, context_end, section, pages_per_tile)
     fields = [blocks.first_token, blocks.num_tokens, *tiles, tail_start, tail_start // page_size]
+    of_queries = [own_bound, trunk_bound, branch]
+    if first is not None:
+        fields.append(jnp.min(first, axis=1))
+        of_queries.append(first)
     return BlockPlan(
         header=jnp.stack([field.astype(jnp.int32) for field in fields], axis=1),
         pages=pages,
-        queries=_stacked(jnp.stack([own_bound, trunk_bound, branch], axis=-1), group, tuning),
+        queries=_stacked(jnp.stack(of_queries, axis=-1), group, tuning),
         tail_bits=words,
         block_tail_bits=block_words,
     )
@@ -230,21 +258,39 @@ def _page_list(
     return jnp.stack(columns, axis=1).astype(jnp.int32)
 
 
-def _pages_in_order(table: jax.Array, seen: jax.Array, last: jax.Array, pages_per_tile: int) -> jax.Array:
-    """Return the `_page_list` of rows without branches and tails, which see their first `seen` [B] pages, up to lane
-    index `last` [B]: the table's order needs no sorting."""
+def _pages_in_order(
+    table: jax.Array,
+    seen: jax.Array,
+    last: jax.Array,
+    pages_per_tile: int,
+    lowest: tuple[jax.Array, jax.Array, jax.Array] | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the `_page_list` of rows without branches and tails, and its length [B], without sorting.
+
+    Args:
+        seen, last: int32 [B], the pages of a block and its lane indices end before these.
+        lowest: int32 [B] each, the first page that some queries see, the first whose first slot all see, and the number
+            of pages from that one on which all see whole; these come first. None: all see all pages from their first
+            slots.
+    """
     num_pages = table.shape[1]
+    latest = table[jnp.arange(table.shape[0]), jnp.maximum(seen - 1, 0)]
     table = jnp.pad(table, ((0, 0), (0, -num_pages % pages_per_tile)))
     entry = jnp.arange(table.shape[1], dtype=jnp.int32)
-    listed = entry < seen[:, None]
-    latest = table[jnp.arange(table.shape[0]), jnp.maximum(seen - 1, 0)]
+    if lowest is None:
+        count, at = seen, entry
+    else:
+        count, (least, whole, full) = seen - lowest[0], (x[:, None] for x in lowest)
+        at = jnp.where(entry < full, entry + whole, entry + least - jnp.where(entry < full + whole - least, full, 0))
+        table = jnp.take_along_axis(table, jnp.clip(at, 0, num_pages - 1), axis=1)
+    listed = entry < count[:, None]
     columns = [
         jnp.where(listed, table, latest[:, None]),
-        jnp.where(listed, entry, num_pages),
+        jnp.where(listed, at, num_pages),
         jnp.full_like(table, -1),
         jnp.where(listed, last[:, None], 0),
     ]
-    return jnp.stack(columns, axis=1).astype(jnp.int32)
+    return jnp.stack(columns, axis=1).astype(jnp.int32), count
 
 
 def _stacked(values: jax.Array, group: int, tuning: Tuning) -> jax.Array:

@@ -1,7 +1,7 @@
 """Inside the kernel: scores of a tile are masked by the visibility rule, and unseen values are cleared.
 
-A tile holds the slots of several pages. Within 32 slots of one page, the rule reduces to two integers per query: a
-bound below which it sees the context, and one word of tail bits.
+A tile holds the slots of several pages. Within 32 slots of one page, the rule reduces to three integers per query: the
+bounds between which it sees the context, and one word of tail bits.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Queries:
     own_bound: jax.Array
     trunk_bound: jax.Array
     branch: jax.Array
+    first: jax.Array | None  # None: there are no lower bounds
     consumer: jax.Array
     block: jax.Array
 
@@ -50,13 +51,14 @@ class Run:
     shift: jax.Array  # number of the first slot's bit in the word
 
 
-def load_queries(memory: Any, block: jax.Array, consumer: jax.Array) -> Queries:
+def load_queries(launch: KernelLaunch, memory: Any, block: jax.Array, consumer: jax.Array) -> Queries:
     """Load the queries' integers from shared memory."""
-    own_bound, trunk_bound, branch = (
-        plgpu.layout_cast(memory.integers.at[consumer, QUERY.index(name)][...], ROWS)
-        for name in ("own_bound", "trunk_bound", "branch")
-    )
-    return Queries(own_bound, trunk_bound, branch, consumer, block)
+
+    def load(name: str) -> jax.Array:
+        return plgpu.layout_cast(memory.integers.at[consumer, QUERY.index(name)][...], ROWS)
+
+    bounds = load("own_bound"), load("trunk_bound"), load("branch")
+    return Queries(*bounds, load("first") if launch.has_first else None, consumer, block)
 
 
 def runs_of_tile(launch: KernelLaunch, memory: Any, block: jax.Array, tile: jax.Array) -> list[Run]:
@@ -85,7 +87,7 @@ def hide_context(
     """Set scores [QUERY_ROWS, tile] to `hidden` where a query does not see a slot; the tile has no tail."""
     parts = []
     for run in runs_of_tile(launch, memory, queries.block, tile):
-        seen = _slots(run) < _across(_bound(queries, run), run)
+        seen = _in_context(queries, run, _slots(run))
         parts.append(jnp.where(seen, scores[:, run.first : run.first + run.size], hidden))
     return jnp.concatenate(parts, axis=1)
 
@@ -101,7 +103,7 @@ def hide_context_and_tail(
         word = plgpu.layout_cast(memory.bits.at[queries.consumer, run.word][...], ROWS)
         bit = (_across(word, run) >> (slots + run.shift)) & 1
         # Bounds never reach beyond tail_start, and bits before it are 0: one of the two decides.
-        seen = (slots < _across(_bound(queries, run), run)) | ((slots >= tail_start - run.lane_index) & (bit == 1))
+        seen = _in_context(queries, run, slots) | ((slots >= tail_start - run.lane_index) & (bit == 1))
         parts.append(jnp.where(seen, scores[:, run.first : run.first + run.size], hidden))
     return jnp.concatenate(parts, axis=1)
 
@@ -113,6 +115,8 @@ def clean_values(launch: KernelLaunch, memory: Any, queries: Queries, tile: jax.
     dirty = jnp.bool_(False)
     for run in runs:
         dirty = dirty | (run.context_end < run.lane_index + run.size)
+        if launch.has_first:
+            dirty = dirty | (memory.header[block, HEADER.index("first")] > run.lane_index)
 
     @pl.when(dirty)
     def _():
@@ -136,10 +140,12 @@ def _seen_by_block(launch: KernelLaunch, memory: Any, block: jax.Array, first: i
     """Return bool [64, 64]: whether the block sees slot `first` + row of the tile; all columns are equal."""
     row = plgpu.broadcasted_iota(jnp.int32, (_SQUARE, _SQUARE), 0, layout=WGMMA)
     tail_start = memory.header[block, HEADER.index("tail_start")]
-    # The ends of context and the starts of the tail, in rows of the square, and the words of tail bits.
-    ends, starts, words = [], [], []
+    # The bounds of context and the starts of the tail, in rows of the square, and the words of tail bits.
+    firsts, ends, starts, words = [], [], [], []
     for run in runs:
         row_of_index_0 = run.first - first - run.lane_index
+        if launch.has_first:
+            firsts.append(memory.header[block, HEADER.index("first")] + row_of_index_0)
         ends.append(run.context_end + row_of_index_0)
         starts.append(tail_start + row_of_index_0)
         if launch.tail_words:
@@ -152,16 +158,19 @@ def _seen_by_block(launch: KernelLaunch, memory: Any, block: jax.Array, first: i
         return values
 
     seen = row < by_row(ends)
+    if launch.has_first:
+        seen = seen & (row >= by_row(firsts))
     if launch.tail_words:
         bit = (by_row(words) >> (row & (runs[0].size - 1))) & 1
         seen = seen | ((row >= by_row(starts)) & (bit == 1))
     return seen
 
 
-def _bound(queries: Queries, run: Run) -> jax.Array:
-    """Return int32 [QUERY_ROWS]: the first slot of the run, as context, that the query does not see."""
+def _in_context(queries: Queries, run: Run, slots: jax.Array) -> jax.Array:
+    """Return bool [QUERY_ROWS, run.size]: whether a query sees a slot of the run as context."""
     bound = jnp.where(queries.branch == run.owner, queries.own_bound, queries.trunk_bound)
-    return bound - run.lane_index
+    seen = slots < _across(bound - run.lane_index, run)
+    return seen if queries.first is None else seen & (slots >= _across(queries.first - run.lane_index, run))
 
 
 def _slots(run: Run) -> jax.Array:

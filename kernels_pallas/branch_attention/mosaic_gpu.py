@@ -75,6 +75,7 @@ def attend_blocks(
         q.dtype,
         kv_heads,
         items,
+        plan.has_first,
     )
     out_shape = (num_tokens, *q.shape[1:])
     if launch.split:
@@ -117,7 +118,7 @@ def _scratch(launch: KernelLaunch) -> dict[str, Any]:
         # TMA delivers each token's heads untiled, because their number need not fit the tiling.
         "q_plain": plgpu.SMEM((consumers, QUERY_ROWS, head_dim), launch.dtype),
         "q_tiled": plgpu.SMEM((consumers, QUERY_ROWS, head_dim), launch.dtype, transforms=_TILED),
-        "integers": plgpu.SMEM((consumers, len(QUERY), QUERY_ROWS), jnp.int32),
+        "integers": plgpu.SMEM((consumers, len(QUERY) - (not launch.has_first), QUERY_ROWS), jnp.int32),
         "k_tiles": tiles,
         "v_tiles": tiles,
         "q_loaded": plgpu.Barrier(num_arrivals=query_loads, num_barriers=consumers),
@@ -191,7 +192,7 @@ def _consume(launch: KernelLaunch, memory: Any, consumer: jax.Array, number: jax
         carry = lax.fori_loop(start, stop, partial(_one_tile, launch, memory, item, consumer, hide), carry)
         start = stop
     total, top, weight = carry
-    queries = masking.load_queries(memory, item.block, consumer)
+    queries = masking.load_queries(launch, memory, item.block, consumer)
     weight = jnp.where(queries.branch == IDLE, 0.0, weight)
     _store(launch, memory, item, consumer, total, top, weight)
     plgpu.barrier_arrive(memory.q_used.at[consumer])
@@ -213,7 +214,7 @@ def _one_tile(launch, memory, item, consumer, hide, tile, carry):
     scores *= launch.scale
     if hide is not None:
         # Loaded for every masked tile: kept across tiles, they would take registers from the result.
-        queries = masking.load_queries(memory, item.block, consumer)
+        queries = masking.load_queries(launch, memory, item.block, consumer)
         scores = hide(launch, memory, queries, tile, scores, 2 * _LOWEST)
     new_top = jnp.maximum(top, scores.max(axis=1))
     shrink = jnp.exp2(top - new_top)

@@ -42,6 +42,7 @@ class _Tiles:
 
     row: jax.Array  # int32 [N]
     tokens: jax.Array  # int32 [N, width], -1 where there is none
+    begin: jax.Array | None  # int32 [N], the first chunk that is read; None: the lane's first
     chunks: jax.Array  # int32 [N]
     done: jax.Array  # int32 [N], cumulative sum of `chunks`
     last: jax.Array  # int32 [], the last tile that sees something
@@ -56,6 +57,7 @@ class _Integers:
     """Integers of a step that determine what its tokens see; shapes as in `StepIntegers`."""
 
     limit: jax.Array
+    first: jax.Array
     branch: jax.Array
     tail_bits: jax.Array
     page_table: jax.Array
@@ -130,9 +132,11 @@ def _plan_tiles(
     # after the last one that sees something have none.
     size = _pages_per_chunk(sizes.page_size) * sizes.page_size
     chunks = (_ends(blocks.row, tokens, step) + size - 1) // size
+    begin = jnp.minimum(_begins(blocks.row, tokens, step) // size, chunks) if step.first.shape[0] else None
+    chunks = chunks if begin is None else chunks - begin
     last = jnp.max(jnp.where(chunks > 0, jnp.arange(num_tiles), -1))
     chunks = jnp.where(jnp.arange(num_tiles) <= last, jnp.maximum(chunks, 1), 0)
-    return _Tiles(blocks.row, tokens, chunks, jnp.cumsum(chunks), last, places, min(items, num_tiles))
+    return _Tiles(blocks.row, tokens, begin, chunks, jnp.cumsum(chunks), last, places, min(items, num_tiles))
 
 
 def paged_attention(
@@ -159,7 +163,8 @@ def _attend_tiles(tiles: _Tiles, q: jax.Array, k_pages: jax.Array, v_pages: jax.
     def one_round(number: jax.Array, state: _Partial) -> _Partial:
         item = number * count + jnp.arange(count)
         tile = jnp.minimum(jnp.sum(item[:, None] >= done, axis=1), tiles.last)
-        chunk = jnp.where(item < done[-1], item - (done - tiles.chunks)[tile], jnp.int32(-1))
+        begin = (0 if tiles.begin is None else tiles.begin) - (done - tiles.chunks)
+        chunk = jnp.where(item < done[-1], item + begin[tile], jnp.int32(-1))
         found = _attend_chunk(tiles.row[tile], tiles.tokens[tile], chunk, q, k_pages, v_pages, step)
         # own[r, i]: whether item i is of tile tile[0] + r; later ones of these tiles may have no item.
         own = tile - tile[0] == jnp.arange(count)[:, None]
@@ -191,6 +196,15 @@ def _ends(row: jax.Array, token: jax.Array, step: StepIntegers) -> jax.Array:
         in_tail = jnp.any((token >= 0) & jnp.any(step.tail_bits[token] != 0, axis=2), axis=1)
         ends = jnp.maximum(ends, jnp.where(in_tail, step.kv_len[row], 0))
     return ends
+
+
+def _begins(row: jax.Array, token: jax.Array, step: StepIntegers) -> jax.Array:
+    """Return int32 [N]: none of a row's tokens [N, width] sees a lane index before this one."""
+    first, sees = step.first[token], step.limit[token] >= 0
+    if step.tail_bits.shape[-1]:
+        sees |= jnp.any(step.tail_bits[token] != 0, axis=2)
+        first = jnp.minimum(first, step.tail_start[row][:, None])
+    return jnp.min(jnp.where((token >= 0) & sees, first, jnp.iinfo(jnp.int32).max), axis=1)
 
 
 def _pages_per_chunk(page_size: int) -> int:
@@ -230,6 +244,7 @@ def _attend_chunk(
             trunk_len=step.trunk_len[row][:, None, None],
             tail_start=step.tail_start[row][:, None, None],
             index_branch=jnp.repeat(owner, page_size, axis=1)[:, None],
+            first=step.first[token][:, :, None] if step.first.shape[0] else None,
         )
     )  # [N, width, size]
     k = k_pages[table].reshape(count, size, kv_heads, -1)

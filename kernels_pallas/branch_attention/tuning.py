@@ -79,6 +79,7 @@ class KernelLaunch:
     dtype: jnp.dtype
     kv_heads: int
     items: int  # blocks times splits times KV heads
+    has_first: bool  # whether queries have lower bounds
 
     @property
     def programs(self) -> int:
@@ -105,14 +106,15 @@ def stores_in_columns(tuning: Tuning, head_dim: int) -> bool:
     return tuning.splits > 1 or head_dim > 128
 
 
-def shared_memory_bytes(tuning: Tuning, head_dim: int, tail_words: int) -> int:
-    """Shared memory of one program in 16-bit precision, with `tail_words` words of tail bits per token."""
+def shared_memory_bytes(tuning: Tuning, head_dim: int, tail_words: int, has_first: bool = False) -> int:
+    """Shared memory of one program in 16-bit precision, with `tail_words` words of tail bits per token, and with or
+    without lower bounds."""
     queries = 2 * QUERY_ROWS * head_dim * 2
     weights = 0 if tuning.weights_in_registers else QUERY_ROWS * tuning.tile * 2
     columns = 0
     if stores_in_columns(tuning, head_dim):
         columns = QUERY_ROWS * STORED_COLUMNS * (4 if tuning.splits > 1 else 2)
-    integers = QUERY_ROWS * 4 * (4 + aligned_tail_words(tail_words))
+    integers = QUERY_ROWS * 4 * (4 + has_first + aligned_tail_words(tail_words))
     pages = tuning.stages * 2 * tuning.tile * head_dim * 2
     return pages + tuning.consumers * (queries + weights + columns + integers)
 
@@ -132,6 +134,7 @@ def choose_tuning(
     tokens_of_lane: int,
     tail_words: int,
     num_cores: int,
+    has_first: bool = False,
     weights_in_registers: bool = True,
 ) -> Tuning:
     """Choose sizes for rows of up to `tokens_per_row` query tokens over lanes of up to `tokens_of_lane` tokens.
@@ -155,6 +158,6 @@ def choose_tuning(
         candidate = replace(candidate, splits=max(1, splits))
         for stages in range(MAX_STAGES, 1, -1):
             staged = replace(candidate, stages=stages)
-            if shared_memory_bytes(staged, head_dim, tail_words) <= SHARED_MEMORY_BYTES:
+            if shared_memory_bytes(staged, head_dim, tail_words, has_first) <= SHARED_MEMORY_BYTES:
                 return staged
     raise ValueError(f"head_dim {head_dim} with {tail_words} words of tail bits does not fit the shared memory")

@@ -131,7 +131,7 @@ def lay_out(
     arrays = {
         "slot_mapping": slots, "row": of_token, "page_table": table, "page_branch": owner, "query_start_loc": starts,
         "kv_len": [row.kv_len for row in rows], "trunk_len": [row.trunk_len for row in rows],
-        "tail_start": [row.tail_start for row in rows], **by_token,
+        "tail_start": [row.tail_start for row in rows], "first": [], **by_token,
     }  # fmt: skip
     metadata = AttentionMetadata(
         **{name: jnp.asarray(array, jnp.int32) for name, array in arrays.items()},

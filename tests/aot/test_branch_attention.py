@@ -69,6 +69,7 @@ class Shape:
     prefill_tokens: int = 0
     tail_words: int = 0
     lane_tokens: int = 4096
+    has_first: bool = False
 
     def arguments(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, AttentionMetadata]:
         def ints(*extent: int, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
@@ -78,6 +79,7 @@ class Shape:
         rows, pages = self.decode_rows + self.prefill_rows, self.lane_tokens // self.page_size
         step = AttentionMetadata(
             slot_mapping=ints(tokens), row=ints(tokens), limit=ints(tokens), branch=ints(tokens),
+            first=ints(tokens if self.has_first else 0),
             tail_bits=ints(tokens, self.tail_words, dtype=jnp.uint32), page_table=ints(rows, pages),
             page_branch=ints(rows, pages), kv_len=ints(rows), trunk_len=ints(rows), tail_start=ints(rows),
             query_start_loc=ints(rows + 1), decode_rows=self.decode_rows, decode_width=self.decode_width,
@@ -104,6 +106,11 @@ SHAPES = {
     **{f"one_row_heads_of_{d}": Shape(head_dim=d, decode_rows=1, lane_tokens=32768) for d in (64, 256)},
     **{f"pages_of_{size}": Shape(page_size=size, prefill_rows=1, prefill_tokens=128) for size in (32, 64)},
     **{f"a_group_of_{g}": Shape(heads=4 * g, kv_heads=4, **PREFILL) for g in (1, 2, 3, 5, 6, 7, 8, 16)},
+    "windows_beside_prefill": Shape(prefill_rows=4, prefill_tokens=1024, has_first=True),
+    "windows_of_gpt_oss": Shape(heads=64, head_dim=64, prefill_rows=4, prefill_tokens=1024, has_first=True),
+    "windows_of_trees": Shape(decode_rows=8, decode_width=64, tail_words=2, has_first=True),
+    "windows_of_branches_heads_of_256": Shape(decode_rows=2, decode_width=16, head_dim=256, has_first=True),
+    "windows_of_prefill_heads_of_256": Shape(head_dim=256, has_first=True, **PREFILL),
     "float16": Shape(dtype=jnp.float16, prefill_rows=1, prefill_tokens=128),
 }
 

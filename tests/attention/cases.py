@@ -190,7 +190,49 @@ def diffusion_blocks_that_see_both_ways() -> Scene:
     return make_scene([block_lane(16, 33, 8)], [block_lane(16, 20, 32), block_lane(16, 0, 70)], decode_width=8)
 
 
-def _mixed(heads: Heads) -> Scene:
+@case
+def windows_of_decodes_that_begin_at_and_near_borders() -> Scene:
+    return make_scene([plain_lane(4, n, 1) for n in (0, 1, 15, 16, 17, 140, 142, 143, 300)], window=16)
+
+
+@case
+def a_window_of_one_token() -> Scene:
+    return make_scene([plain_lane(16, n, 1) for n in (0, 20, 127, 128)], [plain_lane(16, 120, 20)], window=1)
+
+
+@case
+def windows_of_a_long_chunk_and_of_a_prompt_that_is_shorter() -> Scene:
+    return make_scene([], [plain_lane(16, 250, 150), plain_lane(16, 0, 9), plain_lane(16, 127, 2)], window=40)
+
+
+@case
+def a_window_that_is_longer_than_every_lane() -> Scene:
+    return make_scene([plain_lane(16, n, 1) for n in (5, 200)], [plain_lane(16, 30, 20)], window=500)
+
+
+@case
+def windows_of_branches_that_begin_in_the_trunk_and_after_it() -> Scene:
+    lanes = [
+        branched_lane(rng(), 4, trunk, lengths) for trunk, lengths in ((8, (3, 5, 1)), (10, (6, 2, 9)), (200, (4, 4)))
+    ]
+    return make_scene(lanes, [branched_lane(rng(), 4, 6, (9, 40), new=30, only=1)], decode_width=3, window=6)
+
+
+@case
+def windows_that_end_inside_draft_trees() -> Scene:
+    lanes = [with_tail(rng(), plain_lane(16, n, 1), nodes, chain=chain) for n, nodes, chain in (
+        (30, 32, False), (5, 6, True), (300, 9, True),
+    )]  # fmt: skip
+    return make_scene(lanes, decode_rows=4, decode_width=32, num_words=1, window=3)
+
+
+@case
+def windows_of_trees_of_several_branches() -> Scene:
+    lanes = [with_tail(rng(), branched_lane(rng(), 4, t, lengths), 40) for t, lengths in ((9, (4, 7)), (16, (1, 2, 3)))]
+    return make_scene(lanes, decode_width=40, num_words=2, window=5)
+
+
+def _mixed(heads: Heads, window: int | None = None) -> Scene:
     """Every kind of row in one step."""
     decodes = [
         plain_lane(16, 141, 1),
@@ -199,7 +241,7 @@ def _mixed(heads: Heads) -> Scene:
     ]
     prefills = [plain_lane(16, 12, 66), block_lane(16, 5, 8), branched_lane(rng(), 16, 7, (20, 4), new=9, only=0)]
     sizes = {"decode_rows": 4, "prefill_rows": 4, "prefill_tokens": 96}
-    return make_scene(decodes, prefills, decode_width=4, num_words=1, heads=heads, **sizes)
+    return make_scene(decodes, prefills, decode_width=4, num_words=1, heads=heads, window=window, **sizes)
 
 
 HEADS = {
@@ -210,3 +252,4 @@ HEADS = {
 }
 for _name, _heads in HEADS.items():
     CASES[f"every_kind_of_row_at_once_with_{_name}"] = lambda heads=_heads: _mixed(heads)
+    CASES[f"every_kind_of_row_in_a_window_with_{_name}"] = lambda heads=_heads: _mixed(heads, window=20)

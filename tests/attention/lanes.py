@@ -17,6 +17,7 @@ class Query:
     branch: int
     sees: frozenset[int]  # lane indices, by construction
     tail: frozenset[int] = frozenset()  # offsets from the lane's tail_start
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,18 @@ def with_tail(rng: np.random.Generator, lane: Lane, nodes: int, *, chain: bool =
         written=lane.written | set(range(lane.kv_len, kv_len)),
         queries=tuple(queries),
     )
+
+
+def windowed(lane: Lane, window: int) -> Lane:
+    """The lane, whose queries see the last `window` tokens of what they saw, themselves among them."""
+    queries = []
+    for query in lane.queries:
+        seen = sorted(query.sees)[-window:]
+        in_context = [index for index in seen if index < lane.tail_start]
+        tail = frozenset(index - lane.tail_start for index in seen if index >= lane.tail_start)
+        first = in_context[0] if in_context else lane.tail_start
+        queries.append(replace(query, sees=frozenset(seen), tail=tail, first=first))
+    return replace(lane, queries=tuple(queries))
 
 
 def tail_words(tail: frozenset[int], words: int) -> np.ndarray:

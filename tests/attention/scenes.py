@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxinfer.attention.metadata import AttentionMetadata
 from kernels_pallas.branch_attention.blocks import AttentionSizes
-from tests.attention.lanes import Lane, tail_words
+from tests.attention.lanes import Lane, tail_words, windowed
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,16 @@ def make_scene(
     heads: Heads = Heads(),  # noqa: B008 (frozen)
     seed: int = 0,
     redrawn_rows: Sequence[int] = (),
+    window: int | None = None,
 ) -> Scene:
     """Arrange lanes as rows of a step; counts of rows and tokens are padded up to the given numbers.
 
     Args:
+        window: tokens that each query sees at most; None: there are no lower bounds.
         redrawn_rows: rows whose queries, keys and values are drawn anew, everything else staying bitwise the same.
     """
+    if window is not None:
+        decode, prefill = ([windowed(lane, window) for lane in lanes] for lanes in (decode, prefill))
     decode_rows = len(decode) if decode_rows is None else decode_rows
     rows = decode_rows + (len(prefill) if prefill_rows is None else prefill_rows)
     lanes = {**dict(enumerate(decode)), **{decode_rows + i: lane for i, lane in enumerate(prefill)}}
@@ -119,7 +123,7 @@ def make_scene(
     width = max(len(lane.owners) for lane in lanes.values()) + 1
     page_table, page_branch = np.full((rows, width), poisoned), np.full((rows, width), -1)
     by_row = {name: np.zeros(rows, np.int32) for name in ("kv_len", "trunk_len", "tail_start")}
-    by_token = {name: np.full(tokens, -1) for name in ("limit", "branch")}
+    by_token = {name: np.full(tokens, -1) for name in ("limit", "branch", "first")}
     row_of = np.full(tokens, -1)
     slot_mapping = pool.num_pages * page_size + np.arange(tokens)
     tail_bits = np.zeros((tokens, num_words), np.uint32)
@@ -142,7 +146,9 @@ def make_scene(
         first = query_start_loc[row]
         for t, query in enumerate(lane.queries, first):
             q[t] = rng.standard_normal(q.shape[1:])
-            by_token["limit"][t], by_token["branch"][t], row_of[t] = query.limit, query.branch, row
+            row_of[t] = row
+            for name, values in by_token.items():
+                values[t] = getattr(query, name)
             tail_bits[t], slot_mapping[t] = tail_words(query.tail, num_words), slots[query.index]
             seen[t] = slots[sorted(query.sees)]
         start += 0 if is_decode else len(lane.queries)
@@ -165,6 +171,8 @@ def make_scene(
         **by_row,
         **by_token,
     }
+    if window is None:
+        arrays["first"] = np.zeros(0)
     metadata = AttentionMetadata(
         **{name: jnp.asarray(array, jnp.int32) for name, array in arrays.items()},
         tail_bits=jnp.asarray(tail_bits),

@@ -90,6 +90,20 @@ def test_nan_of_a_token_is_nothing_to_tokens_of_its_row_that_do_not_see_it(atten
     assert np.array_equal(np.delete(one, last, axis=0), np.delete(other, last, axis=0))
 
 
+def test_chunks_before_every_window_are_not_read(attention):
+    plan, attend = attention
+    scene = make_scene([plain_lane(16, 1000, 1), plain_lane(16, 500, 1)], [plain_lane(16, 700, 20)], window=100)
+    where = slots_of(scene).reshape(len(scene.k_pages), -1)
+    table = np.asarray(scene.metadata.page_table)
+    for row, begin in enumerate((901, 401, 601)):
+        where[table[row, : begin // 128 * 8]] = True
+    one, other = scene.run(plan, attend), with_nan(scene, where).run(plan, attend)
+    assert np.array_equal(one, other)
+    if plan is plan_paged_attention:
+        found = [np.asarray(tiles.chunks).tolist() for tiles in plan(scene.metadata, scene.sizes).tiles]
+        assert found == [[1, 1], [2, 0, 0]]
+
+
 def test_a_row_does_not_change_by_a_bit_beside_neighbours_of_other_lengths(attention):
     def run(*neighbours: int) -> np.ndarray:
         lanes = [plain_lane(16, length, 1) for length in (33, *neighbours)]

@@ -7,20 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_pallas.visibility import visible
-from tests.attention.lanes import Lane, block_lane, branched_lane, plain_lane, tail_words, with_tail
+from tests.attention.lanes import Lane, block_lane, branched_lane, plain_lane, tail_words, windowed, with_tail
 
 LANE = 160  # lane indices and queries are padded to one shape, so that nothing compiles twice
 QUERIES = 100
 
 
-def sees(index: int, limit: int, branch: int, tail: int, trunk_len: int, tail_start: int, owner: int) -> bool:
+def sees(
+    index: int, first: int, limit: int, branch: int, tail: int, trunk_len: int, tail_start: int, owner: int
+) -> bool:
     """The rule in plain Python; `tail` is one integer of any number of bits."""
     if index >= tail_start:
         return bool(tail >> (index - tail_start) & 1)
-    return index <= limit and (index < trunk_len or owner == branch)
+    return first <= index <= limit and (index < trunk_len or owner == branch)
 
 
-def rule(limits, branches, bits, trunk_len: int, tail_start: int, owners) -> np.ndarray:
+def rule(firsts, limits, branches, bits, trunk_len: int, tail_start: int, owners) -> np.ndarray:
     """bool [queries, lane] from `visible`."""
     return np.asarray(
         visible(
@@ -31,26 +33,32 @@ def rule(limits, branches, bits, trunk_len: int, tail_start: int, owners) -> np.
             trunk_len=jnp.int32(trunk_len),
             tail_start=jnp.int32(tail_start),
             index_branch=jnp.asarray(owners, jnp.int32)[None],
+            first=None if firsts is None else jnp.asarray(firsts, jnp.int32)[:, None],
         )
     )
 
 
+@pytest.mark.parametrize("is_bounded", [False, True])
 @pytest.mark.parametrize("words", [0, 1, 2, 3])
 @given(data=st.data())
-def test_the_rule_is_what_the_design_says_for_any_integers(words, data):
+def test_the_rule_is_what_the_design_says_for_any_integers(words, is_bounded, data):
     index = st.integers(-1, LANE)
     trunk_len, tail_start = data.draw(index), data.draw(index)
     owners = data.draw(st.lists(st.integers(-2, 2), min_size=LANE, max_size=LANE))
     queries = data.draw(
-        st.lists(st.tuples(index, st.integers(-1, 2), st.integers(0, 2 ** (32 * words) - 1)), min_size=8, max_size=8)
+        st.lists(
+            st.tuples(
+                index if is_bounded else st.just(0), index, st.integers(-1, 2), st.integers(0, 2 ** (32 * words) - 1)
+            ),
+            min_size=8,
+            max_size=8,
+        )
     )
-    bits = np.array([[tail >> (32 * w) & 0xFFFFFFFF for w in range(words)] for _, _, tail in queries], np.uint32)
-    limits, branches, tails = zip(*queries, strict=True)
-    got = rule(limits, branches, bits.reshape(8, words), trunk_len, tail_start, owners)
-    expected = [
-        [sees(i, limit, branch, tail, trunk_len, tail_start, owners[i]) for i in range(LANE)]
-        for limit, branch, tail in zip(limits, branches, tails, strict=True)
-    ]
+    firsts, limits, branches, tails = zip(*queries, strict=True)
+    bits = np.array([[tail >> (32 * w) & 0xFFFFFFFF for w in range(words)] for tail in tails], np.uint32)
+    given_firsts = firsts if is_bounded else None
+    got = rule(given_firsts, limits, branches, bits.reshape(8, words), trunk_len, tail_start, owners)
+    expected = [[sees(i, *query, trunk_len, tail_start, owners[i]) for i in range(LANE)] for query in queries]
     assert np.array_equal(got, expected)
 
 
@@ -59,13 +67,14 @@ def check_lane(lane: Lane, words: int) -> None:
     owners = np.full(LANE, -1)
     per_slot = np.repeat(lane.owners, lane.page_size)[:LANE]
     owners[: len(per_slot)] = per_slot
-    limits, branches = np.full(QUERIES, -1), np.full(QUERIES, -1)
+    firsts, limits, branches = (np.full(QUERIES, -1) for _ in range(3))
     bits = np.zeros((QUERIES, words), np.uint32)
     expected = np.zeros((QUERIES, LANE), bool)
     for at, query in enumerate(lane.queries):
-        limits[at], branches[at], bits[at] = query.limit, query.branch, tail_words(query.tail, words)
+        firsts[at], limits[at], branches[at] = query.first, query.limit, query.branch
+        bits[at] = tail_words(query.tail, words)
         expected[at, sorted(query.sees)] = True
-    assert np.array_equal(rule(limits, branches, bits, lane.trunk_len, lane.tail_start, owners), expected)
+    assert np.array_equal(rule(firsts, limits, branches, bits, lane.trunk_len, lane.tail_start, owners), expected)
 
 
 page_sizes = st.sampled_from([1, 4, 16])
@@ -99,3 +108,16 @@ def test_a_draft_node_sees_its_ancestors_and_the_context(words, page_size, rng, 
 def test_draft_nodes_of_several_branches_see_their_own_branch_alone(page_size, rng, trunk, nodes, data):
     lengths = data.draw(st.lists(st.integers(1, 10), min_size=1, max_size=3))
     check_lane(with_tail(rng, branched_lane(rng, page_size, trunk, lengths), nodes), words=2)
+
+
+windows = st.integers(1, 40)
+
+
+@given(page_size=page_sizes, rng=seeds, trunk=st.integers(0, 40), lengths=branch_lengths, window=windows)
+def test_a_window_of_a_branch_ends_at_a_lane_index_however_the_pages_interleave(page_size, rng, trunk, lengths, window):
+    check_lane(windowed(branched_lane(rng, page_size, trunk, lengths, new=2), window), words=0)
+
+
+@given(page_size=page_sizes, rng=seeds, context=st.integers(1, 60), nodes=st.integers(1, 32), window=windows)
+def test_a_window_of_a_draft_node_has_bits_of_its_own(page_size, rng, context, nodes, window):
+    check_lane(windowed(with_tail(rng, plain_lane(page_size, context - 1, 1), nodes), window), words=1)

@@ -89,6 +89,30 @@ def a_short_chunk_of_a_long_prompt_in_splits() -> Scene:
     return make_scene([], [plain_lane(16, 150, 9), plain_lane(16, 0, 4)], heads=PAIR, prefill_tokens=16)
 
 
+@case(tokens=1, stages=2, programs=3)
+def windows_of_decodes_at_borders() -> Scene:
+    lengths = (1, 31, 64, 100, 101, 257)
+    return make_scene([plain_lane(32, n - 1, 1) for n in lengths], heads=PAIR, decode_rows=7, window=70)
+
+
+@case(tokens=16, programs=2)
+def every_kind_of_row_in_a_window() -> Scene:
+    decodes = [plain_lane(16, 130, 1), branched_lane(rng(), 16, 20, (3, 38)), tree(plain_lane(16, 37, 1), 4)]
+    prefills = [branched_lane(rng(), 16, 7, (40, 4), new=19, only=0)]
+    sizes = {"decode_width": 4, "num_words": 1, "prefill_rows": 2, "prefill_tokens": 24}
+    return make_scene(decodes, prefills, heads=Heads(4, 1, 64, BF16), window=9, **sizes)
+
+
+@case(tokens=8, splits=2)
+def a_window_of_a_chunk_in_splits() -> Scene:
+    return make_scene([], [plain_lane(16, 250, 9), plain_lane(16, 0, 4)], heads=PAIR, prefill_tokens=16, window=100)
+
+
+@case(slow=True, consumers=2, tokens=64, stages=2)
+def a_window_of_two_warpgroups() -> Scene:
+    return make_scene([], [plain_lane(16, 100, 150)], heads=Heads(2, 2, 64, BF16), window=40)
+
+
 @case(slow=True, tokens=2, tile=128, stages=2)
 def a_tile_of_two_squares() -> Scene:
     lanes = [branched_lane(rng(), 32, 140, (40, 7)), plain_lane(32, 255, 1)]
@@ -159,6 +183,8 @@ def _random(seed: int) -> tuple[Callable[[], Scene], Tuning]:
         programs=int(draw.integers(1, 6)),
     )
 
+    window = None if seed < 6 else int(draw.integers(1, 150))
+
     def lane(draw: np.random.Generator) -> Lane:
         kind = draw.choice(["plain", "block", "branched", "tree"])
         context = int(draw.integers(0, 200))
@@ -175,11 +201,11 @@ def _random(seed: int) -> tuple[Callable[[], Scene], Tuning]:
         decodes, prefills = ([lane(lanes) for _ in range(2)] for _ in range(2))
         width = max(len(lane.queries) for lane in decodes)
         tokens = sum(len(lane.queries) for lane in prefills) + 3
-        sizes = {"decode_rows": 3, "prefill_rows": 3, "prefill_tokens": tokens}
+        sizes = {"decode_rows": 3, "prefill_rows": 3, "prefill_tokens": tokens, "window": window}
         return make_scene(decodes, prefills, decode_width=width, num_words=words, heads=heads, seed=seed, **sizes)
 
     return build, tuning
 
 
-for _seed in range(6):
+for _seed in range(10):
     CASES[f"a_random_step_{_seed}"] = Case(*_random(_seed), slow=True)

@@ -41,6 +41,7 @@ def rule(step, page_size: int) -> np.ndarray:
         trunk_len=step.trunk_len[row][:, None],
         tail_start=step.tail_start[row][:, None],
         index_branch=np.repeat(step.page_branch, page_size, axis=1)[row],
+        first=step.first[:, None] if len(step.first) else None,
     )
     return np.asarray(seen)
 
@@ -52,7 +53,7 @@ def told(step, plan, page_size: int, tuning: Tuning) -> tuple[np.ndarray, np.nda
     seen, kept = (np.zeros((step.limit.shape[0], lane_len), bool) for _ in range(2))
     pages_per_tile = tuning.tile // page_size
     for block, header in enumerate(plan.header):
-        values = dict(zip(HEADER, header.tolist(), strict=True))
+        values = {"first": 0} | dict(zip(HEADER, header.tolist(), strict=False))
         for entry in range(values["tiles"] * pages_per_tile):
             page = dict(zip(PAGE, plan.pages[block, :, entry].tolist(), strict=True))
             tile = entry // pages_per_tile
@@ -69,16 +70,16 @@ def told(step, plan, page_size: int, tuning: Tuning) -> tuple[np.ndarray, np.nda
                 return (words[word] >> (bit % 32)) & 1 == 1
 
             in_tail = (slots >= values["tail_start"]) & (tile >= values["context_tiles"])
-            keeps = slots < page["context_end"]
+            keeps = (slots >= values["first"]) & (slots < page["context_end"])
             if plan.tail_bits is not None:
                 keeps = keeps | (in_tail & bits(plan.block_tail_bits[block]))
             for index in range(values["num_tokens"]):
                 consumer, place = divmod(index, tuning.tokens_per_consumer(GROUP))
                 stacked = plan.queries[block, consumer, :, place * GROUP : (place + 1) * GROUP]
                 assert (stacked == stacked[:, :1]).all()
-                query = dict(zip(QUERY, stacked[:, 0].tolist(), strict=True))
+                query = {"first": 0} | dict(zip(QUERY, stacked[:, 0].tolist(), strict=False))
                 own = query["branch"] == page["owner"]
-                sees = slots < query["own_bound" if own else "trunk_bound"]
+                sees = (slots >= query["first"]) & (slots < query["own_bound" if own else "trunk_bound"])
                 if plan.tail_bits is not None:
                     sees = sees | (in_tail & bits(plan.tail_bits[block, consumer, :, place * GROUP]))
                 token = values["first_token"] + index
@@ -109,11 +110,12 @@ def steps(draw, page_size: int, words: int, kinds=("plain", "block", "branched",
         root = branched_lane(rng, page_size, context, lengths) if draw(st.booleans()) else plain_lane(page_size, 9, 1)
         return with_tail(rng, root, draw(st.integers(1, 32 * words)))
 
+    window = draw(st.none() | st.integers(1, 100))
     decodes = [lane(draw(st.integers(1, 3))) for _ in range(draw(st.integers(0, ROWS)))]
     prefills = [lane(draw(st.integers(1, 90))) for _ in range(draw(st.integers(not decodes, 2)))]
     scene = make_scene(
         decodes, prefills, decode_rows=ROWS, decode_width=WIDTH, num_words=words, heads=HEADS, prefill_rows=ROWS,
-        prefill_tokens=PREFILL_TOKENS,
+        prefill_tokens=PREFILL_TOKENS, window=window,
     )  # fmt: skip
     step = jax.tree.map(np.asarray, scene.metadata)
     more = [(0, 0), (0, PAGES - step.page_table.shape[1])]
@@ -138,7 +140,7 @@ def plans(step, page_size: int, tuning: Tuning):
         (64, 3, Tuning()),
     ],
 )
-@settings(max_examples=12)
+@settings(max_examples=24)
 @given(data=st.data())
 def test_a_plan_lists_for_every_block_exactly_what_its_queries_see(page_size, words, tuning, data):
     step = data.draw(steps(page_size, words))
@@ -194,6 +196,17 @@ def test_pages_of_a_branch_without_a_query_in_the_block_are_not_listed(branch):
     listed = set(listed[listed < step.page_table.shape[1]].tolist())
     owners = np.asarray(step.page_branch[0])[2 : len(lane.owners)]
     assert listed == {0, 1, *(2 + np.flatnonzero(owners == branch)).tolist()}
+
+
+def test_pages_before_every_window_are_not_listed_and_those_inside_of_all_are_not_masked():
+    tuning = Tuning(tokens=4)
+    for is_branched in (False, True):
+        step = replace(make_scene([plain_lane(16, 1000, 1)], heads=HEADS, window=200).metadata, is_branched=is_branched)
+        plan = plan_blocks(step, decode_blocks(step, 4), page_size=16, group=GROUP, tuning=tuning)
+        header = dict(zip(HEADER, np.asarray(plan.header[0]).tolist(), strict=True))
+        # The window is [801, 1001): page 50 in part, pages 51 to 61 whole, page 62 in part, four to a tile.
+        assert (header["first"], header["full_tiles"], header["tiles"]) == (801, 2, 4)
+        assert np.asarray(plan.pages[0, PAGE.index("lane_page"), :13]).tolist() == [*range(51, 62), 50, 62]
 
 
 def test_places_without_a_token_do_not_keep_a_decode_row_from_unmasked_tiles():

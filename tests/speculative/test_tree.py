@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxinfer.speculative.tails import bits_between, num_words, one_bit
+from jaxinfer.speculative.tails import num_words, one_bit
 from jaxinfer.speculative.tree import ROOT, Tree, accepted_path, ancestor_bits, best_of_pool, no_tree, pool_size
 
 TOP_K, LEVELS, NODES, VOCAB = 3, 2, 9, 6
@@ -117,12 +116,6 @@ def test_no_tree_has_no_node():
     assert not np.asarray(tree.there).any() and np.asarray(tree.count).tolist() == [0, 0]
     path, count = accepted_path(tree, jnp.zeros((2, 1 + NODES), jnp.int32), max_depth=DEPTH)
     assert (np.asarray(path) == -1).all() and (np.asarray(count) == 0).all()
-
-
-@pytest.mark.parametrize(("first", "last"), [(0, 0), (3, 40), (31, 32), (7, 6), (0, 63)])
-def test_bits_between(first, last):
-    got = np.asarray(bits_between(jnp.asarray(first), jnp.asarray(last), 2))
-    assert [bit for bit in range(64) if got[bit // 32] >> (bit % 32) & 1] == list(range(first, last + 1))
 
 
 def test_one_bit():
