@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,7 +102,14 @@ def plan_branch_attention(
 
 
 def branch_attention(
-    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, plan: KernelPlan | PagedPlan, *, scale: float
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    plan: KernelPlan | PagedPlan,
+    *,
+    scale: float,
+    cap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Compute attention of a step's tokens over one layer of the pool by the visibility rule.
 
@@ -110,13 +118,17 @@ def branch_attention(
         k_pages, v_pages: [num_pages, page_size, num_kv_heads, head_dim], this step's tokens already written.
         plan: plan of the step for these sizes.
         scale: factor of the scores, usually head_dim ** -0.5.
+        cap: bound of the scaled scores x, which become cap * tanh(x / cap); None: they stay.
+        sinks: [num_heads], for each head a score that every token sees beside the others and that has no value; it is
+            neither scaled nor capped. None: there are none.
 
     Returns:
         [T, num_heads, head_dim] in q's dtype; zeros for tokens that see nothing.
     """
     if isinstance(plan, PagedPlan):
-        return paged_attention(q, k_pages, v_pages, plan, scale=scale)
-    parts = [_attend(q, k_pages, v_pages, launch, scale, plan.interpret) for launch in plan.launches]
+        return paged_attention(q, k_pages, v_pages, plan, scale=scale, cap=cap, sinks=sinks)
+    log_sinks = None if sinks is None else sinks.astype(jnp.float32) * math.log2(math.e)
+    parts = [_attend(q, k_pages, v_pages, launch, scale, cap, log_sinks, plan.interpret) for launch in plan.launches]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
@@ -151,13 +163,20 @@ def _tuning(step: StepIntegers, sizes: AttentionSizes, rows: int, tokens_per_row
 
 
 def _attend(
-    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, launch: AttentionLaunch, scale: float, interpret: Any
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    launch: AttentionLaunch,
+    scale: float,
+    cap: float | None,
+    log_sinks: jax.Array | None,
+    interpret: Any,
 ) -> jax.Array:
     """Return the results [N, num_heads, head_dim] of one launch, with its splits merged."""
     tuning, group = launch.tuning, q.shape[1] // k_pages.shape[2]
     out, log_weight = attend_blocks(
-        launch.blocks, q, k_pages, v_pages, scale=scale, first_token=launch.first_token, num_tokens=launch.num_tokens,
-        tuning=tuning, interpret=interpret,
+        launch.blocks, q, k_pages, v_pages, scale=scale, cap=cap, log_sinks=None if tuning.splits > 1 else log_sinks,
+        first_token=launch.first_token, num_tokens=launch.num_tokens, tuning=tuning, interpret=interpret,
     )  # fmt: skip
     if log_weight is None:
         return out
@@ -165,4 +184,4 @@ def _attend(
         weights = merging.of_decode_tokens(log_weight, launch.rows, launch.tokens_per_row, group, tuning)
     else:
         weights = merging.of_tokens(log_weight, *launch.places, group, tuning)
-    return merging.merge(out, weights).astype(q.dtype)
+    return merging.merge(out, weights, log_sinks).astype(q.dtype)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from kernels_pallas.branch_attention.tuning import Tuning
 
 
-def merge(parts: jax.Array, log_weight: jax.Array) -> jax.Array:
-    """Return the mean [T, H, D] of parts [S, T, H, D], given base-2 logarithms of their weights [S, T, H].
+def merge(parts: jax.Array, log_weight: jax.Array, log_sinks: jax.Array | None = None) -> jax.Array:
+    """Return the mean [T, H, D] of parts [S, T, H, D], given base-2 logarithms of their weights [S, T, H], and those of
+    sinks [H], which are parts of zeros.
 
     The loop over splits is unrolled with a running maximum, so that the merge is elementwise and XLA makes one kernel
     of it; with the maximum of all splits first, it makes two if there are many splits.
@@ -20,6 +21,10 @@ def merge(parts: jax.Array, log_weight: jax.Array) -> jax.Array:
         shrink, weight = jnp.exp2(top - new_top), jnp.exp2(log - new_top)
         total = total * shrink[..., None] + weight[..., None] * part
         top, weights = new_top, weights * shrink + weight
+    if log_sinks is not None:
+        new_top = jnp.maximum(top, log_sinks)
+        shrink = jnp.exp2(top - new_top)
+        total, weights = total * shrink[..., None], weights * shrink + jnp.exp2(log_sinks - new_top)
     return total / weights[..., None]
 
 

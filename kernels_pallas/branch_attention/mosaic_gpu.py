@@ -33,6 +33,7 @@ _TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # pyrigh
 _accumulator = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage]
 # Scores are in units of log2. A masked one is so far below the least maximum that its weight is exactly 0.
 _LOWEST = -1e30
+_LOG2_E = math.log2(math.e)
 
 
 def attend_blocks(
@@ -42,6 +43,8 @@ def attend_blocks(
     v_pages: jax.Array,
     *,
     scale: float,
+    cap: float | None,
+    log_sinks: jax.Array | None,
     first_token: int,
     num_tokens: int,
     tuning: Tuning,
@@ -52,6 +55,7 @@ def attend_blocks(
     Args:
         q: [T, num_heads, head_dim], queries of the whole step.
         k_pages, v_pages: [num_pages, page_size, num_kv_heads, head_dim].
+        log_sinks: float32 [num_heads], sinks in units of log2; with splits, who merges them adds the sinks.
         first_token, num_tokens: range of the step's tokens that the blocks hold.
         interpret: `InterpretGPUParams` to run on a CPU.
 
@@ -71,11 +75,13 @@ def attend_blocks(
         q.shape[1] // kv_heads,
         first_token,
         tail_words,
-        scale * math.log2(math.e),
+        _LOG2_E * scale * (1 if cap is None else 2 / cap),
+        None if cap is None else _LOG2_E * cap,
         q.dtype,
         kv_heads,
         items,
         plan.has_first,
+        log_sinks is not None,
     )
     out_shape = (num_tokens, *q.shape[1:])
     if launch.split:
@@ -88,6 +94,9 @@ def attend_blocks(
     inputs = {"header": plan.header, "pages": plan.pages, "queries": plan.queries, "q": q, "k": k_pages, "v": v_pages}
     if tail_words:
         inputs |= {"tail_bits": plan.tail_bits, "block_tail_bits": plan.block_tail_bits}
+    if log_sinks is not None:
+        group = launch.group
+        inputs["sinks"] = jnp.tile(log_sinks.reshape(kv_heads, group), (1, -(-QUERY_ROWS // group)))[:, :QUERY_ROWS]
     names = [*inputs, "out", *(["log_weight"] if launch.split else [])]
 
     def body(*references: Any, **scratch: Any) -> None:
@@ -192,6 +201,12 @@ def _consume(launch: KernelLaunch, memory: Any, consumer: jax.Array, number: jax
         carry = lax.fori_loop(start, stop, partial(_one_tile, launch, memory, item, consumer, hide), carry)
         start = stop
     total, top, weight = carry
+    if launch.has_sinks:
+        sink = plgpu.load(memory.sinks.at[item.head], layout=ROWS, optimized=False)
+        new_top = jnp.maximum(top, sink)
+        shrink = jnp.exp2(top - new_top)
+        total *= lax.broadcast_in_dim(shrink, total.shape, [0])
+        weight = weight * shrink + jnp.exp2(sink - new_top)
     queries = masking.load_queries(launch, memory, item.block, consumer)
     weight = jnp.where(queries.branch == IDLE, 0.0, weight)
     _store(launch, memory, item, consumer, total, top, weight)
@@ -212,6 +227,9 @@ def _one_tile(launch, memory, item, consumer, hide, tile, carry):
     scores = pl.run_scoped(multiply_keys, _accumulator((QUERY_ROWS, tuning.tile), jnp.float32))
     plgpu.barrier_arrive(memory.k_used.at[stage])
     scores *= launch.scale
+    if launch.cap is not None:
+        # tanh(x) by exp2(2x): the instruction for tanh has too few digits.
+        scores = launch.cap - (2 * launch.cap) / (1.0 + jnp.exp2(scores))
     if hide is not None:
         # Loaded for every masked tile: kept across tiles, they would take registers from the result.
         queries = masking.load_queries(launch, memory, item.block, consumer)

@@ -85,9 +85,14 @@ class _Partial:
     total: jax.Array  # float32 [N, Hkv, Q], sum of the weights
 
     @classmethod
-    def nothing(cls, tiles: int, kv_heads: int, queries: int, head_dim: int) -> _Partial:
-        acc = jnp.zeros((tiles, kv_heads, queries, head_dim), jnp.float32)
-        return cls(acc, jnp.full(acc.shape[:-1], _LOWEST, jnp.float32), jnp.zeros(acc.shape[:-1], jnp.float32))
+    def nothing(cls, tiles: int, width: int, heads: tuple[int, int, int], sinks: jax.Array | None) -> _Partial:
+        """Nothing seen yet, by queries of heads (Hkv, G, D); a sink is a score without a value, seen by all."""
+        kv_heads, group, head_dim = heads
+        acc = jnp.zeros((tiles, kv_heads, width * group, head_dim), jnp.float32)
+        if sinks is None:
+            return cls(acc, jnp.full(acc.shape[:-1], _LOWEST, jnp.float32), jnp.zeros(acc.shape[:-1], jnp.float32))
+        top = jnp.tile(sinks.astype(jnp.float32).reshape(kv_heads, group), (1, width))
+        return cls(acc, jnp.broadcast_to(top, acc.shape[:-1]), jnp.ones(acc.shape[:-1], jnp.float32))
 
     def scaled_to(self, top: jax.Array) -> _Partial:
         factor = jnp.exp(self.top - top)
@@ -140,7 +145,14 @@ def _plan_tiles(
 
 
 def paged_attention(
-    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, plan: PagedPlan, *, scale: float
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    plan: PagedPlan,
+    *,
+    scale: float,
+    cap: float | None = None,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Compute attention of a step's tokens over the pool by the visibility rule, in any dtype: see `api`."""
     tokens, num_heads, head_dim = q.shape
@@ -148,16 +160,23 @@ def paged_attention(
     grouped = (q * jnp.asarray(scale, q.dtype)).reshape(tokens, kv_heads, num_heads // kv_heads, head_dim)
     parts = []
     for tiles in plan.tiles:
-        found = _attend_tiles(tiles, grouped, k_pages, v_pages, plan.step)
+        found = _attend_tiles(tiles, grouped, k_pages, v_pages, plan.step, cap, sinks)
         parts.append(found.reshape(-1, *grouped.shape[1:]) if tiles.places is None else found[tiles.places])
     out = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     return out.reshape(tokens, num_heads, head_dim).astype(q.dtype)
 
 
-def _attend_tiles(tiles: _Tiles, q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, step: _Integers) -> jax.Array:
+def _attend_tiles(
+    tiles: _Tiles,
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    step: _Integers,
+    cap: float | None,
+    sinks: jax.Array | None,
+) -> jax.Array:
     """Map scaled q [T, Hkv, G, D] to float32 [N, width, Hkv, G, D]; zeros for tokens that saw nothing."""
     num_tiles, width = tiles.tokens.shape
-    _, kv_heads, group, head_dim = q.shape
     count, done = tiles.items, tiles.done
 
     def one_round(number: jax.Array, state: _Partial) -> _Partial:
@@ -165,7 +184,7 @@ def _attend_tiles(tiles: _Tiles, q: jax.Array, k_pages: jax.Array, v_pages: jax.
         tile = jnp.minimum(jnp.sum(item[:, None] >= done, axis=1), tiles.last)
         begin = (0 if tiles.begin is None else tiles.begin) - (done - tiles.chunks)
         chunk = jnp.where(item < done[-1], item + begin[tile], jnp.int32(-1))
-        found = _attend_chunk(tiles.row[tile], tiles.tokens[tile], chunk, q, k_pages, v_pages, step)
+        found = _attend_chunk(tiles.row[tile], tiles.tokens[tile], chunk, q, k_pages, v_pages, step, cap)
         # own[r, i]: whether item i is of tile tile[0] + r; later ones of these tiles may have no item.
         own = tile - tile[0] == jnp.arange(count)[:, None]
         before = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, tile[0], count), state)
@@ -179,7 +198,7 @@ def _attend_tiles(tiles: _Tiles, q: jax.Array, k_pages: jax.Array, v_pages: jax.
         return jax.tree.map(lambda x, new: lax.dynamic_update_slice_in_dim(x, new, tile[0], axis=0), state, merged)
 
     def nothing() -> _Partial:
-        return _Partial.nothing(num_tiles + count, kv_heads, width * group, head_dim)
+        return _Partial.nothing(num_tiles + count, width, q.shape[1:], sinks)
 
     def all_rounds() -> _Partial:
         return lax.fori_loop(0, (done[-1] + count - 1) // count, one_round, nothing())
@@ -219,6 +238,7 @@ def _attend_chunk(
     k_pages: jax.Array,
     v_pages: jax.Array,
     step: _Integers,
+    cap: float | None,
 ) -> _Partial:
     """Compute attention of each tile's tokens [N, width] over one chunk [N] of its row's [N] lane.
 
@@ -255,6 +275,8 @@ def _attend_chunk(
     v = jnp.where(readable, v, jnp.zeros((), v.dtype))
     few = width * group <= FEW_QUERIES
     scores = (_scores_of_all_heads if few else _scores_by_head)(q[token], k)
+    if cap is not None:
+        scores = cap * jnp.tanh(scores / cap)
     mask = jnp.broadcast_to(seen[:, None, :, None], (count, kv_heads, width, group, size)).reshape(scores.shape)
     top = jnp.max(jnp.where(mask & jnp.isfinite(scores), scores, _LOWEST), axis=-1)
     weights = jnp.where(mask, jnp.exp(scores - top[..., None]), 0.0)

@@ -75,11 +75,15 @@ class KernelLaunch:
     group: int  # query heads of one KV head
     first_token: int  # number, within the step, of the launch's first token
     tail_words: int  # aligned, 0 without tails
-    scale: float  # factor of the scores, in units of log2
+    scale: float  # factor of the scores; without a cap, in units of log2
+    cap: (
+        float | None
+    )  # bound of the scores, in units of log2; `scale` is then that of the exponent 2x of base-2 tanh(x)
     dtype: jnp.dtype
     kv_heads: int
     items: int  # blocks times splits times KV heads
     has_first: bool  # whether queries have lower bounds
+    has_sinks: bool
 
     @property
     def programs(self) -> int:

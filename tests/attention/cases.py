@@ -249,6 +249,9 @@ HEADS = {
     "four_query_heads_per_kv_head": Heads(8, 2, 32),
     "one_kv_head_in_bfloat16": Heads(4, 1, 64, jnp.bfloat16),
     "two_query_heads_per_kv_head_in_float16": Heads(4, 2, 16, jnp.float16),
+    "sinks": Heads(4, 2, 8, sinks=(0.5, -3.0, 4.0, 0.0)),
+    "capped_scores": Heads(4, 2, 8, cap=0.7),
+    "sinks_and_capped_scores": Heads(4, 2, 8, cap=1.5, sinks=(2.0, 1.0, -1.0, 0.3)),
 }
 for _name, _heads in HEADS.items():
     CASES[f"every_kind_of_row_at_once_with_{_name}"] = lambda heads=_heads: _mixed(heads)

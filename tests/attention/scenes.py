@@ -22,6 +22,8 @@ class Heads:
     num_kv_heads: int = 2
     head_dim: int = 8
     dtype: jnp.dtype = field(default=jnp.float32)
+    cap: float | None = None
+    sinks: tuple[float, ...] | None = None  # of each head
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Scene:
     v_pages: jax.Array
     metadata: AttentionMetadata
     scale: float
+    heads: Heads
     expected: np.ndarray  # float64 [T, num_heads, head_dim]
     row_of: np.ndarray  # int [T]: the row of each token, -1 for padding
 
@@ -45,21 +48,26 @@ class Scene:
 
         @jax.jit
         def attend(q, k_pages, v_pages, metadata):
-            return attention(q, k_pages, v_pages, plan(metadata, self.sizes), scale=self.scale)
+            more = {"cap": self.heads.cap, "sinks": None if self.heads.sinks is None else jnp.asarray(self.heads.sinks)}
+            return attention(q, k_pages, v_pages, plan(metadata, self.sizes), scale=self.scale, **more)
 
         out = attend(self.q, self.k_pages, self.v_pages, self.metadata)
         assert out.dtype == self.q.dtype
         return np.asarray(out.astype(jnp.float32))
 
 
-def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> np.ndarray:
+def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, heads: Heads) -> np.ndarray:
     """float64 [Hq, D]: one query q [Hq, D] over the tokens k, v [N, Hkv, D] that it sees, head by head."""
     group = q.shape[0] // k.shape[1]
     out = np.zeros(q.shape)
     for head in range(q.shape[0]):
         scores = k[:, head // group] @ q[head] * scale
-        weights = np.exp(scores - scores.max())
-        out[head] = weights / weights.sum() @ v[:, head // group]
+        if heads.cap is not None:
+            scores = heads.cap * np.tanh(scores / heads.cap)
+        top = scores.max() if heads.sinks is None else max(scores.max(), heads.sinks[head])
+        weights = np.exp(scores - top)
+        sink = 0.0 if heads.sinks is None else np.exp(heads.sinks[head] - top)
+        out[head] = weights / (weights.sum() + sink) @ v[:, head // group]
     return out
 
 
@@ -161,7 +169,7 @@ def make_scene(
     scale = heads.head_dim**-0.5
     expected = np.zeros(q.shape)
     for t, slots in seen.items():
-        expected[t] = dense_attention(rounded[0][t], k[slots], v[slots], scale)
+        expected[t] = dense_attention(rounded[0][t], k[slots], v[slots], scale, heads)
     arrays = {
         "slot_mapping": slot_mapping,
         "row": np.maximum(row_of, 0),
@@ -179,4 +187,4 @@ def make_scene(
         decode_rows=decode_rows,
         decode_width=decode_width,
     )
-    return Scene(q_device, k_pages, v_pages, metadata, scale, expected, row_of)
+    return Scene(q_device, k_pages, v_pages, metadata, scale, heads, expected, row_of)

@@ -108,6 +108,28 @@ def a_window_of_a_chunk_in_splits() -> Scene:
     return make_scene([], [plain_lane(16, 250, 9), plain_lane(16, 0, 4)], heads=PAIR, prefill_tokens=16, window=100)
 
 
+SINKS = Heads(4, 2, 64, BF16, sinks=(0.5, -3.0, 4.0, 0.0))
+CAPPED = Heads(4, 2, 64, BF16, cap=1.5, sinks=(2.0, 1.0, -1.0, 0.3))
+
+
+@case(tokens=1, stages=2, programs=3)
+def sinks_of_decodes_beside_padding() -> Scene:
+    return make_scene([plain_lane(16, n - 1, 1) for n in (1, 100)], heads=SINKS, decode_rows=3)
+
+
+@case(tokens=8, splits=2)
+def sinks_and_a_cap_in_splits() -> Scene:
+    return make_scene([], [plain_lane(16, 150, 9), plain_lane(16, 0, 4)], heads=CAPPED, prefill_tokens=16)
+
+
+@case(slow=True, tokens=16, programs=2)
+def sinks_and_a_cap_of_every_kind_of_row_in_a_window() -> Scene:
+    decodes = [plain_lane(16, 130, 1), branched_lane(rng(), 16, 20, (3, 38)), tree(plain_lane(16, 37, 1), 4)]
+    prefills = [branched_lane(rng(), 16, 7, (40, 4), new=19, only=0)]
+    sizes = {"decode_width": 4, "num_words": 1, "prefill_rows": 2, "prefill_tokens": 24}
+    return make_scene(decodes, prefills, heads=CAPPED, window=9, **sizes)
+
+
 @case(slow=True, consumers=2, tokens=64, stages=2)
 def a_window_of_two_warpgroups() -> Scene:
     return make_scene([], [plain_lane(16, 100, 150)], heads=Heads(2, 2, 64, BF16), window=40)
