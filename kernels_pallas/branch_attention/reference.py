@@ -85,9 +85,9 @@ class _Partial:
     total: jax.Array  # float32 [N, Hkv, Q], sum of the weights
 
     @classmethod
-    def nothing(cls, tiles: int, width: int, heads: tuple[int, int, int], sinks: jax.Array | None) -> _Partial:
-        """Nothing seen yet, by queries of heads (Hkv, G, D); a sink is a score without a value, seen by all."""
-        kv_heads, group, head_dim = heads
+    def nothing(cls, tiles: int, width: int, q: jax.Array, sinks: jax.Array | None) -> _Partial:
+        """Nothing seen yet, by queries like q [..., Hkv, G, D]; a sink is a score without a value, which all see."""
+        kv_heads, group, head_dim = q.shape[-3:]
         acc = jnp.zeros((tiles, kv_heads, width * group, head_dim), jnp.float32)
         if sinks is None:
             return cls(acc, jnp.full(acc.shape[:-1], _LOWEST, jnp.float32), jnp.zeros(acc.shape[:-1], jnp.float32))
@@ -198,7 +198,7 @@ def _attend_tiles(
         return jax.tree.map(lambda x, new: lax.dynamic_update_slice_in_dim(x, new, tile[0], axis=0), state, merged)
 
     def nothing() -> _Partial:
-        return _Partial.nothing(num_tiles + count, width, q.shape[1:], sinks)
+        return _Partial.nothing(num_tiles + count, width, q, sinks)
 
     def all_rounds() -> _Partial:
         return lax.fori_loop(0, (done[-1] + count - 1) // count, one_round, nothing())
