@@ -1,13 +1,14 @@
-"""Requests whose answers are known: what is sent over HTTP, and how an engine without HTTP answers the same."""
+"""Kinds of requests, and the distinct ones of a soak."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from soaking.answers import COMPLETIONS, CONVERSATIONS
+from soaking.asked import Asked, Kind, Request
+from soaking.surfaces import as_message, as_response
 
 MOST_DISTINCT = 200
 _THINGS = (
@@ -28,45 +29,6 @@ TOOLS: list[dict[str, Any]] = [
         "function": {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
     },
 ]
-
-
-class Asked(NamedTuple):
-    """A request, in the words of HTTP and of an engine.
-
-    Attributes:
-        path: of the endpoint.
-        body: what is sent, but for `stream`.
-        offline: what `soaking.offline` answers: a `call`, and what it takes.
-        may_stream: whether the endpoint streams such an answer.
-    """
-
-    path: str
-    body: dict[str, Any]
-    offline: dict[str, Any]
-    may_stream: bool = True
-
-
-@dataclass(frozen=True)
-class Request:
-    """One of the distinct requests."""
-
-    number: int
-    kind: str
-    asked: Asked
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of requests.
-
-    Attributes:
-        weight: how often it is sent, relative to the others.
-        make: makes a random one.
-    """
-
-    name: str
-    weight: int
-    make: Callable[[random.Random], Asked]
 
 
 def _question(rng: random.Random) -> str:
@@ -146,10 +108,14 @@ def _chat_with_schema(rng: random.Random) -> Asked:
 
 
 def _chat_with_tools(rng: random.Random) -> Asked:
-    choice = rng.choice(("auto", "required", "required"))
+    choice, is_parallel = rng.choice(("auto", "required", "required")), rng.random() < 0.3
     params = _sampled(rng) | {"ignore_eos": False, "max_tokens": 80}
-    found = _chat(_messages(rng), params, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
-    return found._replace(offline=found.offline | {"tools": TOOLS, "tool_choice": choice})
+    found = _chat(_messages(rng), params, tools=TOOLS, tool_choice=choice, parallel_tool_calls=is_parallel)
+    return found._replace(offline=found.offline | {"tools": TOOLS, "tool_choice": choice, "is_parallel": is_parallel})
+
+
+def _chat_with_stop_strings(rng: random.Random) -> Asked:
+    return _chat(_messages(rng), _either(rng) | {"stop": [" the", ".", "zz"]})
 
 
 def _chat_in_branches(rng: random.Random) -> Asked:
@@ -199,7 +165,23 @@ def _completion_by_beams(rng: random.Random) -> Asked:
     return found._replace(offline=found.offline | {"call": "beams"})
 
 
-# A further endpoint is an entry here, and one in `soaking.answers`.
+def _message(make: Callable[[random.Random], Asked]) -> Callable[[random.Random], Asked]:
+    return lambda rng: as_message(make(rng))
+
+
+def _response(make: Callable[[random.Random], Asked], *, with_tokens: bool = False) -> Callable[[random.Random], Asked]:
+    return lambda rng: as_response(make(rng), is_stored=rng.random() < 0.5, with_tokens=with_tokens)
+
+
+def _continued_response(rng: random.Random) -> Asked:
+    """A response that is remembered, and one that continues it, for which the first one's instructions do not hold."""
+    first = as_response(rng.choice((_chat_with_history, _chat_with_shared_beginning))(rng), with_tokens=True)
+    then = as_response(_chat([{"role": "user", "content": _question(rng)}], _either(rng)), with_tokens=True)
+    offline = {"call": "continued", "first": first.offline, "then": then.offline}
+    return first._replace(offline=offline, then=then.body)
+
+
+# A further endpoint is entries here, a reader in `soaking.answers`, and a translation in `soaking.surfaces`.
 KINDS = (
     Kind("conversation", 20, _chat_with_history),
     Kind("shared beginning", 8, _chat_with_shared_beginning),
@@ -217,6 +199,20 @@ KINDS = (
     Kind("kept tokens", 5, _completion_of_kept_tokens),
     Kind("prompt log probabilities", 3, _completion_with_prompt_logprobs),
     Kind("beams", 3, _completion_by_beams),
+    Kind("message", 8, _message(_chat_with_history)),
+    Kind("message with a shared beginning", 4, _message(_chat_with_shared_beginning)),
+    Kind("message with a long prompt", 2, _message(_chat_with_long_prompt)),
+    Kind("message with stop sequences", 4, _message(_chat_with_stop_strings)),
+    Kind("message with a schema", 3, _message(_chat_with_schema)),
+    Kind("message with tools", 6, _message(_chat_with_tools)),
+    Kind("response", 6, _response(_chat_with_history)),
+    Kind("response with a shared beginning", 4, _response(_chat_with_shared_beginning)),
+    Kind("response with a long prompt", 2, _response(_chat_with_long_prompt)),
+    Kind("response with stop strings", 3, _response(_chat_with_stop_strings)),
+    Kind("response with a schema", 3, _response(_chat_with_schema)),
+    Kind("response with tools", 6, _response(_chat_with_tools)),
+    Kind("response with log probabilities", 4, _response(_chat_with_history, with_tokens=True)),
+    Kind("continued response", 6, _continued_response, has_manner=True),
 )
 
 
