@@ -169,11 +169,13 @@ class Client:
             self.fail(f"status {response.status}: {body[:500]!r}", retry_after=response.headers.get("retry-after"))
         return True
 
-    async def finish(self, request: Request, response: Response, *, seconds_between_events: float = 0.0) -> None:
-        """Read an answer to its end and compare it with the expected one."""
+    async def finish(self, request: Request, response: Response, *, seconds_between_events: float = 0.0) -> bool:
+        """Read an answer to its end and compare it with the expected one; returns whether there was one to its end."""
         reader = await self.read(request, response, seconds_between_events=seconds_between_events)
-        if reader is not None:
-            self.judge(request, reader.answer)
+        if reader is None:
+            return False
+        self.judge(request, reader.answer)
+        return True
 
     async def read(self, request: Request, response: Response, *, seconds_between_events: float = 0.0) -> Reader | None:
         """Read an answer to its end; None: there is none, which was noted."""

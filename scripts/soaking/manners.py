@@ -75,8 +75,7 @@ async def keep_connection(client: Client) -> None:
             stream = request.asked.may_stream and client.rng.random() < 0.5
             await connection.send(client.encoded(request, stream=stream, connection="keep-alive"))
             response = await connection.response()
-            await client.finish(request, response)
-            if response.headers.get("connection") == "close" or response.status != 200:
+            if not await client.finish(request, response) or response.headers.get("connection") == "close":
                 return
 
 
@@ -86,7 +85,9 @@ async def pipeline(client: Client) -> None:
     async with client.connection() as connection:
         await connection.send(client.encoded(first, connection="keep-alive") + client.encoded(second))
         for request in (first, second):
-            await client.finish(request, await connection.response())
+            response = await connection.response()
+            if not await client.finish(request, response) and response.status == 200:
+                return  # what is left of a broken answer comes before the next one
 
 
 async def leave_at_once(client: Client) -> None:

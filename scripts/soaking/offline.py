@@ -170,7 +170,18 @@ def _prompts(llm: LLM, request: Mapping[str, Any]) -> list[Any]:
     if "prompts" in request:
         return list(request["prompts"])
     more = {"tools": request["tools"]} if "tools" in request else {}
-    return [llm.client.inputs.render(request["messages"], 0, more)]
+    return [llm.client.inputs.render([_read(message) for message in request["messages"]], 0, more)]
+
+
+def _read(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates read it: arguments of its calls are objects."""
+    if "tool_calls" not in message:
+        return dict(message)
+    functions = [call["function"] for call in message["tool_calls"]]
+    calls = [
+        {"type": "function", "function": each | {"arguments": json.loads(each["arguments"])}} for each in functions
+    ]
+    return {**message, "tool_calls": calls}
 
 
 def _scores(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -35,11 +36,23 @@ def _question(rng: random.Random) -> str:
     return f"How do I {rng.choice(_VERBS)} a {rng.choice(_THINGS)} and a {rng.choice(_THINGS)}?"
 
 
-def _messages(rng: random.Random) -> list[dict[str, str]]:
+def _messages(rng: random.Random) -> list[dict[str, Any]]:
     turns = [{"role": "user", "content": _question(rng)}]
     if rng.random() < 0.3:
         turns = [*turns, {"role": "assistant", "content": "Slowly."}, {"role": "user", "content": _question(rng)}]
     return turns
+
+
+def _messages_with_call(rng: random.Random) -> list[dict[str, Any]]:
+    """Messages that end with the result of a call."""
+    name = rng.choice(("Ann", "Bo", "Zo\u00eb"))
+    arguments = json.dumps({"name": name, "age": rng.randrange(100)}, ensure_ascii=False)
+    call = {"id": "call_1", "type": "function", "function": {"name": "describe", "arguments": arguments}}
+    return [
+        {"role": "user", "content": _question(rng)},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": f"{name} can {rng.choice(_VERBS)} a lamp."},
+    ]
 
 
 def _sampled(rng: random.Random, longest: int = 40) -> dict[str, Any]:
@@ -57,7 +70,7 @@ def _either(rng: random.Random) -> dict[str, Any]:
     return (_sampled if rng.random() < 0.5 else _greedy)(rng)
 
 
-def _chat(messages: list[dict[str, str]], params: dict[str, Any], *, may_stream: bool = True, **of_http: Any) -> Asked:
+def _chat(messages: list[dict[str, Any]], params: dict[str, Any], *, may_stream: bool = True, **of_http: Any) -> Asked:
     """A conversation; parameters have the same names on both sides, `of_http` is for HTTP alone."""
     body = {"messages": messages, **params, "return_token_ids": True, **of_http}
     return Asked(CONVERSATIONS, body, {"call": "answer", "messages": messages, "params": params}, may_stream)
@@ -110,7 +123,8 @@ def _chat_with_schema(rng: random.Random) -> Asked:
 def _chat_with_tools(rng: random.Random) -> Asked:
     choice, is_parallel = rng.choice(("auto", "required", "required")), rng.random() < 0.3
     params = _sampled(rng) | {"ignore_eos": False, "max_tokens": 80}
-    found = _chat(_messages(rng), params, tools=TOOLS, tool_choice=choice, parallel_tool_calls=is_parallel)
+    messages = (_messages if rng.random() < 0.6 else _messages_with_call)(rng)
+    found = _chat(messages, params, tools=TOOLS, tool_choice=choice, parallel_tool_calls=is_parallel)
     return found._replace(offline=found.offline | {"tools": TOOLS, "tool_choice": choice, "is_parallel": is_parallel})
 
 
@@ -128,7 +142,8 @@ def _chat_with_skeleton(rng: random.Random) -> Asked:
     messages = [{"role": "user", "content": f"Make a plan: {rng.choice(_VERBS)} a {rng.choice(_THINGS)}."}]
     params = {"temperature": 0.0, "max_tokens": 24}
     found = _chat(messages, params, skeleton_of_thought=True)
-    return found._replace(offline=found.offline | {"call": "skeleton"})
+    body = {name: value for name, value in found.body.items() if name != "return_token_ids"}  # which it has not
+    return found._replace(body=body, offline=found.offline | {"call": "skeleton"})
 
 
 def _completion_of_texts(rng: random.Random) -> Asked:

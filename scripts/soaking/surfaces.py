@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from soaking.answers import MESSAGES, RESPONSES
@@ -11,12 +12,12 @@ _CHOICES = {"auto": "auto", "required": "any"}
 
 
 def as_message(asked: Asked) -> Asked:
-    """The same as Anthropic's API asks it. Its answer has no tokens."""
+    """Ask it in the words of Anthropic's API, whose answers have no tokens."""
     body: dict[str, Any] = {}
     for name, value in asked.body.items():
         match name:
             case "messages":
-                body |= _with_system(value, "system", "messages")
+                body |= _with_system([_turn(message) for message in value], "system", "messages")
             case "stop":
                 body["stop_sequences"] = value
             case "tools":
@@ -35,7 +36,7 @@ def as_message(asked: Asked) -> Asked:
 
 
 def as_response(asked: Asked, *, is_stored: bool = True, with_tokens: bool = False) -> Asked:
-    """The same as OpenAI's newer API asks it.
+    """Ask it in the words of OpenAI's responses.
 
     Args:
         is_stored: whether the server is to remember the answer.
@@ -45,7 +46,7 @@ def as_response(asked: Asked, *, is_stored: bool = True, with_tokens: bool = Fal
     for name, value in asked.body.items():
         match name:
             case "messages":
-                body |= _with_system(value, "instructions", "input")
+                body |= _with_system([item for message in value for item in _items(message)], "instructions", "input")
             case "max_tokens":
                 body["max_output_tokens"] = value
             case "tools":
@@ -62,9 +63,33 @@ def as_response(asked: Asked, *, is_stored: bool = True, with_tokens: bool = Fal
     return asked._replace(path=RESPONSES, body=body, offline=offline)
 
 
+def _turn(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of Anthropic's: calls and their results are blocks."""
+    if message["role"] == "tool":
+        result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
+        return {"role": "user", "content": [result]}
+    if "tool_calls" not in message:
+        return message
+    functions = [(call["id"], call["function"]) for call in message["tool_calls"]]
+    blocks = [
+        {"type": "tool_use", "id": name, "name": function["name"], "input": json.loads(function["arguments"])}
+        for name, function in functions
+    ]
+    return {"role": "assistant", "content": blocks}
+
+
+def _items(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Items of responses: calls and their results are items."""
+    if message["role"] == "tool":
+        return [{"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}]
+    if "tool_calls" not in message:
+        return [message]
+    return [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in message["tool_calls"]]
+
+
 def _with_system(messages: list[dict[str, Any]], system: str, others: str) -> dict[str, Any]:
     """Messages, with the first one apart if it is the system's."""
-    if messages[0]["role"] != "system":
+    if messages[0].get("role") != "system":
         return {others: messages}
     return {system: messages[0]["content"], others: messages[1:]}
 

@@ -26,7 +26,7 @@ def calling(text="I look. ", name="describe", arguments='{"age": 3}', reason="to
 
 
 def near(number):
-    """The same call, with a near tie at one of its tokens alone."""
+    """What is expected, with a near tie at one of its tokens alone."""
     return {"0": CALLING | {"margins": [0.0005 if place == number else 1.0 for place in range(7)]}}
 
 

@@ -66,6 +66,28 @@ def test_a_conversation_is_asked_in_the_words_of_responses(is_stored, with_token
     }  # fmt: skip
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "describe", "arguments": '{"age": 3}'}}
+TURNS = [
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "kind"},
+]
+
+
+def test_calls_and_their_results_are_blocks_of_messages_and_items_of_responses():
+    asked = ASKED._replace(body={"messages": TURNS})
+    use = {"type": "tool_use", "id": "c", "name": "describe", "input": {"age": 3}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "kind"}
+    assert as_message(asked).body["messages"] == [
+        TURNS[0], {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]},
+    ]  # fmt: skip
+    assert as_response(asked).body["input"] == [
+        TURNS[0],
+        {"type": "function_call", "call_id": "c", "name": "describe", "arguments": '{"age": 3}'},
+        {"type": "function_call_output", "call_id": "c", "output": "kind"},
+    ]
+
+
 def test_a_continued_response_is_stored_and_its_history_is_that_of_the_first():
     (kind,) = [kind for kind in KINDS if kind.name == "continued response"]
     asked = kind.make(random.Random(3))
