@@ -56,9 +56,11 @@ class Reader(Protocol):
         answer: as far as it has come.
         is_over: whether the last event has come.
         is_in_call: whether the latest event was one of a tool call.
+        is_streamed: whether it has come by events.
     """
 
     answer: Answer
+    is_streamed: bool
     is_over: bool
     is_in_call: bool
 

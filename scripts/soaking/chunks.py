@@ -16,13 +16,14 @@ class ChunkReader:
 
     def __init__(self) -> None:
         self.answer: Answer = {}
-        self.is_over = self.is_in_call = False
+        self.is_over = self.is_in_call = self.is_streamed = False
 
     def read_whole(self, body: Mapping[str, Any]) -> None:
         self._read(body["choices"])
         self.is_over = True
 
     def add(self, event: str) -> None:
+        self.is_streamed = True
         if self.is_over:
             raise BrokenAnswerError("an event follows [DONE]")
         if event == _DONE:

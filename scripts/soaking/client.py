@@ -15,7 +15,7 @@ from typing import Any
 from jaxinfer.bench.http import Address, Response
 from soaking.answers import READERS
 from soaking.asked import Asked, Request
-from soaking.choices import Answer, BrokenAnswerError, Reader, code_of
+from soaking.choices import BrokenAnswerError, Reader, code_of
 from soaking.comparison import EQUAL, TIE, compare
 from soaking.requests import KINDS
 from soaking.tally import Tally
@@ -174,7 +174,7 @@ class Client:
         reader = await self.read(request, response, seconds_between_events=seconds_between_events)
         if reader is None:
             return False
-        self.judge(request, reader.answer)
+        self.judge(request, reader)
         return True
 
     async def read(self, request: Request, response: Response, *, seconds_between_events: float = 0.0) -> Reader | None:
@@ -203,14 +203,15 @@ class Client:
         if not reader.is_over:
             raise BrokenAnswerError("the stream has ended without its last event")
 
-    def judge(self, request: Request, answer: Answer, *, part: str | None = None) -> str:
+    def judge(self, request: Request, reader: Reader, *, part: str | None = None) -> str:
         """Note whether an answer is the expected one; returns the verdict.
 
         Args:
             part: of what is expected, where a request is several.
         """
         expected = self.setting.expected[request.number]
-        verdict = compare(expected if part is None else expected[part], answer)
+        verdict = compare(expected if part is None else expected[part], reader.answer)
+        self.setting.tally.compared[request.asked.path, "streamed" if reader.is_streamed else "whole"] += 1
         if verdict == TIE:
             self.setting.tally.ties[f"{request.kind} {request.number}"] += 1
         if verdict in (EQUAL, TIE):

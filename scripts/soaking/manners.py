@@ -143,7 +143,7 @@ async def _leave_when(client: Client, request: Request, is_time: Callable[[Reade
                 return
         if not reader.is_over:
             raise BrokenAnswerError("the stream has ended without its last event")
-        client.judge(request, reader.answer)
+        client.judge(request, reader)
 
 
 def _leave(client: Client, connection: Connection) -> None:

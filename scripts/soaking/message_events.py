@@ -26,7 +26,7 @@ class MessageReader:
     def __init__(self) -> None:
         self._choice = Choice()
         self.answer: Answer = {"0": self._choice}
-        self.is_over = self.is_in_call = False
+        self.is_over = self.is_in_call = self.is_streamed = False
         self._last: str | None = None
         self._num_blocks = 0
         self._kind = ""  # of the latest block
@@ -45,6 +45,7 @@ class MessageReader:
         self._end(body)
 
     def add(self, event: str) -> None:
+        self.is_streamed = True
         given = json.loads(event)
         kind = given["type"]
         if kind == "error":

@@ -12,8 +12,8 @@ _SHOWN_SAMPLES, _SHOWN_FAILURES = 12, 10
 
 
 def tables(findings: Findings, tally: Tally) -> list[Table]:
-    """Tables of outcomes, of the process over time, of the end, and of the first failures."""
-    found = [_outcomes(tally), _series(findings), _end(findings, tally)]
+    """Tables of outcomes, of compared answers, of the process over time, of the end, and of the first failures."""
+    found = [_outcomes(tally), _compared(tally), _series(findings), _end(findings, tally)]
     return [*found, _failures(tally)] if tally.failures else found
 
 
@@ -24,6 +24,13 @@ def _outcomes(tally: Tally) -> Table:
         by_manner.setdefault(manner, []).append(f"{outcome}: {count}")
     for manner, words in by_manner.items():
         table.add_row(manner, escape(", ".join(words)))
+    return table
+
+
+def _compared(tally: Tally) -> Table:
+    table = Table("endpoint", "streamed", "whole", title="Answers that were compared", title_justify="left")
+    for path in sorted({path for path, _ in tally.compared}):
+        table.add_row(path, *(str(tally.compared[path, form]) for form in ("streamed", "whole")))
     return table
 
 

@@ -44,7 +44,7 @@ class ResponseReader:
     def __init__(self) -> None:
         self._choice = Choice()
         self.answer: Answer = {"0": self._choice}
-        self.is_over = self.is_in_call = False
+        self.is_over = self.is_in_call = self.is_streamed = False
         self.response_id = ""
         self._last: str | None = None
         self._num_events = 0
@@ -74,6 +74,7 @@ class ResponseReader:
             raise BrokenAnswerError(f"an item of the type {item['type']}")
 
     def add(self, event: str) -> None:
+        self.is_streamed = True
         given = json.loads(event)
         if given["sequence_number"] != self._num_events:
             raise BrokenAnswerError(f"the event {self._num_events} has the number {given['sequence_number']}")

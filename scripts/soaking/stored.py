@@ -21,12 +21,12 @@ async def continue_stored(client: Client) -> None:
     request = client.pick("continued response")
     assert request.asked.then is not None
     first = await _read(client, request, request.asked.body)
-    if first is None or client.judge(request, first.answer, part="first") != EQUAL:
+    if first is None or client.judge(request, first, part="first") != EQUAL:
         return
     body = request.asked.then | {"previous_response_id": first.response_id}
     then = await _read(client, request, body)
     if then is not None:
-        client.judge(request, then.answer, part="then")
+        client.judge(request, then, part="then")
     if client.rng.random() < 0.3:
         place = f"{RESPONSES}/{first.response_id}"
         deleted = await _ask(client, "DELETE", place)
@@ -44,14 +44,16 @@ async def _read(client: Client, request: Request, body: dict[str, Any]) -> Respo
 
 
 async def poll_background(client: Client) -> None:
-    """Ask for a response without waiting for it, and look at it until it has ended."""
+    """Ask for a response without waiting for it, and look at it until it has ended. What was seen of it stays."""
     request, response = await _begin(client)
     if response is None:
         return
     place = f"{RESPONSES}/{response['id']}"
     while response["status"] in _RUNNING:
         await asyncio.sleep(client.rng.uniform(0.02, 0.3))
-        response = await _ask(client, "GET", place)
+        before, response = _written(response), await _ask(client, "GET", place)
+        if not _written(response).startswith(before):
+            raise BrokenAnswerError(f"{before!r} of a response has become {_written(response)!r}")
     _judge(client, request, response)
 
 
@@ -87,10 +89,16 @@ async def _begin(client: Client) -> tuple[Request, dict[str, Any] | None]:
     return request, found
 
 
+def _written(response: dict[str, Any]) -> str:
+    """Texts and arguments of a response as far as they are there."""
+    parts = (item.get("content") or [{"text": item.get("arguments", "")}] for item in response["output"])
+    return "".join(part["text"] for content in parts for part in content)
+
+
 def _judge(client: Client, request: Request, response: dict[str, Any]) -> None:
     reader = ResponseReader()
     reader.read_whole(response)
-    client.judge(request, reader.answer)
+    client.judge(request, reader)
 
 
 async def _ask(client: Client, method: str, path: str, *, status: int = 200) -> dict[str, Any]:

@@ -61,10 +61,12 @@ class Responses:
         num_polls: how often a response in the background is seen as queued before it ends.
         changes: whether a response that was cancelled is completed afterwards.
         is_full: whether nothing is taken.
+        seen: the text of a response before it has ended; None: all of it.
     """
 
     def __init__(self) -> None:
         self.knows_history, self.changes, self.is_full, self.num_polls = True, False, False, 0
+        self.seen: str | None = None
         self.stored: dict[str, dict[str, Any]] = {}
         self.bodies: list[Any] = []
 
@@ -85,6 +87,8 @@ class Responses:
         self.num_polls -= 1
         if self.num_polls < 0 and found["status"] == "queued":
             found["status"] = "completed"
+        if found["status"] == "queued" and self.seen is not None:
+            return 200, found | {"output": [message(self.seen)]}
         return 200, found
 
     def _create(self, body: Any) -> tuple[int, Any]:
@@ -93,13 +97,16 @@ class Responses:
             return 503, {"error": {"code": "queue_full", "message": "the queue is full: 3 requests wait"}}
         before = self.stored.get(body.get("previous_response_id", ""), {}).get("text", "")
         text = (before if self.knows_history else "") + asked(body)
-        part = {"type": "output_text", "text": text, "logprobs": []}
         found = {
             "id": f"resp_{len(self.stored)}", "status": "queued" if body.get("background") else "completed",
-            "output": [{"type": "message", "content": [part]}], "text": text, "error": None,
+            "output": [message(text)], "text": text, "error": None,
         }  # fmt: skip
         self.stored[found["id"]] = found
         return 200, dict(found)
+
+
+def message(text: str) -> dict[str, Any]:
+    return {"type": "message", "content": [{"type": "output_text", "text": text, "logprobs": []}]}
 
 
 def asked(body: Any) -> str:

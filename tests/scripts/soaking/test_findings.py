@@ -97,4 +97,9 @@ def test_tables_show_what_was_found():
     tally = Tally()
     tally.fail("whole", "a [bold] difference")
     findings = dataclasses.replace(CLEAN, samples=[Sample(1.0, 2 << 20, 3, 4, 5, 6)], problems=["one"])
-    assert len(tables(findings, tally)) == 4
+    tally.compared["/v1/messages", "streamed"] += 3
+    found = tables(findings, tally)
+    assert [table.title for table in found] == [
+        "Outcomes", "Answers that were compared", "The server's process", "At the end", "First failures",
+    ]  # fmt: skip
+    assert [list(column.cells) for column in found[1].columns] == [["/v1/messages"], ["3"], ["0"]]

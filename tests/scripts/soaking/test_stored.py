@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from soaking.answers import RESPONSES
 from soaking.choices import BrokenAnswerError
 from soaking.client import FULL
 from soaking.comparison import EQUAL, TIE
@@ -19,7 +20,7 @@ def test_a_continuation_is_compared_with_what_follows_the_first_answer():
     server = Responses()
     found = client(server)
     asyncio.run(continue_stored(found))
-    assert found.outcomes == {EQUAL: 2}
+    assert found.outcomes == {EQUAL: 2} and found.setting.tally.compared == {(RESPONSES, "whole"): 2}
     assert [body.get("previous_response_id") for body in server.bodies] == [None, "resp_0"]
 
 
@@ -63,6 +64,13 @@ def test_a_response_in_the_background_is_polled_until_it_has_ended():
     asyncio.run(poll_background(found))
     assert found.outcomes == {EQUAL: 1} and server.num_polls == -1
     assert server.bodies[0]["background"] and "store" not in server.bodies[0]
+
+
+def test_what_was_seen_of_a_response_has_to_stay():
+    server = Responses()
+    server.num_polls, server.seen = 2, "something else"
+    with pytest.raises(BrokenAnswerError, match="of a response has become 'something else'"):
+        asyncio.run(poll_background(client(server)))
 
 
 def test_a_cancelled_response_stays_so():
