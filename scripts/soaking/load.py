@@ -22,8 +22,9 @@ _REQUEST_SECONDS = 300.0  # none takes so long
 _QUIET_SECONDS = 10.0
 _SAMPLE_SECONDS = 1.0
 MOST_GROWTH = 0.05
-# Threads of the event loop's pool, which start when they are needed and stay.
-MOST_POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
+# Threads that start when they are first needed, and stay: those of the event loop's pool, one of which has loaded the
+# model, and two that follow grammars.
+MOST_LATE_THREADS = min(32, (os.cpu_count() or 1) + 4) - 1 + 2
 _NUM_LAST_STREAMS = 4
 
 
@@ -245,7 +246,7 @@ async def _ask_until_refused(client: Client, findings: Findings) -> None:
 
 def note_problems(findings: Findings, tally: Tally) -> None:
     """Write down in words what should not be."""
-    most_threads = findings.threads_when_ready + MOST_POOL_THREADS
+    most_threads = findings.threads_when_ready + MOST_LATE_THREADS
     checks = {
         f"{tally.num_failed} outcomes were not allowed": tally.num_failed > 0,
         f"responses with status 500: {tally.statuses[500]}": tally.statuses[500] > 0,
