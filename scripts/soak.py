@@ -2,8 +2,8 @@
 floods, aborts and signals. Every finished answer is compared with that of an engine without HTTP, computed before.
 
 It ends with status 1 unless no response has status 500, every outcome was allowed, nothing of a request is left in the
-engine, no page has leaked, nothing was compiled after warm-up, memory has not grown, and SIGTERM has ended the server
-with its streams whole.
+engine, no page has leaked, nothing was compiled after warm-up, memory has not grown, no file is open and no thread runs
+that was not before, and SIGTERM has ended the server with its streams whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from jaxinfer.bench.environment import describe_client
 from jaxinfer.cli.serve import json_object
-from soaking.answers import NEAR_TIE
+from soaking.comparison import NEAR_TIE
 from soaking.course import Course, run_course
 from soaking.report import tables
 

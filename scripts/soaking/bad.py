@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from soaking.answers import COMPLETIONS, CONVERSATIONS
+from soaking.answers import COMPLETIONS, CONVERSATIONS, MESSAGES, RESPONSES
 
 _MESSAGES = [{"role": "user", "content": "How do I mend a lamp?"}]
 
@@ -30,6 +30,13 @@ class Bad:
 
 def _chat(**more: Any) -> dict[str, Any]:
     return {"messages": _MESSAGES, "max_tokens": 4, **more}
+
+
+_USE = {"type": "tool_use", "id": "t", "name": "describe", "input": {}}
+
+
+def _message(content: Any, role: str = "user", **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content}], "max_tokens": 4, **more}
 
 
 BAD = (
@@ -61,6 +68,19 @@ BAD = (
     Bad("no key", (401,), _chat(), headers=(("authorization", ""),)),
     Bad("an unknown path", (404,), _chat(), "/v1/nothing"),
     Bad("a wrong method", (405,), None, method="GET"),
+    Bad("a message without its length", (400,), {"messages": _MESSAGES}, MESSAGES),
+    Bad("a message of an image", (400,), _message([{"type": "image", "source": {}}]), MESSAGES),
+    Bad("a message that ends with a call", (400,), _message([_USE], role="assistant"), MESSAGES),
+    Bad("a tool that runs elsewhere", (400,), _message("x", tools=[{"type": "bash_20250124", "name": "b"}]), MESSAGES),
+    Bad("a message to a wrong key", (401,), _message("x"), MESSAGES, headers=(("authorization", "Bearer wrong"),)),
+    Bad("a response to nothing", (400,), {"input": []}, RESPONSES),
+    Bad("an output of no call", (400,), {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+        RESPONSES),
+    Bad("a stream in the background", (400,), {"input": "x", "background": True, "stream": True}, RESPONSES),
+    Bad("a lost response in the background", (400,), {"input": "x", "background": True, "store": False}, RESPONSES),
+    Bad("a continuation of nothing", (404,), {"input": "x", "previous_response_id": "resp_none"}, RESPONSES),
+    Bad("an unknown response", (404,), None, f"{RESPONSES}/resp_none", method="GET"),
+    Bad("a cancel of an unknown response", (404,), None, f"{RESPONSES}/resp_none/cancel"),
     Bad("an abort without ids", (400,), {}, "/abort_requests"),
     Bad("tokens outside of the vocabulary", (400,), {"tokens": [-1]}, "/detokenize"),
 )  # fmt: skip

@@ -8,13 +8,16 @@ import json
 import random
 import socket
 import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.bench.http import Address, Response
-from soaking.answers import EQUAL, TIE, Answer, BrokenAnswerError, StreamedAnswer, compare, whole_answer
-from soaking.requests import KINDS, Request
+from soaking.answers import READERS
+from soaking.asked import Asked, Request
+from soaking.choices import BrokenAnswerError, Reader, code_of
+from soaking.comparison import EQUAL, TIE, compare
+from soaking.requests import KINDS
 from soaking.tally import Tally
 
 _SMALL_BUFFER = 2048
@@ -78,29 +81,42 @@ class Client:
         for request in setting.requests:
             self._by_kind.setdefault(request.kind, []).append(request)
 
-    def pick(self, kind: str | None = None, *, may_stream: bool = False) -> Request:
-        """One of the requests, of a kind, or of any by the kinds' weights.
+    def pick(
+        self, kind: str | None = None, *, may_stream: bool = False, fits: Callable[[Asked], bool] = lambda asked: True
+    ) -> Request:
+        """One of the requests, of a kind, or of any that has no manner of its own by the kinds' weights.
 
         Args:
             may_stream: only one that can be streamed.
+            fits: only one that fits.
         """
+        kinds = [each for each in KINDS if not each.has_manner]
         while True:
-            name = kind or self.rng.choices(KINDS, [each.weight for each in KINDS])[0].name
+            name = kind or self.rng.choices(kinds, [each.weight for each in kinds])[0].name
             found = self.rng.choice(self._by_kind[name])
-            if found.asked.may_stream or not may_stream:
+            if (found.asked.may_stream or not may_stream) and fits(found.asked):
                 return found
 
-    def encoded(self, request: Request, *, stream: bool = False, name: str | None = None, **headers: str) -> bytes:
+    def encoded(
+        self,
+        request: Request,
+        *,
+        stream: bool = False,
+        name: str | None = None,
+        body: Mapping[str, Any] | None = None,
+        **headers: str,
+    ) -> bytes:
         """A request as it is sent.
 
         Args:
             name: its id.
+            body: in place of its own.
             headers: with underscores for hyphens.
         """
-        body = request.asked.body | ({"stream": True} if stream else {})
+        given = {**(request.asked.body if body is None else body), **({"stream": True} if stream else {})}
         more = {"x-request-id": name} if name else {}
         more |= {key.replace("_", "-"): value for key, value in headers.items()}
-        return self.http("POST", request.asked.path, json.dumps(body).encode(), more)
+        return self.http("POST", request.asked.path, json.dumps(given).encode(), more)
 
     def http(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None = None) -> bytes:
         """Any exchange's request, with the key."""
@@ -147,52 +163,67 @@ class Client:
         error = error_of(body)
         if is_full(response, body):
             self.note(FULL)
-        elif response.status == 503 and error.get("code") == "aborted" and self.manner == "abort by name":
+        elif response.status == 503 and code_of(error) == "aborted" and self.manner == "abort by name":
             self.note(ABORTED)
         else:
             self.fail(f"status {response.status}: {body[:500]!r}", retry_after=response.headers.get("retry-after"))
         return True
 
-    async def finish(self, request: Request, response: Response, *, seconds_between_events: float = 0.0) -> None:
-        """Read an answer to its end and compare it with the expected one."""
+    async def finish(self, request: Request, response: Response, *, seconds_between_events: float = 0.0) -> bool:
+        """Read an answer to its end and compare it with the expected one; returns whether there was one to its end."""
+        reader = await self.read(request, response, seconds_between_events=seconds_between_events)
+        if reader is None:
+            return False
+        self.judge(request, reader)
+        return True
+
+    async def read(self, request: Request, response: Response, *, seconds_between_events: float = 0.0) -> Reader | None:
+        """Read an answer to its end; None: there is none, which was noted."""
         if await self.is_refused(response):
-            return
+            return None
+        reader = READERS[request.asked.path]()
         try:
-            answer = await self._answer(request, response, seconds_between_events)
+            await self._read(reader, response, seconds_between_events)
         except BrokenAnswerError as error:
             if error.code == "aborted" and self.manner == "abort by name":
                 self.note(ABORTED)
             else:
                 self.fail(str(error), request=request.number, kind=request.kind, code=error.code)
-            return
-        self.judge(request, answer)
+            return None
+        return reader
 
-    async def _answer(self, request: Request, response: Response, pause: float) -> Answer:
+    async def _read(self, reader: Reader, response: Response, pause: float) -> None:
         if not response.headers["content-type"].startswith("text/event-stream"):
-            return whole_answer(request.asked.path, await response.json())
-        streamed = StreamedAnswer(request.asked.path)
+            reader.read_whole(await response.json())
+            return
         async for event in response.events():
-            streamed.add(event)
+            reader.add(event)
             if pause:
                 await asyncio.sleep(pause)
-        if not streamed.is_over:
-            raise BrokenAnswerError("the stream has ended without [DONE]")
-        return streamed.answer
+        if not reader.is_over:
+            raise BrokenAnswerError("the stream has ended without its last event")
 
-    def judge(self, request: Request, answer: Answer) -> None:
-        """Note whether an answer is the expected one."""
-        verdict = compare(self.setting.expected[request.number], answer)
+    def judge(self, request: Request, reader: Reader, *, part: str | None = None) -> str:
+        """Note whether an answer is the expected one; returns the verdict.
+
+        Args:
+            part: of what is expected, where a request is several.
+        """
+        expected = self.setting.expected[request.number]
+        verdict = compare(expected if part is None else expected[part], reader.answer)
+        self.setting.tally.compared[request.asked.path, "streamed" if reader.is_streamed else "whole"] += 1
         if verdict == TIE:
             self.setting.tally.ties[f"{request.kind} {request.number}"] += 1
         if verdict in (EQUAL, TIE):
             self.note(verdict)
         else:
-            self.fail(verdict, request=request.number, kind=request.kind)
+            self.fail(verdict, request=request.number, kind=request.kind, **({"part": part} if part else {}))
+        return verdict
 
 
 def is_full(response: Response, body: bytes) -> bool:
     """Whether a response says that the queue is full, and when to try again."""
-    return response.status == 503 and error_of(body).get("code") == "queue_full" and "retry-after" in response.headers
+    return response.status == 503 and code_of(error_of(body)) == "queue_full" and "retry-after" in response.headers
 
 
 def error_of(body: bytes) -> dict[str, Any]:

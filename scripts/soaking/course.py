@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from soaking.asked import Request
 from soaking.client import Setting
 from soaking.load import Findings, soak
-from soaking.model import write_model
-from soaking.requests import Request, distinct_requests
+from soaking.model import model_with_tools
+from soaking.requests import distinct_requests
 from soaking.server import ROOT, ServerProcess, environment
 from soaking.tally import Tally
 
@@ -23,6 +24,7 @@ KEY = "soak"
 # The engine of both sides: small enough that requests wait, are preempted and evict each other's prefixes.
 ENGINE: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "kv_cache_tokens": 1536}
 _MOST_WAITING = 16
+_MOST_STORED = 128  # so few that the oldest make room
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,13 @@ def run_course(
         show: called with the number of requests so far.
     """
     with tempfile.TemporaryDirectory() as folder:
-        model = course.model or write_model(Path(folder))
+        model = course.model or model_with_tools(Path(folder))
         requests = distinct_requests(course.num_distinct, course.seed)
         say(f"answering {len(requests)} requests without HTTP")
         expected = expected_answers(Path(folder), model, course, requests)
         say("starting the server")
         options = ["--warm-up", "full", "--debug-endpoints", "--max-waiting-requests", str(_MOST_WAITING)]
+        options += ["--max-stored-responses", str(_MOST_STORED)]
         for name, value in _engine(course).items():
             text = json.dumps(value) if isinstance(value, dict) else str(value)
             options += [f"--{name.replace('_', '-')}", text]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import statistics
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from soaking.answers import BrokenAnswerError
+from soaking.choices import BrokenAnswerError
 from soaking.client import Client, Setting
 from soaking.manners import MANNERS
 from soaking.server import ServerProcess, Watch, until_nothing_is_held
@@ -21,6 +22,9 @@ _REQUEST_SECONDS = 300.0  # none takes so long
 _QUIET_SECONDS = 10.0
 _SAMPLE_SECONDS = 1.0
 MOST_GROWTH = 0.05
+# Threads that start when they are first needed, and stay: those of the event loop's pool, one of which has loaded the
+# model, and two that follow grammars.
+MOST_LATE_THREADS = min(32, (os.cpu_count() or 1) + 4) - 1 + 2
 _NUM_LAST_STREAMS = 4
 
 
@@ -49,6 +53,9 @@ class Findings:
         held: what the engine held of requests after the load; it should be nothing.
         is_cache_empty: whether every page was free after a reset of the cache.
         compiles: after warm-up.
+        num_unjudged: requests whose tool calls are written such that only their tokens are compared, if they have any.
+        files_when_ready, threads_when_ready: open files and threads of the process before the first request.
+        files_at_end, threads_at_end: after the load.
         rss_after_warm_up, rss_at_end: bytes, medians of samples after the warm-up of the load and of the last ones.
         exit_code: after SIGTERM; None: the process had to be killed.
         faults: entries of the log that are never right.
@@ -60,6 +67,11 @@ class Findings:
     held: dict[str, Any] = field(default_factory=dict)
     is_cache_empty: bool = False
     compiles: int = 0
+    num_unjudged: int = 0
+    files_when_ready: int = 0
+    threads_when_ready: int = 0
+    files_at_end: int = 0
+    threads_at_end: int = 0
     engine: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     rss_after_warm_up: int = 0
@@ -97,6 +109,8 @@ async def soak(
         show: called with the number of requests, often.
     """
     findings, watch = Findings(), Watch(setting.address, setting.key)
+    findings.num_unjudged = num_unjudged(setting)
+    findings.files_when_ready, findings.threads_when_ready = server.num_files, server.num_threads
     begin = time.monotonic()
     sampling = asyncio.create_task(_sample(server, watch, findings, begin))
 
@@ -112,7 +126,7 @@ async def soak(
     sampling.cancel()
     await asyncio.gather(sampling, return_exceptions=True)
     if server.popen.poll() is None:
-        await _look_at_quiet_server(watch, findings)
+        await _look_at_quiet_server(server, watch, findings)
         judge_memory(findings, warm_up_seconds)
         await _end(server, setting, findings)
     findings.faults = server.log.faults
@@ -148,13 +162,28 @@ async def _sample(server: ServerProcess, watch: Watch, findings: Findings, begin
         await asyncio.sleep(_SAMPLE_SECONDS)
 
 
-async def _look_at_quiet_server(watch: Watch, findings: Findings) -> None:
+def num_unjudged(setting: Setting) -> int:
+    """Requests whose tool calls are not known although they are answered."""
+    return sum(part.get("calls", ()) is None for each in setting.expected for part in each.values())
+
+
+async def _look_at_quiet_server(server: ServerProcess, watch: Watch, findings: Findings) -> None:
     findings.held = await until_nothing_is_held(watch, _QUIET_SECONDS)
     findings.metrics = await watch.metrics()
     findings.compiles = int(findings.metrics["jaxinfer:num_compiles_after_warm_up_total"])
     is_reset = await watch.reset_cache()
     findings.engine = await watch.engine()
+    findings.files_at_end = await _files_after_close(server, findings.files_when_ready)
+    findings.threads_at_end = server.num_threads
     findings.is_cache_empty = is_reset and findings.engine["num_free_pages"] == findings.engine["num_pages"]
+
+
+async def _files_after_close(server: ServerProcess, wanted: int) -> int:
+    """Open files, once there are no more than `wanted`, or after a while: clients close first."""
+    end = time.monotonic() + _QUIET_SECONDS
+    while server.num_files > wanted and time.monotonic() < end:
+        await asyncio.sleep(0.05)
+    return server.num_files
 
 
 def judge_memory(findings: Findings, warm_up_seconds: float) -> None:
@@ -170,8 +199,8 @@ async def _end(server: ServerProcess, setting: Setting, findings: Findings) -> N
     """End a server by SIGTERM while streams run: they end whole, and others are refused."""
     client = Client(setting, random.Random(0))
     client.manner = "stream when it ends"
-    streams = [request for request in setting.requests if request.asked.may_stream]
-    longest = sorted(streams, key=lambda request: request.asked.body["max_tokens"])[-_NUM_LAST_STREAMS:]
+    streams = [request for request in setting.requests if request.asked.may_stream and not request.asked.then]
+    longest = sorted(streams, key=lambda request: request.asked.offline["params"]["max_tokens"])[-_NUM_LAST_STREAMS:]
     async with asyncio.TaskGroup() as group, client.connection() as kept:
         begun = [asyncio.Event() for _ in longest]
         for request, event in zip(longest, begun, strict=True):
@@ -217,12 +246,19 @@ async def _ask_until_refused(client: Client, findings: Findings) -> None:
 
 def note_problems(findings: Findings, tally: Tally) -> None:
     """Write down in words what should not be."""
+    most_threads = findings.threads_when_ready + MOST_LATE_THREADS
     checks = {
         f"{tally.num_failed} outcomes were not allowed": tally.num_failed > 0,
         f"responses with status 500: {tally.statuses[500]}": tally.statuses[500] > 0,
         f"the engine still holds {findings.held}": bool(findings.held),
         "pages are not free after a reset of the cache": not findings.is_cache_empty,
         f"{findings.compiles} compiles after warm-up": findings.compiles > 0,
+        f"{findings.files_at_end} files are open after the load, {findings.files_when_ready} were before it": (
+            findings.files_at_end > findings.files_when_ready
+        ),
+        f"{findings.threads_at_end} threads run after the load, {findings.threads_when_ready} did before it": (
+            findings.threads_at_end > most_threads
+        ),
         "memory was not measured": not (findings.rss_after_warm_up and findings.rss_at_end),
         f"memory has grown by {findings.growth:.1%} after warm-up": findings.growth > MOST_GROWTH,
         f"the exit code is {findings.exit_code}": findings.exit_code != 0,

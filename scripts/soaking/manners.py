@@ -8,9 +8,12 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from soaking.answers import StreamedAnswer
+from soaking.answers import READERS
+from soaking.asked import Request
 from soaking.bad import BAD, NO_HTTP, encoded
+from soaking.choices import BrokenAnswerError, Reader
 from soaking.client import FULL, Client, Connection, error_of, is_full
+from soaking.stored import cancel_background, continue_stored, poll_background
 
 _HUGE = (32 << 20) + 1000  # bytes, more than a server takes by default
 _LEFT = "left"
@@ -72,8 +75,7 @@ async def keep_connection(client: Client) -> None:
             stream = request.asked.may_stream and client.rng.random() < 0.5
             await connection.send(client.encoded(request, stream=stream, connection="keep-alive"))
             response = await connection.response()
-            await client.finish(request, response)
-            if response.headers.get("connection") == "close" or response.status != 200:
+            if not await client.finish(request, response) or response.headers.get("connection") == "close":
                 return
 
 
@@ -83,7 +85,9 @@ async def pipeline(client: Client) -> None:
     async with client.connection() as connection:
         await connection.send(client.encoded(first, connection="keep-alive") + client.encoded(second))
         for request in (first, second):
-            await client.finish(request, await connection.response())
+            response = await connection.response()
+            if not await client.finish(request, response) and response.status == 200:
+                return  # what is left of a broken answer comes before the next one
 
 
 async def leave_at_once(client: Client) -> None:
@@ -113,30 +117,33 @@ async def leave_in_prompt(client: Client) -> None:
 async def leave_in_stream(client: Client) -> None:
     """Leave after a random number of events."""
     limit = client.rng.randint(1, 12)
-    await _leave_when(client, None, lambda streamed, count: count >= limit)
+    request = client.pick(may_stream=True)
+    await _leave_when(client, request, lambda reader, count: count >= limit)
 
 
 async def leave_in_call(client: Client) -> None:
     """Leave within a tool call."""
-    await _leave_when(client, "tools", lambda streamed, count: streamed.is_in_call)
+    request = client.pick(fits=lambda asked: "tools" in asked.offline)
+    await _leave_when(client, request, lambda reader, count: reader.is_in_call)
 
 
-async def _leave_when(client: Client, kind: str | None, is_time: Callable[[StreamedAnswer, int], bool]) -> None:
+async def _leave_when(client: Client, request: Request, is_time: Callable[[Reader, int], bool]) -> None:
     """Read a stream until it is time to leave; one that ends before is judged."""
-    request = client.pick(kind, may_stream=True)
     async with client.connection() as connection:
         await connection.send(client.encoded(request, stream=True))
         response = await connection.response()
         if await client.is_refused(response):
             return
-        streamed, count = StreamedAnswer(request.asked.path), 0
+        reader, count = READERS[request.asked.path](), 0
         async for event in response.events():
-            streamed.add(event)
+            reader.add(event)
             count += 1
-            if not streamed.is_over and is_time(streamed, count):
+            if not reader.is_over and is_time(reader, count):
                 _leave(client, connection)
                 return
-        client.judge(request, streamed.answer)
+        if not reader.is_over:
+            raise BrokenAnswerError("the stream has ended without its last event")
+        client.judge(request, reader)
 
 
 def _leave(client: Client, connection: Connection) -> None:
@@ -296,6 +303,9 @@ MANNERS = (
     Manner("half of a request", 2, stop_in_body),
     Manner("silent connection", 1, say_nothing),
     Manner("abort by name", 5, abort_by_name),
+    Manner("continued response", 5, continue_stored),
+    Manner("response in the background", 5, poll_background),
+    Manner("cancelled response", 4, cancel_background),
     Manner("wrong request", 8, ask_wrongly),
     Manner("no HTTP", 2, speak_no_http),
     Manner("huge body", 1, send_huge_body),

@@ -1,12 +1,13 @@
-"""The embedded checkpoint with a chat template that has tools."""
+"""The embedded checkpoint, with a chat template that has tools."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
-NAME = "tiny"
+EMBEDDED = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
+_TEMPLATE = "chat_template.jinja"
+_CALL = "<tool_call>"
 # Turns are as the embedded template writes them; tools and calls are as Qwen's templates have them.
 TEMPLATE = """{%- if tools -%}{{- '<|system|>Call one of' -}}
 {%- for tool in tools -%}{{- ' ' + (tool.function | tojson) -}}{%- endfor -%}
@@ -19,9 +20,11 @@ TEMPLATE = """{%- if tools -%}{{- '<|system|>Call one of' -}}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
 
 
-def write_model(folder: Path) -> Path:
-    """Write the checkpoint into a new directory below `folder`; returns that directory."""
-    directory = folder / NAME
-    shutil.copytree(CHECKPOINTS / NAME, directory)
-    (directory / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+def model_with_tools(folder: Path, checkpoint: Path = EMBEDDED) -> Path:
+    """A directory of the checkpoint with tools: its own if its template has them, else a copy below `folder`."""
+    if _CALL in (checkpoint / _TEMPLATE).read_text(encoding="utf-8"):
+        return checkpoint
+    directory = folder / checkpoint.name
+    shutil.copytree(checkpoint, directory)
+    (directory / _TEMPLATE).write_text(TEMPLATE, encoding="utf-8")
     return directory

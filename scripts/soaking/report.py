@@ -12,8 +12,8 @@ _SHOWN_SAMPLES, _SHOWN_FAILURES = 12, 10
 
 
 def tables(findings: Findings, tally: Tally) -> list[Table]:
-    """Tables of outcomes, of the process over time, of the end, and of the first failures."""
-    found = [_outcomes(tally), _series(findings), _end(findings, tally)]
+    """Tables of outcomes, of compared answers, of the process over time, of the end, and of the first failures."""
+    found = [_outcomes(tally), _compared(tally), _series(findings), _end(findings, tally)]
     return [*found, _failures(tally)] if tally.failures else found
 
 
@@ -24,6 +24,13 @@ def _outcomes(tally: Tally) -> Table:
         by_manner.setdefault(manner, []).append(f"{outcome}: {count}")
     for manner, words in by_manner.items():
         table.add_row(manner, escape(", ".join(words)))
+    return table
+
+
+def _compared(tally: Tally) -> Table:
+    table = Table("endpoint", "streamed", "whole", title="Answers that were compared", title_justify="left")
+    for path in sorted({path for path, _ in tally.compared}):
+        table.add_row(path, *(str(tally.compared[path, form]) for form in ("streamed", "whole")))
     return table
 
 
@@ -49,9 +56,12 @@ def _end(findings: Findings, tally: Tally) -> Table:
         "requests": f"{tally.num_requests} in {findings.seconds:.0f} s",
         "statuses": ", ".join(f"{status}: {count}" for status, count in sorted(tally.statuses.items())),
         "near ties": f"{tally.ties.total()} answers of {len(tally.ties)} requests",
+        "requests with calls that are not judged": str(findings.num_unjudged),
         "held of requests": str(findings.held or "nothing"),
         "pages free after a reset of the cache": "all" if findings.is_cache_empty else "NOT ALL",
         "compiles after warm-up": str(findings.compiles),
+        "open files before the load and after it": f"{findings.files_when_ready}, {findings.files_at_end}",
+        "threads before the load and after it": f"{findings.threads_when_ready}, {findings.threads_at_end}",
         "memory after the warm-up of the load": f"{before:.1f} MiB",
         "memory at the end": f"{after:.1f} MiB, {findings.growth:+.1%}",
         **{name: f"{findings.metrics.get(f'jaxinfer:{name}', 0):.0f}" for name in names},

@@ -1,13 +1,15 @@
-"""Requests whose answers are known: what is sent over HTTP, and how an engine without HTTP answers the same."""
+"""Kinds of requests, and the distinct ones of a soak."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from soaking.answers import COMPLETIONS, CONVERSATIONS
+from soaking.asked import Asked, Kind, Request
+from soaking.surfaces import as_message, as_response
 
 MOST_DISTINCT = 200
 _THINGS = (
@@ -30,54 +32,27 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
-class Asked(NamedTuple):
-    """A request, in the words of HTTP and of an engine.
-
-    Attributes:
-        path: of the endpoint.
-        body: what is sent, but for `stream`.
-        offline: what `soaking.offline` answers: a `call`, and what it takes.
-        may_stream: whether the endpoint streams such an answer.
-    """
-
-    path: str
-    body: dict[str, Any]
-    offline: dict[str, Any]
-    may_stream: bool = True
-
-
-@dataclass(frozen=True)
-class Request:
-    """One of the distinct requests."""
-
-    number: int
-    kind: str
-    asked: Asked
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of requests.
-
-    Attributes:
-        weight: how often it is sent, relative to the others.
-        make: makes a random one.
-    """
-
-    name: str
-    weight: int
-    make: Callable[[random.Random], Asked]
-
-
 def _question(rng: random.Random) -> str:
     return f"How do I {rng.choice(_VERBS)} a {rng.choice(_THINGS)} and a {rng.choice(_THINGS)}?"
 
 
-def _messages(rng: random.Random) -> list[dict[str, str]]:
+def _messages(rng: random.Random) -> list[dict[str, Any]]:
     turns = [{"role": "user", "content": _question(rng)}]
     if rng.random() < 0.3:
         turns = [*turns, {"role": "assistant", "content": "Slowly."}, {"role": "user", "content": _question(rng)}]
     return turns
+
+
+def _messages_with_call(rng: random.Random) -> list[dict[str, Any]]:
+    """Messages that end with the result of a call."""
+    name = rng.choice(("Ann", "Bo", "Zo\u00eb"))
+    arguments = json.dumps({"name": name, "age": rng.randrange(100)}, ensure_ascii=False)
+    call = {"id": "call_1", "type": "function", "function": {"name": "describe", "arguments": arguments}}
+    return [
+        {"role": "user", "content": _question(rng)},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": f"{name} can {rng.choice(_VERBS)} a lamp."},
+    ]
 
 
 def _sampled(rng: random.Random, longest: int = 40) -> dict[str, Any]:
@@ -95,7 +70,7 @@ def _either(rng: random.Random) -> dict[str, Any]:
     return (_sampled if rng.random() < 0.5 else _greedy)(rng)
 
 
-def _chat(messages: list[dict[str, str]], params: dict[str, Any], *, may_stream: bool = True, **of_http: Any) -> Asked:
+def _chat(messages: list[dict[str, Any]], params: dict[str, Any], *, may_stream: bool = True, **of_http: Any) -> Asked:
     """A conversation; parameters have the same names on both sides, `of_http` is for HTTP alone."""
     body = {"messages": messages, **params, "return_token_ids": True, **of_http}
     return Asked(CONVERSATIONS, body, {"call": "answer", "messages": messages, "params": params}, may_stream)
@@ -146,10 +121,15 @@ def _chat_with_schema(rng: random.Random) -> Asked:
 
 
 def _chat_with_tools(rng: random.Random) -> Asked:
-    choice = rng.choice(("auto", "required", "required"))
+    choice, is_parallel = rng.choice(("auto", "required", "required")), rng.random() < 0.3
     params = _sampled(rng) | {"ignore_eos": False, "max_tokens": 80}
-    found = _chat(_messages(rng), params, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
-    return found._replace(offline=found.offline | {"tools": TOOLS, "tool_choice": choice})
+    messages = (_messages if rng.random() < 0.6 else _messages_with_call)(rng)
+    found = _chat(messages, params, tools=TOOLS, tool_choice=choice, parallel_tool_calls=is_parallel)
+    return found._replace(offline=found.offline | {"tools": TOOLS, "tool_choice": choice, "is_parallel": is_parallel})
+
+
+def _chat_with_stop_strings(rng: random.Random) -> Asked:
+    return _chat(_messages(rng), _either(rng) | {"stop": [" the", ".", "zz"]})
 
 
 def _chat_in_branches(rng: random.Random) -> Asked:
@@ -162,7 +142,8 @@ def _chat_with_skeleton(rng: random.Random) -> Asked:
     messages = [{"role": "user", "content": f"Make a plan: {rng.choice(_VERBS)} a {rng.choice(_THINGS)}."}]
     params = {"temperature": 0.0, "max_tokens": 24}
     found = _chat(messages, params, skeleton_of_thought=True)
-    return found._replace(offline=found.offline | {"call": "skeleton"})
+    body = {name: value for name, value in found.body.items() if name != "return_token_ids"}  # which it has not
+    return found._replace(body=body, offline=found.offline | {"call": "skeleton"})
 
 
 def _completion_of_texts(rng: random.Random) -> Asked:
@@ -199,7 +180,23 @@ def _completion_by_beams(rng: random.Random) -> Asked:
     return found._replace(offline=found.offline | {"call": "beams"})
 
 
-# A further endpoint is an entry here, and one in `soaking.answers`.
+def _message(make: Callable[[random.Random], Asked]) -> Callable[[random.Random], Asked]:
+    return lambda rng: as_message(make(rng))
+
+
+def _response(make: Callable[[random.Random], Asked], *, with_tokens: bool = False) -> Callable[[random.Random], Asked]:
+    return lambda rng: as_response(make(rng), is_stored=rng.random() < 0.5, with_tokens=with_tokens)
+
+
+def _continued_response(rng: random.Random) -> Asked:
+    """A response that is remembered, and one that continues it, for which the first one's instructions do not hold."""
+    first = as_response(rng.choice((_chat_with_history, _chat_with_shared_beginning))(rng), with_tokens=True)
+    then = as_response(_chat([{"role": "user", "content": _question(rng)}], _either(rng)), with_tokens=True)
+    offline = {"call": "continued", "first": first.offline, "then": then.offline}
+    return first._replace(offline=offline, then=then.body)
+
+
+# A further endpoint is entries here, a reader in `soaking.answers`, and a translation in `soaking.surfaces`.
 KINDS = (
     Kind("conversation", 20, _chat_with_history),
     Kind("shared beginning", 8, _chat_with_shared_beginning),
@@ -217,6 +214,20 @@ KINDS = (
     Kind("kept tokens", 5, _completion_of_kept_tokens),
     Kind("prompt log probabilities", 3, _completion_with_prompt_logprobs),
     Kind("beams", 3, _completion_by_beams),
+    Kind("message", 8, _message(_chat_with_history)),
+    Kind("message with a shared beginning", 4, _message(_chat_with_shared_beginning)),
+    Kind("message with a long prompt", 2, _message(_chat_with_long_prompt)),
+    Kind("message with stop sequences", 4, _message(_chat_with_stop_strings)),
+    Kind("message with a schema", 3, _message(_chat_with_schema)),
+    Kind("message with tools", 6, _message(_chat_with_tools)),
+    Kind("response", 6, _response(_chat_with_history)),
+    Kind("response with a shared beginning", 4, _response(_chat_with_shared_beginning)),
+    Kind("response with a long prompt", 2, _response(_chat_with_long_prompt)),
+    Kind("response with stop strings", 3, _response(_chat_with_stop_strings)),
+    Kind("response with a schema", 3, _response(_chat_with_schema)),
+    Kind("response with tools", 6, _response(_chat_with_tools)),
+    Kind("response with log probabilities", 4, _response(_chat_with_history, with_tokens=True)),
+    Kind("continued response", 6, _continued_response, has_manner=True),
 )
 
 

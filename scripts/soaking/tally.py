@@ -16,6 +16,7 @@ class Tally:
 
     Attributes:
         statuses: of responses.
+        compared: answers that were compared, by the path of the endpoint, and whether "streamed" or "whole".
         ties: near ties, each with its request.
         num_failed: outcomes that were not allowed; `failures` has the first ones.
         max_gap: longest time between two events of a stream, in seconds.
@@ -23,6 +24,7 @@ class Tally:
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
+    compared: Counter[tuple[str, str]] = field(default_factory=Counter)
     ties: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
     num_failed: int = 0
@@ -49,5 +51,6 @@ class Tally:
         return {
             "num_requests": self.num_requests, "num_failed": self.num_failed, "outcomes": outcomes,
             "statuses": {str(status): count for status, count in sorted(self.statuses.items())},
+            "compared": {f"{path} {form}": count for (path, form), count in sorted(self.compared.items())},
             "near_ties": dict(self.ties), "failures": self.failures,
         }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from soaking.model import write_model
+from soaking.model import model_with_tools
 from soaking.server import held
 from tests.server.processes import SMALL, Server, serving
 
@@ -36,7 +36,7 @@ TOOL = {
 @pytest.fixture(scope="module")
 def leaving(tmp_path_factory) -> Iterator[Server]:
     """A server with tools, whose prompts take many steps."""
-    model = write_model(tmp_path_factory.mktemp("with tools"))
+    model = model_with_tools(tmp_path_factory.mktemp("with tools"))
     with serving(str(model), *SMALL, "--max-num-batched-tokens", "32", "--debug-endpoints", key="secret") as found:
         yield found
 

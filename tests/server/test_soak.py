@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from soaking.answers import READERS
 from soaking.course import ENGINE, Course, run_course
 from soaking.manners import MANNERS
 
@@ -27,5 +28,6 @@ def test_random_clients_get_what_they_are_allowed_to_and_leave_nothing(seconds, 
     assert findings.problems == [], tally.failures
     seen = {manner for manner, _ in tally.outcomes}
     assert len(seen) >= len(MANNERS) - 2 and tally.num_requests > 5 * seconds
+    assert tally.compared.keys() == {(path, form) for path in READERS for form in ("streamed", "whole")}
     assert sum(count for (_, outcome), count in tally.outcomes.items() if outcome == "equal") > seconds
     assert tally.outcomes["stream when it ends", "equal"] + tally.outcomes["stream when it ends", "near tie"] == 4

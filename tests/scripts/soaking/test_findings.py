@@ -4,13 +4,14 @@ import dataclasses
 
 import pytest
 
-from soaking.load import Findings, Sample, judge_memory, note_problems
+from soaking.load import MOST_LATE_THREADS, Findings, Sample, judge_memory, note_problems
 from soaking.report import tables
 from soaking.server import Log, held
 from soaking.tally import Tally
 
 CLEAN = Findings(
     seconds=100.0, is_cache_empty=True, rss_after_warm_up=1000, rss_at_end=1049, exit_code=0,
+    files_when_ready=12, files_at_end=12, threads_when_ready=8, threads_at_end=8 + MOST_LATE_THREADS,
 )  # fmt: skip
 IDLE = {
     "fault": None, "num_pages": 9, "num_free_pages": 4, "num_cached_pages": 5, "num_held_pages": 0, "num_seats": 2,
@@ -36,6 +37,8 @@ def test_a_clean_soak_has_no_problem():
         ({"compiles": 2}, "2 compiles after warm-up"),
         ({"rss_at_end": 1051}, "memory has grown by 5.1%"),
         ({"rss_at_end": 0}, "memory was not measured"),
+        ({"files_at_end": 13}, "13 files are open after the load, 12 were before it"),
+        ({"threads_at_end": 9 + MOST_LATE_THREADS}, "threads run after the load, 8 did before it"),
         ({"exit_code": 3}, "the exit code is 3"),
         ({"exit_code": None}, "the exit code is None"),
         ({"faults": [["an error"]]}, "the log has 1 errors"),
@@ -94,4 +97,9 @@ def test_tables_show_what_was_found():
     tally = Tally()
     tally.fail("whole", "a [bold] difference")
     findings = dataclasses.replace(CLEAN, samples=[Sample(1.0, 2 << 20, 3, 4, 5, 6)], problems=["one"])
-    assert len(tables(findings, tally)) == 4
+    tally.compared["/v1/messages", "streamed"] += 3
+    found = tables(findings, tally)
+    assert [table.title for table in found] == [
+        "Outcomes", "Answers that were compared", "The server's process", "At the end", "First failures",
+    ]  # fmt: skip
+    assert [list(column.cells) for column in found[1].columns] == [["/v1/messages"], ["3"], ["0"]]
