@@ -55,7 +55,7 @@ def attend_blocks(
     Args:
         q: [T, num_heads, head_dim], queries of the whole step.
         k_pages, v_pages: [num_pages, page_size, num_kv_heads, head_dim].
-        log_sinks: float32 [num_heads], sinks in units of log2; with splits, who merges them adds the sinks.
+        log_sinks: float32 [num_heads], sinks in units of log2; with splits, the merge adds them instead.
         first_token, num_tokens: range of the step's tokens that the blocks hold.
         interpret: `InterpretGPUParams` to run on a CPU.
 
