@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import math
@@ -18,8 +19,9 @@ import pytest
 
 from jaxinfer.async_llm import EngineDeadError
 from jaxinfer.cli.main import main
+from jaxinfer.server import run
 from jaxinfer.server.app import build_app
-from jaxinfer.server.run import EXIT_DEAD
+from jaxinfer.server.run import EXIT_DEAD, ServerProcess
 from jaxinfer.server.service import Service
 from jaxinfer.server.settings import ServerSettings
 from tests.server.processes import SMALL, serving
@@ -195,6 +197,15 @@ def test_metrics_of_a_dead_engine_say_that_it_is_dead():
     assert b"jaxinfer:server_ready 0\n" in sent[1]["body"] and b"jaxinfer:server_ready 0\n" in sent[3]["body"]
 
 
+def test_what_a_model_has_made_is_not_looked_through_again_by_collections_of_garbage(monkeypatch):
+    monkeypatch.setattr(run, "AsyncLLM", lambda **_: DeadEngine())
+    try:
+        asyncio.run(ServerProcess(ServerSettings(warm_up="off"), {}, "tiny")._load())
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
+
+
 def test_a_request_ends_when_its_time_is_over():
     with serving(*SMALL, "--request-timeout", "0.5", key="secret") as server:
         server.request("POST", CHAT, LONG)  # compiles
@@ -241,10 +252,9 @@ def test_settings_out_of_bounds_are_refused_by_name(name, value):
         ServerSettings(**{name: value})
 
 
-@pytest.mark.parametrize(
-    "option", ["--max-waiting-requests", "--max-body-bytes", "--request-timeout", "--max-num-seqs"]
-)
-def test_options_out_of_bounds_are_refused_by_name_before_anything_is_loaded(option, capsys):
+@pytest.mark.parametrize("option", ["--max-waiting-requests", "--max-body-bytes", "--request-timeout"])
+def test_options_out_of_bounds_are_refused_by_name_before_anything_is_loaded(option, capsys, monkeypatch):
+    monkeypatch.delattr(ServerProcess, "run")  # nothing is served
     assert main(["serve", option, "-1"]) == 1
     assert option.removeprefix("--").replace("-", "_") in capsys.readouterr().err
 
