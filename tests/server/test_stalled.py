@@ -62,7 +62,7 @@ async def whole_answers(read_timeout: float) -> AsyncGenerator[tuple[Any, tuple[
     bound = socket.create_server(("127.0.0.1", 0))
     server = _server(WHOLE, read_timeout)
     serving = asyncio.create_task(server.serve([bound]))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(30):
         yield server, bound.getsockname()
         server.should_exit = True
         await serving
@@ -71,14 +71,13 @@ async def whole_answers(read_timeout: float) -> AsyncGenerator[tuple[Any, tuple[
 def test_whole_answers_of_which_nothing_is_taken_are_dropped(caplog):
     async def run() -> None:
         async with whole_answers(0.3) as (server, address):
-            clients = [socket.create_connection(address) for _ in range(3)]
-            for client, more in zip(clients, ("", "connection: close\r\n", ""), strict=True):
-                client.sendall(f"GET / HTTP/1.1\r\nhost: x\r\n{more}\r\n".encode())
-            clients[2].sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 4)
-            while server.server_state.total_requests < len(clients) or server.server_state.connections:
-                await asyncio.sleep(0.02)
-            for client in clients:
-                client.close()
+            with contextlib.ExitStack() as stack:
+                clients = [stack.enter_context(socket.create_connection(address)) for _ in range(3)]
+                for client, more in zip(clients, ("", "connection: close\r\n", ""), strict=True):
+                    client.sendall(f"GET / HTTP/1.1\r\nhost: x\r\n{more}\r\n".encode())
+                clients[2].sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 4)
+                while server.server_state.total_requests < len(clients) or server.server_state.connections:
+                    await asyncio.sleep(0.02)
 
     asyncio.run(run())
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
