@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from jaxinfer.branching.beam_search import BeamSearchParams
 from jaxinfer.config import EngineConfig
-from jaxinfer.constraints.automaton import ConstraintError
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.frontend.beam_search import BeamSearchJob
 from jaxinfer.frontend.engine_thread import EngineDeadError, EngineThread, OutputReader
@@ -22,109 +21,17 @@ from jaxinfer.frontend.inspection import EngineInspection
 from jaxinfer.frontend.jobs import Item
 from jaxinfer.frontend.mailbox import Mailbox
 from jaxinfer.frontend.prompts import is_conversation
+from jaxinfer.frontend.request_stream import RequestStream
 from jaxinfer.llm import LLM
 from jaxinfer.outputs import BeamSearchOutput, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.skeleton.answer import SkeletonEvent, SkeletonOfThought, SkeletonOutput
+from jaxinfer.skeleton.job import SkeletonJob
 from jaxinfer.tokenizer import Tokenizer
 
 __all__ = ["AsyncLLM", "EngineDeadError", "RequestStream"]
 
 _KINDS = ("delta", "final")
-
-
-class RequestStream:
-    """Stream of the outputs of one request: `async for output in stream`.
-
-    The request is aborted, within a step, by `aclose`, when the iterating task ends or is cancelled, when its event
-    loop is closed, and when the stream is garbage-collected. A `break` alone does not abort it while anything refers to
-    the stream. A slow reader loses nothing: outputs that it has not taken are merged into one.
-
-    Attributes:
-        request_id: the caller's, or a generated one.
-    """
-
-    def __init__(self, llm: AsyncLLM, thread: EngineThread, reader: OutputReader) -> None:
-        self.request_id = reader.name
-        self._llm = llm  # keeps the engine running while the stream exists
-        self._thread, self._reader, self._is_over = thread, reader, False
-        self._abort = weakref.finalize(self, thread.abort_one, reader.engine_id)
-        self._abort.atexit = False
-        self._task: asyncio.Task[Any] | None = None  # the task that took the latest output
-        self._ended: Callable[[asyncio.Task[Any]], None] | None = None  # done callback of that task
-
-    @property
-    def finished(self) -> bool:
-        """Whether the last output was taken or the stream was closed."""
-        return self._is_over
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        """Return the next output. Cancelling the wait, also by a timeout, aborts the request.
-
-        Raises:
-            EngineDeadError: the engine has failed and cannot recover.
-            RuntimeError: the engine was shut down.
-        """
-        self._watch()
-        reader = self._reader
-        while not self._is_over:
-            reader.event.clear()
-            try:
-                output = reader.mailbox.take()
-            except Exception:
-                self._end()
-                raise
-            if output is not None:
-                if output.finished:
-                    self._end()
-                return output
-            try:
-                await reader.event.wait()
-            except asyncio.CancelledError:
-                await self.aclose()
-                raise
-        raise StopAsyncIteration
-
-    def abort(self) -> None:
-        """End the request within a step. Its last output follows, with `finish_reason="abort"` if it was unfinished."""
-        self._thread.abort_one(self._reader.engine_id)
-
-    async def aclose(self) -> None:
-        """Abort the request if it is unfinished. No more outputs follow."""
-        self._abort()
-        self._end()
-
-    def _end(self) -> None:
-        self._is_over = True
-        self._abort.detach()
-        self._watch_no_more()
-        self._reader.event.set()  # wakes another task that waits for an output
-
-    def _watch(self) -> None:
-        """Abort when the iterating task ends. It counts from its second output on: some tasks take only one."""
-        task = asyncio.current_task()
-        if task is not self._task:
-            self._watch_no_more()
-            self._task = task
-        elif task is not None and self._ended is None and not self._is_over:
-            own = weakref.ref(self)
-
-            def ended(task: asyncio.Task[Any]) -> None:
-                stream = own()
-                if stream is not None:
-                    stream._abort()
-                    stream._end()
-
-            self._ended = ended
-            task.add_done_callback(ended)
-
-    def _watch_no_more(self) -> None:
-        if self._task is not None and self._ended is not None:
-            self._task.remove_done_callback(self._ended)
-        self._ended = None
 
 
 class AsyncLLM:
@@ -174,18 +81,14 @@ class AsyncLLM:
         if is_conversation(prompt):
             prompt = self.render(prompt)
         is_stream = _is_stream(output_kind)
-        await self._compile(sampling_params)
+        await self._prepare(sampling_params)
         [item] = inputs.requests([prompt], sampling_params, stream=is_stream, priority=priority_or_none(priority))
         return self._queue(item, request_id, stream=is_stream)
 
-    async def _compile(self, *given: SamplingParams | None) -> None:
-        """Compile grammars before their requests are made, in another thread: the event loop does not wait for them."""
-        for index, params in enumerate(given):
-            if isinstance(params, SamplingParams) and params.structured_outputs is not None:
-                try:
-                    await asyncio.to_thread(self._client.inputs.grammar_of, params.structured_outputs)
-                except (ValueError, ConstraintError) as error:
-                    raise ValueError(f"sampling_params of prompt {index}: {error}") from error
+    async def _prepare(self, params: SamplingParams | None) -> None:
+        """Compile a grammar and tokenise bad words in another thread, before the request is made."""
+        if isinstance(params, SamplingParams) and (params.structured_outputs is not None or params.bad_words):
+            await asyncio.to_thread(self._client.inputs.check_params, params, 0)
 
     async def generate(
         self,
@@ -247,11 +150,9 @@ class AsyncLLM:
             RuntimeError: the engine was shut down.
         """
         is_stream = _is_stream(output_kind)
-        given = [sampling_params] if isinstance(sampling_params, SamplingParams) else sampling_params or []
-        await self._compile(*given)
-        group = self._client.inputs.branches(
-            prefix, suffixes, sampling_params, branch_mode=branch_mode, max_parallel=max_parallel_branches,
-            predicted=predicted_lengths, stream=is_stream,
+        group = await asyncio.to_thread(
+            self._client.inputs.branches, prefix, suffixes, sampling_params, branch_mode=branch_mode,
+            max_parallel=max_parallel_branches, predicted=predicted_lengths, stream=is_stream,
         )  # fmt: skip
         return self._queue(group, request_id, stream=is_stream)
 
@@ -279,7 +180,9 @@ class AsyncLLM:
     async def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """Search as `LLM.beam_search` does."""
         client = self._client
-        job = BeamSearchJob(client.core, client.inputs, client.tokenizer, prompts, params)
+        job = await asyncio.to_thread(
+            BeamSearchJob, client.core, client.inputs, client.tokenizer, prompts, params
+        )  # compiles its grammar
         return await self._thread.answer(job)
 
     async def skeleton_of_thought(
@@ -294,15 +197,51 @@ class AsyncLLM:
         on_event: Callable[[SkeletonEvent], None] | None = None,
     ) -> SkeletonOutput:
         """Answer as `LLM.skeleton_of_thought` does; `on_event` is called in the running loop."""
+        job = await self._skeleton(
+            question, sampling_params, protocol, branch_mode=branch_mode, max_parallel_branches=max_parallel_branches,
+            skeleton=skeleton, on_event=on_event,
+        )  # fmt: skip
+        return await self._thread.answer(job)
+
+    async def add_skeleton(
+        self,
+        question: str,
+        sampling_params: SamplingParams | None = None,
+        *,
+        protocol: str = "auto",
+        max_parallel_branches: int | None = None,
+        on_event: Callable[[SkeletonEvent], None] | None = None,
+    ) -> asyncio.Task[SkeletonOutput]:
+        """Queue one question; returns the task of its answer, which aborts it when it is cancelled.
+
+        Args:
+            question, sampling_params, protocol, max_parallel_branches, on_event: as for `skeleton_of_thought`.
+
+        Raises:
+            ValueError: the question or its parameters cannot be served; nothing is queued then.
+            RuntimeError: the engine has failed, or was shut down.
+        """
+        job = await self._skeleton(
+            question, sampling_params, protocol, max_parallel_branches=max_parallel_branches, on_event=on_event
+        )
+        self.check_alive()
+        return asyncio.create_task(self._thread.answer(job))
+
+    async def _skeleton(
+        self,
+        question: str,
+        params: SamplingParams | None,
+        protocol: str,
+        *,
+        on_event: Callable[[SkeletonEvent], None] | None,
+        **options: Any,
+    ) -> SkeletonJob:
+        """The checked job of a question, made beside the event loop: its first request needs a grammar."""
         if protocol not in self._skeletons:
             self._skeletons[protocol] = SkeletonOfThought(self._client, protocol)
         loop = asyncio.get_running_loop()
         tell = None if on_event is None else functools.partial(loop.call_soon_threadsafe, on_event)
-        job = self._skeletons[protocol].job(
-            question, sampling_params, branch_mode=branch_mode, max_parallel_branches=max_parallel_branches,
-            skeleton=skeleton, on_event=tell,
-        )  # fmt: skip
-        return await self._thread.answer(job)
+        return await asyncio.to_thread(self._skeletons[protocol].job, question, params, on_event=tell, **options)
 
     async def abort(self, request_id: str) -> None:
         """Abort all unfinished requests of this id, within a step."""

@@ -19,6 +19,8 @@ from jaxinfer.messages import ContentForms, content_forms, in_form
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 # A byte in vocabularies that fall back to bytes.
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Longer texts, in characters or tokens, are converted as batches of one: other threads run meanwhile.
+_LONG = 2000
 # Noncharacters of Unicode, which occur in no text.
 _NEVER_WRITTEN = "\U0010fffe\U0010ffff\U0010fffe"
 
@@ -64,7 +66,9 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"the text is not valid Unicode: {error}") from error
-        return self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) <= _LONG:
+            return self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def without(self, token_id: int) -> Tokenizer:
         """Return a tokenizer that encodes the text of this special token as plain text.
@@ -85,7 +89,9 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD."""
-        return self.fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        if len(token_ids) <= _LONG:
+            return self.fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return self.fast.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token, which may be a part of a character; empty for an id without a token."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from jaxinfer.tokenizer import Tokenizer, TokenStream
+from tests.event_loop import turns_beside
 from tests.tiny_checkpoints import ASSISTANT, END, TOOL, USER, fast_tokenizer, token_id, vocab_size, write_tokenizer
 
 # Bytes of characters of one to four bytes, whole and cut, bytes that no character has, and U+FFFD itself.
@@ -237,3 +238,14 @@ def test_the_bytes_of_an_older_vocabulary(tokenizer, sentencepiece):
     vars(other).pop("_letters", None)
     given = {"▁Hello": b" Hello", "a": b"a", "<0xE6>": b"\xe6", "<unk>": b"<unk>"}
     assert {piece: other.token_bytes(sentencepiece.token_to_id(piece)) for piece in given} == given
+
+
+def test_the_event_loop_runs_while_a_long_text_is_tokenised(tokenizer):
+    text = "the café keeps a bicycle " * 10_000
+    ids, turns = turns_beside(lambda: tokenizer.encode(text))
+    assert ids == tokenizer.fast.encode(text).ids and turns > 10
+
+
+def test_the_text_of_many_tokens_is_that_of_few(tokenizer):
+    ids = tokenizer.encode("the café keeps a bicycle [END]" * 1000)
+    assert tokenizer.decode(ids) == tokenizer.fast.decode(ids)

@@ -44,6 +44,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names of the model in requests")
     group.add_argument("--max-waiting-requests", type=int, metavar="N", help="refuse more while so many wait")
     group.add_argument("--max-waiting-tokens", type=int, metavar="N", help="the same, in tokens of their prompts")
+    group.add_argument("--max-body-bytes", type=int, metavar="N", help="most bytes of a request (default: 8 MiB)")
     group.add_argument(
         "--max-stored-responses", type=int, metavar="N", help="most responses kept in memory for each key; 0: none"
     )
@@ -84,6 +85,7 @@ def run_serve(args: argparse.Namespace) -> int:
     names = (
         "max_waiting_requests",
         "max_waiting_tokens",
+        "max_body_bytes",
         "max_stored_responses",
         "max_stored_bytes",
         "shutdown_timeout",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxinfer.branching.beam_search import BeamSearch, BeamSearchParams
+from jaxinfer.constraints.automaton import ConstraintError
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.frontend.input_processor import InputProcessor
 from jaxinfer.frontend.jobs import Answer, Item
@@ -24,7 +25,7 @@ class BeamSearchJob:
         prompts: one or many, as `LLM.generate` takes them.
 
     Raises:
-        ValueError: a prompt cannot be served, or the model is a diffusion model.
+        ValueError: a prompt or the grammar cannot be served, or the model is a diffusion model.
     """
 
     name, stream = "a beam search", False
@@ -43,7 +44,10 @@ class BeamSearchJob:
             raise ValueError("beam search goes from token to token, and a diffusion model makes blocks of them at once")
         self._core, self._inputs, self._tokenizer, self._params = core, inputs, tokenizer, params
         self._prompts = inputs.tokenized(as_prompt_list(prompts))
-        self._grammar = inputs.grammar_of(params.structured_outputs)
+        try:
+            self._grammar = inputs.grammar_of(params.structured_outputs)
+        except ConstraintError as error:
+            raise ValueError(str(error)) from error
         self._runs: list[tuple[TokenizedPrompt, BeamRun]] = []
 
     def begin(self) -> Sequence[Item] | Answer[list[BeamSearchOutput]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import numbers
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from jaxinfer.scheduling.request_group import RequestGroup
 from jaxinfer.tokenizer import Tokenizer
 
 _WORD = 2**32
+_MOST_BAD_WORDS = 32  # lists of them that are kept in tokens
 
 
 class InputProcessor:
@@ -52,6 +54,8 @@ class InputProcessor:
         self.tokenizer = tokenizer if tokenizer is None or mask is None else tokenizer.without(mask)
         self._numbers = itertools.count()
         self._workers, self._edit_threshold = workers, edit_threshold
+        # For each prompt and sample of a request the same words are asked for.
+        self._bad_words_in_tokens = functools.lru_cache(_MOST_BAD_WORDS)(functools.partial(_in_tokens, self.tokenizer))
         self._guidance: Guidance | None = None
         if tokenizer is not None and self.eos_token_ids:
             self._guidance = Guidance.of(tokenizer, model_config.vocab_size, self.eos_token_ids)
@@ -191,13 +195,15 @@ class InputProcessor:
             mask = self.model_config.mask_token_id
             if mask is not None and mask in tokens.token_ids:
                 raise ValueError(f"prompt {index} has the mask token ({mask}), which stands for what is not there yet")
-            self._check_params(params[index], index)
+            self.check_params(params[index], index)
             if params[index].top_k >= self.model_config.vocab_size:
                 params[index] = replace(params[index], top_k=0)
             tokenized.append(tokens)
         return list(zip(tokenized, params, strict=True))
 
-    def _check_params(self, params: SamplingParams, index: int) -> None:
+    def check_params(self, params: SamplingParams, index: int) -> None:
+        """Raise ValueError, naming the prompt's index, if its parameters cannot be served. Grammars are compiled, and
+        the words of `bad_words` tokenised: both are kept."""
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params of prompt {index} must be SamplingParams, got {params!r}")
         if params.bad_words and self.tokenizer is None:
@@ -298,11 +304,7 @@ class InputProcessor:
 
     def _bad_token_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Return the token sequences of the bad words, each at the start of a text and after a space."""
-        if not params.bad_words or self.tokenizer is None:
-            return ()
-        texts = [text for word in params.bad_words for text in (word.lstrip(), " " + word.lstrip())]
-        sequences = (tuple(self.tokenizer.encode(text, add_special_tokens=False)) for text in texts)
-        return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
+        return self._bad_words_in_tokens(tuple(params.bad_words)) if params.bad_words else ()
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -315,6 +317,13 @@ class InputProcessor:
     def default_sampling_params(self, **given: Any) -> SamplingParams:
         """Return the given sampling parameters, with defaults from the checkpoint's `generation_config.json`."""
         return SamplingParams.from_generation_config(self.generation_config, **given)
+
+
+def _in_tokens(tokenizer: Tokenizer | None, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    assert tokenizer is not None  # bad words are refused without one
+    texts = [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
+    sequences = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
 
 
 def _check_of_blocks(params: SamplingParams, index: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -47,7 +47,7 @@ from jaxinfer.server.protocol.tokens import (
     TokenizeResponse,
 )
 from jaxinfer.server.render import Render
-from jaxinfer.server.responses import ResponsesEndpoints
+from jaxinfer.server.responses import QUERY_OF_ITEMS, QUERY_OF_RESPONSE, ResponsesEndpoints
 from jaxinfer.server.service import Service
 
 type Handler = Callable[[HttpRequest], Awaitable[App]]
@@ -64,6 +64,7 @@ class Endpoint:
     Attributes:
         body, answer: models of JSON; None: there is no body, or the answer is an object of no declared form.
         statuses: of errors, besides 401 and 405.
+        query: schemas of the parameters of its query by their names; all may be left out, and others are ignored.
         kind: content type of the answer; empty: it has no content.
         streams: whether the answer may be a stream of events.
     """
@@ -75,6 +76,7 @@ class Endpoint:
     body: type | None = None
     answer: type | None = None
     statuses: tuple[int, ...] = ()
+    query: Mapping[str, Any] = field(default_factory=dict)
     kind: str = "application/json"
     streams: bool = False
 
@@ -129,7 +131,7 @@ def endpoints_of(service: Service) -> list[Endpoint]:
         ),
         Endpoint(
             "/v1/responses/{response_id}", "GET", responses.response, "a response that is kept or runs", None,
-            ResponseObject, (400, 404),
+            ResponseObject, (400, 404), QUERY_OF_RESPONSE,
         ),
         Endpoint(
             "/v1/responses/{response_id}", "DELETE", responses.delete, "forget a response; if it runs, it ends", None,
@@ -141,7 +143,7 @@ def endpoints_of(service: Service) -> list[Endpoint]:
         ),
         Endpoint(
             "/v1/responses/{response_id}/input_items", "GET", responses.input_items, "the items that were answered",
-            None, InputItemList, (400, 404),
+            None, InputItemList, (400, 404), QUERY_OF_ITEMS,
         ),
         Endpoint(
             "/tokenize", "POST", operations.tokenize, "tokens of a text or conversation", TokenizeRequest,
@@ -241,8 +243,10 @@ def _operation(each: Endpoint, places: dict[Any, Any]) -> dict[str, Any]:
     if each.body is not None:
         schema = places[each.body, "validation"]
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if names := _OF_PATH.findall(each.path):
+    found = [("path", name, {"type": "string"}) for name in _OF_PATH.findall(each.path)]
+    found += [("query", name, schema) for name, schema in each.query.items()]
+    if found:
         operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            {"name": name, "in": place, "required": place == "path", "schema": schema} for place, name, schema in found
         ]
     return operation

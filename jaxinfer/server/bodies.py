@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxinfer.server.errors import ApiError, of_validation
+from jaxinfer.server.json_text import MOST_VALUES, check_characters, loads
 from jaxinfer.server.packages import ClientDisconnect, HttpRequest, ValidationError
+from jaxinfer.server.service import Service
 
-# Longer ones are parsed beside the event loop.
-_LONG = 1 << 18
+# Longer ones are read beside the event loop.
+_LONG = 1 << 14
 _DEEP = 200
 _MOST_SECONDS = 60  # between two pieces of a body
-# Objects, their fields, and lists that a body may have: to read one as a model takes 10 microseconds, and meanwhile
-# nothing else runs.
+# Objects, their fields, lists, and what is in them beside numbers: a model reads so many in a tenth of a second.
 _MOST_PARTS = 1 << 16
 
 
-async def read_model[T](request: HttpRequest, model: type[T], most_bytes: int) -> T:
+async def read_body[T](service: Service, request: HttpRequest, model: type[T]) -> T:
     """Read a body as a model.
 
     Raises:
-        ApiError: it is not JSON, too large, or not of the model's form.
+        ApiError: no requests are taken now, or the body is not JSON, too large, or not of the model's form.
     """
-    body = await _read(request, most_bytes)
-    # Numbers and texts in long lists are read one by one.
-    return await asyncio.to_thread(_read_as, model, body) if len(body) > _LONG else _read_as(model, body)
+    return await read_body_as(service, request, model, lambda found: found)
 
 
-def _read_as[T](model: type[T], body: bytes) -> T:
-    return validated(model, _parsed(body))
+async def read_body_as[T, R](service: Service, request: HttpRequest, model: type[T], then: Callable[[T], R]) -> R:
+    """Read a body as a model, and return what is made of it.
+
+    Args:
+        then: makes it; any thread may call it.
+
+    Raises:
+        ApiError: as for `read_body`, or by `then`.
+    """
+    service.check_ready()
+    body = await _read(request, service.settings.max_body_bytes)
+
+    def found() -> R:
+        return then(validated(model, _parsed(body)))
+
+    return await asyncio.to_thread(found) if len(body) > _LONG else found()
 
 
 def validated[T](model: type[T], given: Mapping[str, Any]) -> T:
@@ -48,7 +60,7 @@ def validated[T](model: type[T], given: Mapping[str, Any]) -> T:
         raise ApiError(400, "the body is nested too deeply") from error
 
 
-async def _read(request: HttpRequest, most_bytes: int) -> bytes:
+async def _read(request: HttpRequest, most_bytes: int) -> bytearray:
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise ApiError(400, f"the content type must be application/json, got {kind or 'none'}")
@@ -70,18 +82,18 @@ async def _read(request: HttpRequest, most_bytes: int) -> bytes:
         raise ApiError(408, f"nothing more of the body has come for {_MOST_SECONDS} seconds") from error
     except ClientDisconnect as error:
         raise ApiError(400, "the client has left") from error
-    return bytes(body)
+    return body
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
-    if not body.strip():
+def _parsed(body: bytearray) -> dict[str, Any]:
+    if not body or body.isspace():
         raise ApiError(400, "the body is empty: a JSON object is needed")
     try:
         text = body.decode()
-        found = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=_without_doubles)
+        found = loads(text, MOST_VALUES)
         _check_parts(found)
         if "\\ud" in text or "\\uD" in text:
-            json.dumps(found, ensure_ascii=False).encode()
+            check_characters(found)
     except UnicodeError as error:
         raise ApiError(400, "the body is not UTF-8, or has half of a surrogate pair") from error
     except RecursionError as error:
@@ -93,32 +105,20 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return found
 
 
-def refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        double = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {double[:80]!r} occurs twice in one object")
-    return found
-
-
 def _check_parts(value: Any) -> None:
     level, count = [value], 0
     for _ in range(_DEEP):
-        count += sum(len(each) if isinstance(each, dict) else 1 for each in level)
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                count += len(each)
+                inner += each.values()
+            elif isinstance(each, list):
+                count += 1 + sum(not isinstance(one, int | float) for one in each)
+                inner += each
         if count > _MOST_PARTS:
-            raise ApiError(400, f"the body has more than {_MOST_PARTS} fields and lists")
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
+            raise ApiError(400, f"the body has more than {_MOST_PARTS} fields, lists and texts in lists")
+        level = [each for each in inner if isinstance(each, dict | list)]
         if not level:
             return
     raise RecursionError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -46,11 +47,15 @@ class AskedChat:
 
     @classmethod
     async def read(cls, service: Service, body: ChatRequest) -> Self:
-        """Check a body.
+        """Check a body, beside the event loop.
 
         Raises:
             ApiError: it cannot be served.
         """
+        return await asyncio.to_thread(cls._read, service, body)
+
+    @classmethod
+    def _read(cls, service: Service, body: ChatRequest) -> Self:
         llm = service.llm
         service.check_model(body.model)
         refuse_uncomputed(body, *_NOT_OF_CHAT)
@@ -65,7 +70,7 @@ class AskedChat:
         own |= talk.parameters()
         try:
             params = sampling_params(body, llm.default_sampling_params, llm.config.max_num_seqs, **own)
-            tokens = await tokens_of_chat(service, body, talk)
+            tokens = tokens_of_chat(service, body, talk)
         except ValueError as error:
             refused = of_value_error(error)
             if refused.param == "logprobs":
@@ -89,14 +94,14 @@ class AskedChat:
         return self.service.running(self.prompts, way.num_choices, way.start, way.names)
 
 
-async def tokens_of_chat(service: Service, body: ChatRequest, talk: Talk) -> list[int]:
-    """The tokens of a conversation with its tools.
+def tokens_of_chat(service: Service, body: ChatRequest, talk: Talk) -> list[int]:
+    """The tokens of a conversation with its tools. A thread beside the event loop calls it.
 
     Raises:
         ApiError: the body asks for what does not go together.
         ValueError: the template refuses the conversation.
     """
-    return await tokens_of_messages(
+    return tokens_of_messages(
         service, body.messages, add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
         documents=body.documents, tools=body.tools if talk.tools.are_callable else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -34,12 +35,17 @@ class AskedCompletions:
 
     @classmethod
     async def read(cls, service: Service, body: CompletionRequest) -> Self:
-        """Check a body.
+        """Check a body, beside the event loop.
 
         Raises:
             ApiError: it cannot be served.
         """
+        return await asyncio.to_thread(cls._read, service, body)
+
+    @classmethod
+    def _read(cls, service: Service, body: CompletionRequest) -> Self:
         llm = service.llm
+        encode, decode = llm.get_tokenizer().encode, llm.get_tokenizer().decode
         service.check_model(body.model)
         refuse_uncomputed(body)
         if body.best_of is not None and body.best_of > (body.n or 1):
@@ -58,16 +64,14 @@ class AskedCompletions:
         try:
             params = sampling_params(body, llm.default_sampling_params, llm.config.max_num_seqs, **own)
             tokens = [
-                await service.tokens_of(one, add_special_tokens=body.add_special_tokens is not False)
-                if isinstance(one, str)
-                else one
+                encode(one, add_special_tokens=body.add_special_tokens is not False) if isinstance(one, str) else one
                 for one in given
             ]
         except ValueError as error:
             raise of_value_error(error) from error
         for prompt in tokens:
             service.check_length(len(prompt) + max(1, most), "max_tokens" if len(prompt) < most else "prompt")
-        decode, salt = llm.get_tokenizer().decode, salt_of(body)
+        salt = salt_of(body)
         prompts = [
             {"prompt_token_ids": ids, **salt, **({"prompt": one} if isinstance(one, str) else {})}
             for ids, one in zip(tokens, given, strict=True)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxinfer.server.bodies import refuse_constant
 from jaxinfer.server.errors import ApiError
+from jaxinfer.server.json_text import refuse_constant
 from jaxinfer.server.service import Service
 
 # Fields that would change the prompt, and why they are not served.
 REFUSED_OF_CONVERSATIONS = (("add_special_tokens", "the chat template writes the special tokens"),)
-# As many messages are read beside the event loop.
-_MANY = 100
 # What a request must not say about how a template is read.
 _NOT_OF_TEMPLATES = (
     "chat_template", "tokenize", "return_dict", "return_tensors", "return_assistant_tokens_mask", "tokenizer_kwargs",
@@ -22,7 +19,7 @@ _NOT_OF_TEMPLATES = (
 )  # fmt: skip
 
 
-async def tokens_of_messages(
+def tokens_of_messages(
     service: Service,
     messages: Sequence[Any],
     *,
@@ -33,7 +30,7 @@ async def tokens_of_messages(
     tools: Sequence[Any] | None = None,
     reasoning_effort: str | None = None,
 ) -> list[int]:
-    """The tokens of a conversation, by the model's chat template.
+    """The tokens of a conversation, by the model's chat template. A thread beside the event loop calls it.
 
     Args:
         reasoning_effort: "none" switches reasoning off where the template reads `enable_thinking`, others switch it on.
@@ -63,13 +60,7 @@ async def tokens_of_messages(
         arguments |= {"continue_final_message": True, "add_generation_prompt": False}
     elif add_generation_prompt is not None:
         arguments["add_generation_prompt"] = add_generation_prompt
-    if len(messages) < _MANY:
-        return await service.rendered(_messages(messages), **arguments)
-    return await service.rendered(await asyncio.to_thread(_messages, messages), **arguments)
-
-
-def _messages(given: Sequence[Any]) -> list[dict[str, Any]]:
-    return [_message(message) for message in given]
+    return service.llm.render([_message(message) for message in messages], **arguments)["prompt_token_ids"]
 
 
 def _message(message: Any) -> dict[str, Any]:

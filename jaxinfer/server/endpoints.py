@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.answering import respond
-from jaxinfer.server.bodies import read_model
+from jaxinfer.server.bodies import read_body
 from jaxinfer.server.chat_answer import ChatAnswer, ChatForm
 from jaxinfer.server.chat_request import AskedChat, names_of, way_of
 from jaxinfer.server.completion_answer import CompletionAnswer, CompletionForm
@@ -59,8 +59,7 @@ class Endpoints:
 
     async def completions(self, request: HttpRequest) -> App:
         service = self._service
-        service.check_ready()
-        body = await read_model(request, CompletionRequest, service.settings.max_body_bytes)
+        body = await read_body(service, request, CompletionRequest)
         take_request_id(request.scope, body.request_id)
         asked = await AskedCompletions.read(service, body)
         way = await way_of(service, request, body, asked.params)
@@ -77,8 +76,7 @@ class Endpoints:
 
     async def chat(self, request: HttpRequest) -> App:
         service = self._service
-        service.check_ready()
-        body = await read_model(request, ChatRequest, service.settings.max_body_bytes)
+        body = await read_body(service, request, ChatRequest)
         take_request_id(request.scope, body.request_id)
         asked = await AskedChat.read(service, body)
         envelope, is_stream = self._envelope("chatcmpl", request), bool(body.stream)

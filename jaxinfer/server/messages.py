@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from jaxinfer.server.answering import respond
-from jaxinfer.server.bodies import read_model
+from jaxinfer.server.bodies import read_body_as
 from jaxinfer.server.chat_request import AskedChat, tokens_of_chat, way_of
 from jaxinfer.server.errors import of_value_error
 from jaxinfer.server.events import Reply
@@ -23,25 +25,22 @@ class Messages:
 
     async def create(self, request: HttpRequest) -> App:
         service = self._service
-        service.check_ready()
-        body = await read_model(request, MessagesRequest, service.settings.max_body_bytes)
-        asked = await AskedChat.read(service, chat_request_of(body))
+        chat = await read_body_as(service, request, MessagesRequest, chat_request_of)
+        asked = await AskedChat.read(service, chat)
         way = await way_of(service, request, asked.body, asked.params)
         form = MessageForm(
-            len(asked.tokens), body.max_tokens, service.llm.config.max_model_len, parser=asked.parser(),
+            len(asked.tokens), chat.max_tokens or 0, service.llm.config.max_model_len, parser=asked.parser(),
             with_thinking=asked.body.include_reasoning is not False,
         )  # fmt: skip
         answer = MessageAnswer(request.scope["request_id"], service.model_names[0], form)
-        return await respond(service, request, asked.running(way), answer, is_stream=bool(body.stream))
+        return await respond(service, request, asked.running(way), answer, is_stream=bool(chat.stream))
 
     async def count_tokens(self, request: HttpRequest) -> App:
         service = self._service
-        service.check_ready()
-        body = await read_model(request, CountTokensRequest, service.settings.max_body_bytes)
-        service.check_model(body.model)
-        chat = chat_request_of(body)
+        chat = await read_body_as(service, request, CountTokensRequest, chat_request_of)
+        service.check_model(chat.model)
         try:
-            tokens = await tokens_of_chat(service, chat, Talk(service, chat))
+            tokens = await asyncio.to_thread(lambda: tokens_of_chat(service, chat, Talk(service, chat)))
         except ValueError as error:
             raise of_value_error(error) from error
         return Reply({"input_tokens": len(tokens)})

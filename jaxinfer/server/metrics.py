@@ -14,6 +14,8 @@ _COUNTER = re.compile(r"^# TYPE (\S+) counter$", re.MULTILINE)
 def exposition(service: Service) -> str:
     """Return all metrics. None of their labels has anything of a request, a key or a user."""
     lines = [
+        "# TYPE jaxinfer:server_ready gauge",
+        f"jaxinfer:server_ready {int(service.is_ready)}",
         "# TYPE jaxinfer:server_requests_running gauge",
         f"jaxinfer:server_requests_running {service.num_running}",
         "# TYPE jaxinfer:server_requests_refused_total counter",

@@ -6,10 +6,11 @@ import asyncio
 from dataclasses import asdict
 from importlib.metadata import version
 
-from jaxinfer.server.bodies import read_model
+from jaxinfer.server.bodies import read_body
 from jaxinfer.server.conversations import REFUSED_OF_CONVERSATIONS, tokens_of_messages
 from jaxinfer.server.errors import ApiError, of_value_error
 from jaxinfer.server.events import Reply
+from jaxinfer.server.json_text import pieces_of
 from jaxinfer.server.metrics import exposition
 from jaxinfer.server.packages import App, HttpRequest
 from jaxinfer.server.protocol.tokens import AbortRequest, DetokenizeRequest, TokenizeRequest
@@ -40,37 +41,20 @@ class Operations:
 
     async def tokenize(self, request: HttpRequest) -> App:
         service = self._service
-        llm = service.llm
-        body = await read_model(request, TokenizeRequest, service.settings.max_body_bytes)
+        body = await read_body(service, request, TokenizeRequest)
         service.check_model(body.model)
         refuse_uncomputed(body, *(REFUSED_OF_CONVERSATIONS if body.messages is not None else ()))
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "one of prompt and messages is needed", "prompt")
         try:
-            if body.messages is None:
-                tokens = await service.tokens_of(
-                    body.prompt or "", add_special_tokens=body.add_special_tokens is not False
-                )
-            else:
-                tokens = await tokens_of_messages(
-                    service, body.messages, add_generation_prompt=body.add_generation_prompt,
-                    continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
-                    documents=body.documents, tools=body.tools,
-                )  # fmt: skip
+            return Reply(await asyncio.to_thread(_tokens_of, service, body))
         except ValueError as error:
             raise of_value_error(error) from error
-        found = {"count": len(tokens), "max_model_len": llm.config.max_model_len, "tokens": tokens}
-        if body.return_token_strs:
-            decode = llm.get_tokenizer().decode
-            found["token_strs"] = await asyncio.to_thread(
-                lambda: [decode([token], skip_special_tokens=False) for token in tokens]
-            )
-        return Reply(found)
 
     async def detokenize(self, request: HttpRequest) -> App:
         service = self._service
         tokenizer = service.llm.get_tokenizer()
-        body = await read_model(request, DetokenizeRequest, service.settings.max_body_bytes)
+        body = await read_body(service, request, DetokenizeRequest)
         service.check_model(body.model)
         most = tokenizer.fast.get_vocab_size()
         wrong = next((token for token in body.tokens if not 0 <= token < most), None)
@@ -81,8 +65,7 @@ class Operations:
 
     async def abort(self, request: HttpRequest) -> App:
         service = self._service
-        service.check_ready()
-        body = await read_model(request, AbortRequest, service.settings.max_body_bytes)
+        body = await read_body(service, request, AbortRequest)
         for name in body.request_ids:
             service.abort(f"{request.scope['owner']}/{name}")
         return Reply({})
@@ -93,3 +76,21 @@ class Operations:
 
     async def reset_prefix_cache(self, request: HttpRequest) -> App:
         return Reply({"success": await self._service.llm.reset_prefix_cache()})
+
+
+def _tokens_of(service: Service, body: TokenizeRequest) -> bytes:
+    """The answer of `/tokenize`, as JSON."""
+    llm = service.llm
+    if body.messages is None:
+        tokens = llm.get_tokenizer().encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    else:
+        tokens = tokens_of_messages(
+            service, body.messages, add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
+            documents=body.documents, tools=body.tools,
+        )  # fmt: skip
+    found = {"count": len(tokens), "max_model_len": llm.config.max_model_len, "tokens": tokens}
+    if body.return_token_strs:
+        decode = llm.get_tokenizer().decode
+        found["token_strs"] = [decode([token], skip_special_tokens=False) for token in tokens]
+    return b"".join(piece.encode() for piece in pieces_of(found))

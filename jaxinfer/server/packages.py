@@ -41,6 +41,7 @@ RootModel: Any = _module("pydantic").RootModel
 Tag: Any = _module("pydantic").Tag
 ValidationError: Any = _module("pydantic").ValidationError
 from_json: Any = _module("pydantic_core").from_json
+model_validator: Any = _module("pydantic").model_validator
 models_json_schema: Any = _module("pydantic.json_schema").models_json_schema
 Route: Any = _module("starlette.routing").Route
 Router: Any = _module("starlette.routing").Router

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.server.bodies import read_model
+from jaxinfer.server.bodies import read_body, read_body_as
 from jaxinfer.server.chat_request import AskedChat
 from jaxinfer.server.completion_request import AskedCompletions
 from jaxinfer.server.errors import ApiError
@@ -42,20 +42,16 @@ class Render:
         self._service = service
 
     async def chat(self, request: HttpRequest) -> App:
-        body = await self._read(request, ChatRequest)
+        body = await read_body(self._service, request, ChatRequest)
         return Reply(rendered(request, "chatcmpl", await AskedChat.read(self._service, body))[0])
 
     async def completions(self, request: HttpRequest) -> App:
-        body = await self._read(request, CompletionRequest)
+        body = await read_body(self._service, request, CompletionRequest)
         return Reply(rendered(request, "cmpl", await AskedCompletions.read(self._service, body)))
 
     async def messages(self, request: HttpRequest) -> App:
-        body = await self._read(request, MessagesRequest)
-        return Reply(rendered(request, "msg", await AskedChat.read(self._service, chat_request_of(body)))[0])
-
-    async def _read[T](self, request: HttpRequest, model: type[T]) -> T:
-        self._service.check_ready()
-        return await read_model(request, model, self._service.settings.max_body_bytes)
+        body = await read_body_as(self._service, request, MessagesRequest, chat_request_of)
+        return Reply(rendered(request, "msg", await AskedChat.read(self._service, body))[0])
 
 
 def rendered(request: HttpRequest, prefix: str, asked: Asked) -> list[dict[str, Any]]:

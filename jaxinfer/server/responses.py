@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import uuid
@@ -13,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxinfer.server.answering import collected, respond
-from jaxinfer.server.bodies import read_model
+from jaxinfer.server.bodies import read_body
 from jaxinfer.server.chat_request import AskedChat, way_of
 from jaxinfer.server.envelope import Envelope
 from jaxinfer.server.errors import ApiError
 from jaxinfer.server.events import Reply, compact
+from jaxinfer.server.json_text import loads
 from jaxinfer.server.middleware import take_request_id
 from jaxinfer.server.packages import App, HttpRequest
 from jaxinfer.server.protocol.chat import ChatRequest
@@ -33,6 +33,16 @@ from jaxinfer.server.token_texts import TokenTexts
 logger = logging.getLogger("jaxinfer.server")
 
 _MOST_ITEMS, _NUM_ITEMS = 100, 20  # of a list
+_ORDERS = ("asc", "desc")  # of items, by time
+# Parameters of queries, as the OpenAPI document has them.
+QUERY_OF_RESPONSE: dict[str, Any] = {
+    "stream": {"type": "boolean", "enum": [False], "description": "a response is polled whole"},
+}
+QUERY_OF_ITEMS: dict[str, Any] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": _MOST_ITEMS, "default": _NUM_ITEMS},
+    "order": {"type": "string", "enum": list(_ORDERS), "default": "desc"},
+    "after": {"type": "string", "description": "the id of the item before the first one that is listed"},
+}
 
 
 class BackgroundResponse:
@@ -92,11 +102,9 @@ class ResponsesEndpoints:
 
     async def create(self, request: HttpRequest) -> App:
         service = self._service
-        body = await self._read(request)
+        body, previous = await self._read(request)
         owner = request.scope["owner"]
-        previous = self._previous(owner, body.previous_response_id)
-        items = own_items(body)
-        chat = self._chat(body, previous, items)
+        chat, items = await asyncio.to_thread(_conversation, body, previous)
         is_kept = body.store is not False and service.settings.max_stored_responses > 0
         if body.background:
             if not is_kept:
@@ -107,7 +115,7 @@ class ResponsesEndpoints:
             take_request_id(request.scope, chat.request_id)
             way = await way_of(service, request, chat, asked.params)
         name = uuid.uuid4().hex
-        given = compact(listed_items(items, name)).encode()
+        given = await asyncio.to_thread(lambda: compact(listed_items(items, name)).encode())
 
         def ended(response: dict[str, Any]) -> None:
             if is_kept:
@@ -135,22 +143,16 @@ class ResponsesEndpoints:
         return Reply(queued)
 
     async def render(self, request: HttpRequest) -> App:
-        body = await self._read(request)
-        previous = self._previous(request.scope["owner"], body.previous_response_id)
-        chat = self._chat(body, previous, own_items(body))
+        body, previous = await self._read(request)
+        chat, _ = await asyncio.to_thread(_conversation, body, previous)
         with _names_of(body):
             return Reply(rendered(request, "resp", await AskedChat.read(self._service, chat))[0])
 
-    async def _read(self, request: HttpRequest) -> ResponsesRequest:
-        service = self._service
-        service.check_ready()
-        body = await read_model(request, ResponsesRequest, service.settings.max_body_bytes)
-        service.check_model(body.model)
-        return body
-
-    def _chat(self, body: ResponsesRequest, previous: StoredResponse | None, items: list[InputItem]) -> ChatRequest:
-        """The conversation that a body continues, as a request of chat."""
-        return chat_request(body, [*_history(previous), *items])
+    async def _read(self, request: HttpRequest) -> tuple[ResponsesRequest, StoredResponse | None]:
+        """A body, and the response that it continues."""
+        body = await read_body(self._service, request, ResponsesRequest)
+        self._service.check_model(body.model)
+        return body, self._previous(request.scope["owner"], body.previous_response_id)
 
     @asynccontextmanager
     async def _noted(
@@ -228,27 +230,16 @@ class ResponsesEndpoints:
 
     async def input_items(self, request: HttpRequest) -> App:
         owner, response_id = _place(request)
-        live = self._live.get((owner, response_id))
-        items = json.loads(self._found(owner, response_id).input if live is None else live.input)
         order = request.query_params.get("order", "desc")
         limit = request.query_params.get("limit", str(_NUM_ITEMS))
-        if order not in ("asc", "desc"):
-            raise ApiError(400, "order must be asc or desc", "order")
+        if order not in _ORDERS:
+            raise ApiError(400, f"order must be one of {', '.join(_ORDERS)}", "order")
         if not (re.fullmatch("[0-9]{1,3}", limit) and 1 <= int(limit) <= _MOST_ITEMS):
             raise ApiError(400, f"limit must be 1 to {_MOST_ITEMS}", "limit")
-        if order == "desc":
-            items.reverse()
+        live = self._live.get((owner, response_id))
+        text = self._found(owner, response_id).input if live is None else live.input
         after = request.query_params.get("after")
-        if after is not None:
-            place = next((number for number, item in enumerate(items) if item["id"] == after), None)
-            if place is None:
-                raise ApiError(400, "after must be the id of an item", "after")
-            items = items[place + 1 :]
-        shown = items[: int(limit)]
-        return Reply({
-            "object": "list", "data": shown, "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None, "has_more": len(shown) < len(items),
-        })  # fmt: skip
+        return Reply(await asyncio.to_thread(_page_of, text, order=order, limit=int(limit), after=after))
 
 
 @contextmanager
@@ -265,9 +256,34 @@ def _place(request: HttpRequest) -> tuple[str, str]:
     return request.scope["owner"], request.path_params["response_id"]
 
 
-def _history(previous: StoredResponse | None) -> list[InputItem]:
-    """All items of a conversation, in their order."""
-    items: list[Any] = []
+def _conversation(body: ResponsesRequest, previous: StoredResponse | None) -> tuple[ChatRequest, list[InputItem]]:
+    """The conversation that a body continues as a request of chat, and the body's own items of it."""
+    items, own = [], own_items(body)
     for each in () if previous is None else previous.conversation():
-        items += json.loads(each.input) + json.loads(each.body)["output"]
-    return [InputItem.model_validate(item) for item in items]
+        for given in loads(each.input.decode()), loads(each.body.decode())["output"]:
+            items += [InputItem.model_validate(item) for item in given]
+    return chat_request(body, [*items, *own]), own
+
+
+def _page_of(text: bytes, *, order: str, limit: int, after: str | None) -> bytes:
+    """A page of a list of items, as JSON.
+
+    Args:
+        text: the items as JSON, the oldest one first.
+
+    Raises:
+        ApiError: there is no item `after`.
+    """
+    items = loads(text.decode())
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        place = next((number for number, item in enumerate(items) if item["id"] == after), None)
+        if place is None:
+            raise ApiError(400, "after must be the id of an item", "after")
+        items = items[place + 1 :]
+    shown = items[:limit]
+    return compact({
+        "object": "list", "data": shown, "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None, "has_more": len(shown) < len(items),
+    }).encode()  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import gc
 import logging
 import os
 import signal
@@ -45,10 +47,16 @@ class _Http(H11Protocol):
 
     What a client sends before its request is answered is read, within a bound: uvicorn would read nothing, and not
     notice that the client has left.
+
+    A client that takes nothing of its answer for `read_timeout` seconds loses its connection: uvicorn would keep the
+    rest of a whole answer for ever.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, read_timeout: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._read_timeout = read_timeout
+        self._look: asyncio.TimerHandle | None = None  # at what is not taken yet
+        self._num_resumed = 0
         served = self.app
 
         async def with_abort(scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,6 +81,35 @@ class _Http(H11Protocol):
         super().handle_events()
         if self._is_answering:
             self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look_later()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._num_resumed += 1
+
+    def _look_later(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left and self._look is None:
+            before = self.cycle, self._num_resumed, left
+            self._look = self.loop.call_later(self._read_timeout, self._look_at_rest, *before)
+
+    def _look_at_rest(self, cycle: Any, num_resumed: int, before: int) -> None:
+        """Abort if the client has taken nothing of what was left before; what is written meanwhile hides what it
+        takes, and waits for the next look."""
+        self._look = None
+        left, is_same = self.transport.get_write_buffer_size(), cycle is self.cycle and num_resumed == self._num_resumed
+        if left and left >= before and is_same and (self.flow.write_paused or cycle.response_complete):
+            logger.info("a client has taken nothing of its answer for %g seconds", self._read_timeout)
+            self._abort()
+        else:
+            self._look_later()
 
     def _abort(self) -> None:
         self.transport.abort()
@@ -115,7 +152,7 @@ class ServerProcess:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._signal)
         bound = _bound(self._settings)
-        server = _server(build_app(self._service))
+        server = _server(build_app(self._service), self._settings.read_timeout)
         serving = asyncio.create_task(server.serve([bound]))
         loading = asyncio.create_task(self._load())
         ending = [asyncio.create_task(self._signalled.wait()), asyncio.create_task(self._service.until_dead())]
@@ -151,6 +188,9 @@ class ServerProcess:
         if warm_up == "full":
             await llm.warm_up(use_tqdm=sys.stderr.isatty())
         self._service.open(llm)
+        # What a model has made lives until the end: to look through it takes a tenth of a second, and stops everything.
+        gc.collect()
+        gc.freeze()
         logger.info("ready: %s", ", ".join(self._service.model_names))
 
     async def _end(self, loading: asyncio.Task[None]) -> None:
@@ -191,9 +231,10 @@ def _bound(settings: ServerSettings) -> socket.socket:
     return found
 
 
-def _server(app: App) -> Any:
+def _server(app: App, read_timeout: float) -> Any:
+    http = functools.partial(_Http, read_timeout=read_timeout) if HttpProtocol is H11Protocol else "auto"
     config = uvicorn.Config(
-        app, http=_Http if HttpProtocol is H11Protocol else "auto", log_config=None, access_log=False, lifespan="off",
+        app, http=http, log_config=None, access_log=False, lifespan="off",
         server_header=False, date_header=False, timeout_graceful_shutdown=_CLOSING_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip
     return _Uvicorn(config)

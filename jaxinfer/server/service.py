@@ -17,8 +17,6 @@ from jaxinfer.server.errors import ApiError, context_message, of_value_error
 from jaxinfer.server.running import Running, Source
 from jaxinfer.server.settings import ServerSettings
 
-# Longer texts are tokenised beside the event loop.
-_LONG = 2000
 # Phases, each with the reason that requests are refused for.
 LOADING, READY, DRAINING, DEAD = "loading", "ready", "draining", "dead"
 _REASONS = {
@@ -54,6 +52,7 @@ class Service:
         self._llm: AsyncLLM | None = None
         self._admission: Admission | None = None
         self._is_dead = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which the end of the engine is waited for
         self._named: defaultdict[str, list[Ends]] = defaultdict(list)
         self.num_left = 0  # clients that have left before the end of their answers
 
@@ -71,7 +70,7 @@ class Service:
 
     @property
     def llm(self) -> AsyncLLM:
-        """The engine.
+        """The engine; any thread may ask for it.
 
         Raises:
             ApiError: it takes no requests now.
@@ -88,6 +87,15 @@ class Service:
     def check_ready(self) -> None:
         """Raise ApiError unless requests are taken now."""
         _ = self.llm
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken now."""
+        try:
+            self.check_ready()
+        except ApiError:
+            return False
+        return True
 
     @property
     def loaded(self) -> AsyncLLM | None:
@@ -112,38 +120,21 @@ class Service:
         return ApiError(503, _REASONS[self.phase], code=self.phase, retry_after=_RETRY_AFTER[self.phase])
 
     def die(self) -> None:
-        """Note that the engine cannot recover."""
+        """Note that the engine cannot recover. Any thread may call it."""
         self.phase = DEAD
-        self._is_dead.set()
+        if self._loop is None:
+            self._is_dead.set()
+        else:
+            self._loop.call_soon_threadsafe(self._is_dead.set)
 
     async def until_dead(self) -> None:
+        self._loop = asyncio.get_running_loop()
         await self._is_dead.wait()
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError unless a request names a served model, or none."""
         if name and name not in self.model_names:
             raise ApiError(404, f"The model `{name[:200]}` does not exist.", param="model", code="model_not_found")
-
-    async def tokens_of(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text.
-
-        Raises:
-            ValueError: it is not valid Unicode.
-        """
-        encode = self.llm.get_tokenizer().encode
-        if len(text) > _LONG:
-            return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
-        return encode(text, add_special_tokens=add_special_tokens)
-
-    async def rendered(self, messages: Sequence[Mapping[str, Any]], **template_arguments: Any) -> list[int]:
-        """The tokens of a conversation, by the model's chat template.
-
-        Raises:
-            ValueError: the template refuses it, or there is none.
-        """
-        llm = self.llm
-        prompt = await asyncio.to_thread(llm.render, messages, **template_arguments)
-        return prompt["prompt_token_ids"]
 
     def template(self) -> str:
         """The model's chat template; empty: it has none."""
@@ -190,6 +181,20 @@ class Service:
         for running in list(self._named.get(name, ())):
             running.abort()
 
+    @contextmanager
+    def queueing(self) -> Iterator[None]:
+        """Let errors of what the engine is asked for within the block be those that a client is told."""
+        try:
+            yield
+        except ValueError as error:
+            raise of_value_error(error) from error
+        except RuntimeError as error:
+            if isinstance(error, EngineDeadError):
+                self.die()
+            if self.phase == READY:
+                raise
+            raise self.unavailable() from error
+
     @asynccontextmanager
     async def running(
         self,
@@ -213,18 +218,10 @@ class Service:
         running = Running()
         with self.admitted(len(prompts) * num_sequences, num_tokens), self.named(names, running):
             try:
-                try:
+                with self.queueing():
                     for prompt in prompts:
                         running.add(await start(prompt))
                         await asyncio.sleep(0)
-                except ValueError as error:
-                    raise of_value_error(error) from error
-                except RuntimeError as error:
-                    if isinstance(error, EngineDeadError):
-                        self.die()
-                    if self.phase == READY:
-                        raise
-                    raise self.unavailable() from error
                 running.end_after(self.settings.request_timeout)
                 yield running
             finally:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxinfer.server.parse.formats import FORMATS
 
 WARM_UPS = ("full", "background", "off")
+# Least values of settings.
+_LEAST = {
+    "max_waiting_requests": 0, "max_waiting_tokens": 0, "max_body_bytes": 1, "max_stored_responses": 0,
+    "max_stored_bytes": 0, "shutdown_timeout": 0, "read_timeout": 0.001, "request_timeout": 0.001,
+    "heartbeat_seconds": 0.001,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class ServerSettings:
         max_stored_responses: most responses that are kept for each key, those that were used latest; 0: none.
         max_stored_bytes: most bytes of them for each key, their conversations counted.
         shutdown_timeout: seconds that running requests have after the first signal.
-        read_timeout: seconds after which a client that takes nothing of its stream is given up.
+        read_timeout: seconds after which a client that takes nothing of its answer is given up.
         request_timeout: seconds after which a request ends as if it had reached its length; None: never.
         heartbeat_seconds: after so long without an event, a stream gets a comment.
         page: serve the page for people at `/`.
@@ -48,7 +55,7 @@ class ServerSettings:
     served_model_names: Sequence[str] = ()
     max_waiting_requests: int = 1024
     max_waiting_tokens: int | None = None
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 8 << 20
     max_stored_responses: int = 1024
     max_stored_bytes: int = 64 << 20
     shutdown_timeout: float = 30.0
@@ -67,17 +74,12 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port must be 0 to 65535, got {self.port}")
-        for name in ("max_waiting_requests", "max_waiting_tokens", "shutdown_timeout", "request_timeout"):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name} must be at least 0, got {value}")
+            if value is not None and not least <= value < math.inf:
+                raise ValueError(f"{name} must be a number of at least {least}, got {value}")
         if any(not key for key in self.api_keys):
             raise ValueError("api_keys has an empty key")
-        if self.max_stored_responses < 0 or self.max_stored_bytes < 0:
-            raise ValueError(
-                "max_stored_responses and max_stored_bytes must be at least 0, got "
-                f"{self.max_stored_responses} and {self.max_stored_bytes}"
-            )
         if self.warm_up not in WARM_UPS:
             raise ValueError(f"warm_up must be one of {', '.join(WARM_UPS)}, got {self.warm_up!r}")
         if self.tool_call_parser and self.tool_call_parser not in FORMATS:

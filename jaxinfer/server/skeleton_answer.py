@@ -14,6 +14,7 @@ from jaxinfer.server.envelope import ChunkedAnswer, Envelope
 from jaxinfer.server.errors import ABORTED, ApiError
 from jaxinfer.server.protocol.chat import ChatRequest
 from jaxinfer.server.protocol.common import StreamOptions
+from jaxinfer.server.running import aborted
 from jaxinfer.server.service import Service
 from jaxinfer.skeleton.output import SkeletonEvent, SkeletonOutput
 from jaxinfer.skeleton.plan import StreamedPointText
@@ -111,36 +112,43 @@ def question_of(body: ChatRequest) -> str:
 
 
 class SkeletonRunning:
-    """A skeleton and its points while they run, as `Running` is for requests.
+    """A skeleton and its points while they run, as `Running` is for requests."""
 
-    Args:
-        question: what is answered.
-        is_stream: whether events are wanted before the whole.
-    """
-
-    def __init__(
-        self, service: Service, question: str, params: SamplingParams, *, most_parallel: int | None, is_stream: bool
-    ) -> None:
+    def __init__(self) -> None:
         self._events = asyncio.Queue[SkeletonEvent]()
-        work = service.llm.skeleton_of_thought(
-            question, params, max_parallel_branches=most_parallel,
-            on_event=self._events.put_nowait if is_stream else None,
+        self._task: asyncio.Task[SkeletonOutput] | None = None
+        self._is_aborted = False
+
+    async def start(self, service: Service, question: str, body: ChatRequest, params: SamplingParams) -> None:
+        """Queue it.
+
+        Raises:
+            ApiError: it was aborted meanwhile.
+            ValueError: the question or its parameters cannot be served.
+        """
+        self._task = await service.llm.add_skeleton(
+            question, params, max_parallel_branches=body.max_parallel_branches,
+            on_event=self._events.put_nowait if body.stream else None,
         )  # fmt: skip
-        self._task = asyncio.create_task(work)
+        if self._is_aborted:
+            raise aborted()
 
     def abort(self) -> None:
         """End it."""
-        self._task.cancel()
+        self._is_aborted = True
+        if self._task is not None:
+            self._task.cancel()
 
     async def outputs(self) -> AsyncGenerator[tuple[int, SkeletonEvent | SkeletonOutput]]:
         """Events as they come, and the whole at the end.
 
         Raises:
             ApiError: it was aborted.
-            ValueError: the question cannot be served.
+            ValueError: a point cannot be served.
             RuntimeError: the engine has failed.
         """
         task, events = self._task, self._events
+        assert task is not None
         while not (task.done() and events.empty()):
             getting = asyncio.ensure_future(events.get())
             try:
@@ -156,6 +164,8 @@ class SkeletonRunning:
 
     async def aclose(self) -> None:
         """Abort what is unfinished."""
+        if self._task is None:
+            return
         self._task.cancel()
         (outcome,) = await asyncio.gather(self._task, return_exceptions=True)
         if isinstance(outcome, Exception):
@@ -169,18 +179,16 @@ async def running_skeleton(
     """Run a skeleton and its points; at the end of the block, what is unfinished is aborted.
 
     Raises:
-        ApiError: the body has no single question, or too many requests wait.
+        ApiError: the body has no single question, its parameters cannot be served, or too many requests wait.
     """
-    question = question_of(body)
-    with service.admitted(_NUM_SEQUENCES, num_prompt_tokens):
-        running = SkeletonRunning(
-            service, question, params, most_parallel=body.max_parallel_branches, is_stream=bool(body.stream)
-        )
-        seconds = service.settings.request_timeout
+    question, running = question_of(body), SkeletonRunning()
+    seconds = service.settings.request_timeout
+    with service.admitted(_NUM_SEQUENCES, num_prompt_tokens), service.named(names, running):
         timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, running.abort)
         try:
-            with service.named(names, running):
-                yield running
+            with service.queueing():
+                await running.start(service, question, body, params)
+            yield running
         finally:
             if timer is not None:
                 timer.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,11 +58,11 @@ class Way:
         self._params = params
 
     async def prepare(self) -> None:
-        """Tokenise suffixes."""
-        for suffix in self._body.branches or ():
-            is_text = isinstance(suffix, str)
-            self._suffixes.append(
-                await self._service.tokens_of(suffix, add_special_tokens=False) if is_text else list(suffix)
+        """Tokenise suffixes, beside the event loop."""
+        if branches := self._body.branches:
+            encode = self._service.llm.get_tokenizer().encode
+            self._suffixes = await asyncio.to_thread(
+                lambda: [encode(one, add_special_tokens=False) if isinstance(one, str) else one for one in branches]
             )
 
     def _check_of_beams(self, params: SamplingParams) -> None:

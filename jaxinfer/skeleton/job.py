@@ -45,6 +45,9 @@ class SkeletonJob:
         written: the text of a given plan; None: the model writes one.
         on_event: called with new text as it lands.
         num_steps: returns the engine's number of steps so far.
+
+    Raises:
+        ValueError: the plan cannot be asked for, or the parameters of its points cannot be served.
     """
 
     name = "a skeleton"
@@ -74,6 +77,11 @@ class SkeletonJob:
         self._is_finished = False
         self._texts: dict[int, str] = {}
         self._points: dict[int, PointOutput] = {}
+        inputs.check_params(ways.params, 0)
+        self._first: Sequence[Item] = ()
+        if written is None:
+            prompt = inputs.render(prompts.ask_skeleton(question), 0, {})
+            self._first = inputs.requests([prompt], self._params, stream=self.stream)
 
     @property
     def stream(self) -> bool:
@@ -85,9 +93,8 @@ class SkeletonJob:
         self._num_tokens, self._since = 0, time.perf_counter()
         if self._written is not None:
             return self._expand(self._written)
-        prompt = self._inputs.render(self._prompts.ask_skeleton(self._question), 0, {})
         self._expect([None])
-        return self._inputs.requests([prompt], self._params, stream=self.stream)
+        return self._first
 
     def take(self, outputs: Sequence[RequestOutput]) -> Sequence[Item] | Answer[SkeletonOutput]:
         """Collect new outputs; once the plan or a wave is whole, ask for the next wave."""

@@ -1,15 +1,17 @@
-"""A server whose engine fails: `python -m tests.server.faulty once|always OPTIONS OF SERVE`.
+"""A server whose engine fails: `python -m tests.server.faulty once|always|loading OPTIONS OF SERVE`.
 
-once: the tenth step raises, and the engine recovers. always: recovery raises too.
+once: the tenth step raises, and the engine recovers. always: recovery raises too. loading: the model loads for ever.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 from jaxinfer.cli.main import main
 from jaxinfer.engine.core import EngineCore
+from jaxinfer.server import run
 
 FAILING_STEP = 10
 
@@ -36,5 +38,8 @@ def fail(*, always: bool) -> None:
 
 if __name__ == "__main__":
     kind, *rest = sys.argv[1:]
-    fail(always=kind == "always")
+    if kind == "loading":
+        run.AsyncLLM = lambda **_: threading.Event().wait()  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+        fail(always=kind == "always")
     sys.exit(main(["serve", *rest]))

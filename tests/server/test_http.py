@@ -235,6 +235,63 @@ def test_what_would_change_the_answer_is_refused_by_name(server, path, body, par
     assert status == 400 and json.loads(found)["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    "more, param",
+    [({"min_tokens": 400, "max_tokens": 500}, "min_tokens"), ({"stop_token_ids": [99_999]}, "stop_token_ids"),
+     ({"logit_bias": {"99999": 1}}, "logit_bias")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_a_skeleton_cannot_take_is_refused_before_its_answer_begins(server, stream, more, param):
+    body = QUESTION | {"skeleton_of_thought": True, "stream": stream, **more}
+    status, headers, found = server.request("POST", CHAT, body)
+    assert status == 400 and headers["content-type"] == "application/json"
+    assert json.loads(found)["error"]["param"] == param
+
+
+def test_the_document_has_the_parameters_of_queries_and_answers_keep_to_them(server):
+    paths = server.json("GET", "/openapi.json")["paths"]
+    declared = {
+        (path, each["name"]): each["schema"]
+        for path, methods in paths.items()
+        for each in methods.get("get", {}).get("parameters", ())
+        if each["in"] == "query"
+    }
+    one, items = "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items"
+    assert set(declared) == {(one, "stream"), (items, "limit"), (items, "order"), (items, "after")}
+    kept = server.json("POST", "/v1/responses", {"input": "x", "max_output_tokens": 1})["id"]
+    limits = declared[items, "limit"]
+    for path, name, right, wrong in (
+        (
+            items,
+            "limit",
+            [limits["minimum"], limits["maximum"]],
+            [limits["minimum"] - 1, limits["maximum"] + 1, "", "x"],
+        ),
+        (items, "order", declared[items, "order"]["enum"], ["up", ""]),
+        (items, "after", [f"item_{kept.removeprefix('resp_')}_0"], ["none", ""]),
+        (one, "stream", ["false"], ["true", "x"]),
+    ):
+        for value in (*right, *wrong):
+            status, _, found = server.request("GET", f"{path.format(response_id=kept)}?{name}={value}")
+            assert status == (200 if value in right else 400), (name, value, found)
+            assert status == 200 or json.loads(found)["error"]["param"] == name
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_search_uses_prefixes_of_its_salt_alone(server, path):
+    text = "The keeper of the salt counts every grain of it, one after the other, until the evening."
+    body = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
+    body |= {"temperature": 0, "max_tokens": 2}
+    searched = server.json("POST", path, body | {"use_beam_search": True, "n": 2, "cache_salt": f"beams {path[-4:]}"})
+    assert len(searched["choices"]) == 2
+
+    def num_cached(salt: str) -> int:
+        return server.json("POST", path, body | {"cache_salt": salt})["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert num_cached("another") == 0 and num_cached(f"beams {path[-4:]}") >= 16
+
+
 def test_every_sample_is_streamed_with_the_scores_of_its_prompt(server):
     body = {"prompt": "The lighthouse is " * 30, "n": 4, "echo": True, "logprobs": 0, "max_tokens": 3, "seed": 1}
     found: dict[int, list[float | None]] = {}

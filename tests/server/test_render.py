@@ -28,6 +28,24 @@ def test_a_conversation_is_rendered_as_it_is_computed(server):
     assert {name: found["sampling_params"][name] for name in expected} == expected and found["cache_salt"] == "s"
 
 
+def test_every_form_of_a_content_is_rendered_as_its_text(server, talking):
+    text = "How old is the lighthouse?"
+    parts = ([{"type": "text", "text": text}], [text])
+    rows = [[{"role": "user", "content": content}] for content in (text, *parts)]
+    rendered = [server.json("POST", f"{CHAT}/render", {"messages": row})["token_ids"] for row in rows]
+    blocks = [{"messages": row, "max_tokens": 5} for row in rows[:2]]
+    rendered += [server.json("POST", f"{MESSAGES}/render", body)["token_ids"] for body in blocks]
+    inputs = (text, rows[0], [{"role": "user", "content": [{"type": "input_text", "text": text}]}])
+    rendered += [server.json("POST", f"{RESPONSES}/render", {"input": each})["token_ids"] for each in inputs]
+    assert all(tokens == rendered[0] for tokens in rendered)
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    nothing: list[dict[str, object]] = [{"content": content} for content in (None, "", [])]
+    for answer in (*nothing, {}):
+        messages = [*rows[0], {"role": "assistant", "tool_calls": [call], **answer}, *rows[0]]
+        rendered.append(talking.json("POST", f"{CHAT}/render", {"messages": messages})["token_ids"])
+    assert all(tokens == rendered[-1] for tokens in rendered[-4:])
+
+
 def test_an_answer_may_be_as_long_as_there_is_room(server):
     found = server.json("POST", f"{CHAT}/render", {"messages": QUESTION})
     assert found["sampling_params"]["max_tokens"] == 1024 - len(found["token_ids"])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxinfer.server.response_store import ResponseStore, StoredResponse
-from jaxinfer.server.settings import ServerSettings
 
 
 def response(size: int = 10, previous: StoredResponse | None = None) -> StoredResponse:
@@ -88,8 +86,3 @@ def test_bounds_hold_and_bytes_are_counted_whatever_happens(actions, most, most_
         needed = {id(one): one for each in kept for one in each.conversation()}
         assert store.size("") == (len(kept), sum(one.num_bytes for one in needed.values()))
         assert len(kept) <= most and store.size("")[1] <= most_bytes
-
-
-def test_bounds_below_zero_are_refused():
-    with pytest.raises(ValueError, match="max_stored_bytes"):
-        ServerSettings(max_stored_bytes=-1)

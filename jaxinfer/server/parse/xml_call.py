@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxinfer.server.bodies import refuse_constant
+from jaxinfer.server.json_text import refuse_constant
 from jaxinfer.server.parse.formats import END_OF_FUNCTION, END_OF_PARAMETER, FUNCTION, PARAMETER
 from jaxinfer.server.parse.json_call import MalformedError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from jaxinfer.server.packages import BaseModel, ConfigDict, Field
+from jaxinfer.server.packages import BaseModel, ConfigDict, Field, model_validator
 
 MOST_STOP_STRINGS = 4
 # Lists are read up to their first error: there may be as many as entries, and each takes memory.
@@ -15,6 +15,12 @@ class RequestBody(BaseModel):
     """A body of a request. Unknown fields are kept: some are sampling parameters, and others are ignored."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pause(cls, given: Any) -> Any:
+        """Let other threads run: while pydantic's own code reads a list of models, none of them does."""
+        return given
 
     @property
     def extra(self) -> dict[str, Any]:

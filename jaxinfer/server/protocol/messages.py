@@ -102,6 +102,11 @@ def _tag_of_tool(value: Any) -> str:
     return "Other" if isinstance(kind, str) and kind != _CUSTOM else "Custom"
 
 
+AnyTool = Annotated[
+    Annotated[ClientTool, Tag("Custom")] | Annotated[OtherTool, Tag("Other")], Discriminator(_tag_of_tool)
+]
+
+
 class ChoiceOfTool(RequestBody):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(None, description='of the tool that has to be called, with "tool"')
@@ -130,14 +135,7 @@ class MessagesPrompt(RequestBody):
     model: str | None = Field(None, description="the served model; none or an empty one is taken for it")
     messages: Annotated[list[Turn], Field(fail_fast=True)] = Field(min_length=1)
     system: Content | None = None
-    tools: (
-        list[
-            Annotated[
-                Annotated[ClientTool, Tag("Custom")] | Annotated[OtherTool, Tag("Other")], Discriminator(_tag_of_tool)
-            ]
-        ]
-        | None
-    ) = None
+    tools: Annotated[list[AnyTool], Field(fail_fast=True)] | None = None
     tool_choice: ChoiceOfTool | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

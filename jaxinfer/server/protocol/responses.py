@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from jaxinfer.server.packages import Field
 from jaxinfer.server.protocol.common import RequestBody, ResponseBody
 
-MOST_METADATA = 16
+MOST_METADATA, MOST_OF_METADATA = 16, 512  # entries, and characters of one
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 
 
@@ -85,7 +85,9 @@ class ResponsesRequest(RequestBody):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     truncation: str | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=MOST_METADATA)
+    metadata: dict[str, Annotated[str, Field(max_length=MOST_OF_METADATA)]] | None = Field(
+        None, max_length=MOST_METADATA
+    )
     include_reasoning: bool | None = Field(None, description="false: reasoning is left out of the answer")
     chat_template_kwargs: dict[str, Any] | None = None
     user: str | None = None
