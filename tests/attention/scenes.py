@@ -56,8 +56,15 @@ class Scene:
         return np.asarray(out.astype(jnp.float32))
 
 
-def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, heads: Heads) -> np.ndarray:
-    """float64 [Hq, D]: one query q [Hq, D] over the tokens k, v [N, Hkv, D] that it sees, head by head."""
+def dense_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    heads: Heads = Heads(),  # noqa: B008 (frozen)
+) -> np.ndarray:
+    """float64 [Hq, D]: one query q [Hq, D] over the tokens k, v [N, Hkv, D] that it sees, head by head; of `heads`, cap
+    and sinks count."""
     group = q.shape[0] // k.shape[1]
     out = np.zeros(q.shape)
     for head in range(q.shape[0]):
