@@ -129,9 +129,11 @@ def close(connection: socket.socket, rng: random.Random) -> None:
 
 @contextmanager
 def full_seats(server: Server) -> Iterator[None]:
-    """All seats are taken within the block."""
+    """All seats are taken within the block, by rows that have been decoded: programs are compiled before it begins."""
+    before = metric(server, "generation_tokens_total")
     with server.send(CHAT, question(random.Random(0)) | LONG | SLOW | {"n": 8, "max_tokens": 900}):
         server.until(lambda: metric(server, "num_requests_running") == 8)
+        server.until(lambda: metric(server, "generation_tokens_total") >= before + 24, seconds=60)
         yield
         assert metric(server, "num_requests_running") == 8, "seats were free before the end of the block"
 
