@@ -25,12 +25,17 @@ SMALL = ("--max-num-seqs", "8", "--max-num-batched-tokens", "256", "--kv-cache-t
 
 @dataclass
 class Server:
-    """A running server."""
+    """A running server.
+
+    Attributes:
+        patience: seconds that `until` waits by default.
+    """
 
     process: subprocess.Popen[str]
     url: str
     key: str | None = None
     lines: list[str] = field(default_factory=list)
+    patience: float = 10.0
 
     @property
     def port(self) -> int:
@@ -82,8 +87,8 @@ class Server:
         names = ("server_requests_running", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         return all(gauges[f"jaxinfer:{name}"] == 0 for name in names)
 
-    def until(self, is_true: Any, seconds: float = 10.0) -> None:
-        end = time.monotonic() + seconds
+    def until(self, is_true: Any, seconds: float | None = None) -> None:
+        end = time.monotonic() + (self.patience if seconds is None else seconds)
         while not is_true():
             assert time.monotonic() < end, self.lines[-20:]
             time.sleep(0.02)
