@@ -61,19 +61,19 @@ def dense_attention(
     k: np.ndarray,
     v: np.ndarray,
     scale: float,
-    heads: Heads = Heads(),  # noqa: B008 (frozen)
+    cap: float | None = None,
+    sinks: tuple[float, ...] | None = None,
 ) -> np.ndarray:
-    """float64 [Hq, D]: one query q [Hq, D] over the tokens k, v [N, Hkv, D] that it sees, head by head; of `heads`, cap
-    and sinks count."""
+    """float64 [Hq, D]: one query q [Hq, D] over the tokens k, v [N, Hkv, D] that it sees, head by head."""
     group = q.shape[0] // k.shape[1]
     out = np.zeros(q.shape)
     for head in range(q.shape[0]):
         scores = k[:, head // group] @ q[head] * scale
-        if heads.cap is not None:
-            scores = heads.cap * np.tanh(scores / heads.cap)
-        top = scores.max() if heads.sinks is None else max(scores.max(), heads.sinks[head])
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
+        top = scores.max() if sinks is None else max(scores.max(), sinks[head])
         weights = np.exp(scores - top)
-        sink = 0.0 if heads.sinks is None else np.exp(heads.sinks[head] - top)
+        sink = 0.0 if sinks is None else np.exp(sinks[head] - top)
         out[head] = weights / (weights.sum() + sink) @ v[:, head // group]
     return out
 
@@ -176,7 +176,7 @@ def make_scene(
     scale = heads.head_dim**-0.5
     expected = np.zeros(q.shape)
     for t, slots in seen.items():
-        expected[t] = dense_attention(rounded[0][t], k[slots], v[slots], scale, heads)
+        expected[t] = dense_attention(rounded[0][t], k[slots], v[slots], scale, heads.cap, heads.sinks)
     arrays = {
         "slot_mapping": slot_mapping,
         "row": np.maximum(row_of, 0),
