@@ -23,7 +23,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self.share = self._of_breaks = AT_FIRST
-        self.are_frequent = False
+        self.are_frequent = self.share > FREQUENT
 
     def note(self, num_kept: int, *, is_refused: bool, is_forced: bool = False) -> None:
         """Note tokens that were allowed, whether one after them was not, and whether forced ones follow."""
