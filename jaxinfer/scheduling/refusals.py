@@ -10,6 +10,9 @@ from collections.abc import Collection, Sequence
 # two launches, a mask the overlap of host and device, one launch in three on a CPU. So one refusal is reason enough for
 # masks, and a dozen allowed tokens to end them.
 WEIGHT_OF_TOKEN, AT_FIRST = 0.2, 0.1
+# The share of breaks at the beginning. It is greater, because a break loses the rounds of all launches in flight: the
+# first launches have few rounds, and each that is allowed doubles them.
+BREAKS_AT_FIRST = 0.5
 FREQUENT, SELDOM = 0.1, 0.02
 
 
@@ -22,7 +25,7 @@ class Refusals:
     """
 
     def __init__(self) -> None:
-        self.share = self._of_breaks = AT_FIRST
+        self.share, self._of_breaks = AT_FIRST, BREAKS_AT_FIRST
         self.are_frequent = self.share > FREQUENT
 
     def note(self, num_kept: int, *, is_refused: bool, is_forced: bool = False) -> None:

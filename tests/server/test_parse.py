@@ -281,6 +281,15 @@ def test_a_call_that_is_cut_says_so():
     assert content_of(parsed("hermes", '<tool_call>{"na')) == '<tool_call>{"na'
 
 
+@pytest.mark.parametrize("name, call", [("hermes", '{"name": "now"}'), ("smollm2", '[{"name": "now"}]')])
+def test_a_closing_marker_that_is_cut_is_no_content(name, call):
+    for end in range(len("</tool_call>") + 1):
+        pieces = parsed(name, f"<tool_call>{call}\n" + "</tool_call>"[:end])
+        assert calls_of(pieces) == [("now", "{}")] and content_of(pieces) == ""
+    assert content_of(parsed(name, f"<tool_call>{call}</tool_call> 1 <")) == "1 <"
+    assert content_of(parsed(name, f"<tool_call>{call} and 1 <")) == " and 1 <"
+
+
 def test_reasoning_comes_first_and_is_no_content():
     pieces = parsed("hermes", "<think>\nWhich tool? <tool_call>\n</think>\n\nThe sum is 3. <think>")
     assert thought_of(pieces) == "\nWhich tool? <tool_call>\n" and content_of(pieces) == "The sum is 3. <think>"

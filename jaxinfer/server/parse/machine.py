@@ -99,7 +99,7 @@ class Parser:
         elif self._state == self._in_thought:
             self._reasoning_end = self._num_read
             self._found.append(Thought(self._hold))
-        else:
+        elif not self._is_in_closing_marker:
             self._emit_text(self._hold)
         self._hold = self._raw = ""
         self._call, self._state = None, self._in_content
@@ -322,6 +322,12 @@ class Parser:
                 self._close()
             else:
                 self._open(found)
+
+    @property
+    def _is_in_closing_marker(self) -> bool:
+        """Whether what is held back begins the marker after a call, which is no content."""
+        is_after_call = self._state in (self._after_call, self._after_array)
+        return is_after_call and self._calls is not None and self._calls.close.startswith(self._hold)
 
     @property
     def _may_call(self) -> bool:
