@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 # two launches, a mask the overlap of host and device, one launch in three on a CPU. So one refusal is reason enough for
 # masks, and a dozen allowed tokens to end them.
 WEIGHT_OF_TOKEN, AT_FIRST = 0.2, 0.1
-# The share of breaks at the beginning. It is greater, because a break loses the rounds of all launches in flight: the
-# first launches have few rounds, and each that is allowed doubles them.
+# The share of breaks at the beginning where there is a grammar. It is greater, because a break loses the rounds of all
+# launches in flight: the first launches have few rounds, and each that is allowed doubles them.
 BREAKS_AT_FIRST = 0.5
 FREQUENT, SELDOM = 0.1, 0.02
 
@@ -22,10 +22,13 @@ class Refusals:
     A sequence breaks at a refused token, and where forced tokens follow a drawn one: that loses what is in flight for
     the request. Where tokens are refused again and again, every draw gets a mask, and the request waits for each token:
     that loses less.
+
+    Args:
+        breaks_at_first: the share of breaks to begin with.
     """
 
-    def __init__(self) -> None:
-        self.share, self._of_breaks = AT_FIRST, BREAKS_AT_FIRST
+    def __init__(self, breaks_at_first: float = AT_FIRST) -> None:
+        self.share, self._of_breaks = AT_FIRST, breaks_at_first
         self.are_frequent = self.share > FREQUENT
 
     def note(self, num_kept: int, *, is_refused: bool, is_forced: bool = False) -> None:

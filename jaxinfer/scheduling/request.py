@@ -16,7 +16,7 @@ from jaxinfer.constraints.guard import Guard, GuardState, Walk, WalkLimits
 from jaxinfer.outputs import DenoisedBlock, Logprob, RequestMetrics
 from jaxinfer.sampling.bounds import num_words, packed_bits
 from jaxinfer.sampling_params import SamplingParams
-from jaxinfer.scheduling.refusals import Excluded, Refusals
+from jaxinfer.scheduling.refusals import BREAKS_AT_FIRST, Excluded, Refusals
 from jaxinfer.scheduling.request_status import Landed, RequestStatus
 from jaxinfer.scheduling.token_marks import TokenMarks
 
@@ -122,6 +122,8 @@ class Request:
             excluded = Excluded(params.allowed_token_ids, self.bad_token_ids)
             self.guard = Guard(self.constraint, sequences, self.eos_token_ids, excluded)
             self.guard_state = self.guard.start
+        if self.constraint is not None:
+            self.refusals = Refusals(BREAKS_AT_FIRST)
         self.is_penalized = (
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         )

@@ -6,6 +6,7 @@ import pytest
 from jaxinfer.scheduling.landing import walk_of
 from jaxinfer.scheduling.request import RequestStatus
 from tests.builders import make_request
+from tests.constraints.toys import RandomAutomaton
 
 
 def feed(request, *tokens):
@@ -121,10 +122,8 @@ def test_a_bad_word_of_one_token_is_banned_always_and_a_longer_one_before_its_la
 
 def test_after_a_refusal_each_draw_waits_for_the_latest_token_until_many_were_allowed():
     request = make_request("a", [4, 5], bad_token_ids=[(5, 6)])
-    assert request.refusals.most_rounds(1.0) == 1 and not request.has_masks, "nothing is known yet"
-    request.note_refusals(3, is_refused=False)
-    assert request.refusals.most_rounds(1.0) == 3
-    request.note_refusals(22, is_refused=False)
+    assert request.refusals.most_rounds(1.0) == 9 and not request.has_masks
+    request.note_refusals(20, is_refused=False)
     assert request.refusals.most_rounds(1.0) > 500
     request.note_refusals(3, is_refused=True)
     assert request.depends_on_output and request.has_masks and request.refusals.most_rounds(1.0) == 4
@@ -139,13 +138,22 @@ def test_after_a_refusal_each_draw_waits_for_the_latest_token_until_many_were_al
     assert request.has_masks, "after many refusals it takes more"
 
 
+def test_the_first_launches_under_a_grammar_have_few_rounds():
+    request = make_request("a", [4, 5], constraint=RandomAutomaton(VOCAB, [9], share=0.5))
+    found = []
+    for _ in range(4):
+        found.append(request.refusals.most_rounds(1.0))
+        request.note_refusals(found[-1], is_refused=False)
+    assert found == [1, 1, 2, 4] and not request.has_masks
+
+
 def test_rounds_end_where_forced_tokens_are_expected():
     request = make_request("a", [4, 5], bad_token_ids=[(5, 6)])
     found = []
     for _ in range(4):
         request.note_refusals(1, is_refused=False, is_forced=True)
         found.append(request.refusals.most_rounds(1.0))
-    assert found == [1, 1, 1, 1] and not request.has_masks, "nothing was refused"
+    assert found == [3, 1, 1, 1] and not request.has_masks, "nothing was refused"
     for _ in range(6):
         request.note_refusals(4, is_refused=False)
         request.note_refusals(1, is_refused=False, is_forced=True)
