@@ -24,7 +24,7 @@ from jaxinfer.bench.environment import describe_environment
 from jaxinfer.speculative.gamma import FixedGamma
 from jaxinfer.strategies.speculation import Speculation
 
-LENGTHS = {"ngram": (1, 2, 4, 6, 8), "draft_model": (1, 2, 4, 6, 8), "eagle3": (1, 2, 4, 5, 59)}  # 59: trees
+LENGTHS = {"ngram": (1, 2, 4, 6, 8), "draft_model": (1, 2, 4, 6, 8), "eagle3": (1, 2, 4, 7, 59)}  # 59: trees
 BATCHES = (1, 4, 16, 32)
 TEMPERATURES = (0.0, 0.8)
 NUM_NODES, DEPTH_OF_TREES = 59, 8

@@ -163,9 +163,12 @@ class CostController:
         hope = _HOPE_AT_FIRST if is_first else _HOPE
         hopeful = {program for program, gain in gains.items() if hope * gain >= max(best, 1.0) or program == plain}
         for program, drafts in programs.items():
-            if program not in hopeful or program is None:
+            if program is None:
                 continue
             times = self._costs.num_measured(program)
+            # A single launch decides nothing: something else may have kept the machine busy.
+            if program not in hopeful and not (times == 1 and program in gains):
+                continue
             if times < _FEW_TIMES and self._num_trials[program] < _MOST_TRIALS:
                 self._num_trials[program] += 1
                 nodes, number = drafts[-1 if times % 2 else 0]

@@ -61,6 +61,8 @@ class _Cost:
         if self._weight or self.num_measured:
             # A single launch during which the machine was busy otherwise must not count for much.
             seconds = min(seconds, 2 * self.seconds(num_drafts))
+        if self.num_measured == 1 and seconds < self.seconds(num_drafts):
+            self._count = self._d = self._dd = self._t = self._dt = 0.0  # that launch was the first
         self.num_measured += 1
         self._weight *= _KEPT
         new = {"_count": 1.0, "_d": num_drafts, "_dd": num_drafts**2, "_t": seconds, "_dt": num_drafts * seconds}

@@ -34,7 +34,8 @@ from kernels_pallas.visibility import MAX_TAIL_TOKENS
 logger = logging.getLogger(__name__)
 
 _BELIEF_OF_TREES = 0.8
-_CHAIN_BESIDE_TREES = 5
+# Verifications of 8 tokens: 128 rows of them are the most that a round verifies.
+_CHAIN_BESIDE_TREES = 7
 # A verification of fewer drafts is not worth a program of its own.
 _FEWEST_DRAFTS = 2
 # Tokens whose computation takes as long as reading the weights.
@@ -59,7 +60,7 @@ class Speculator:
 
     @property
     def longest_chain(self) -> int:
-        """Drafts of the longest chain. Chains are shorter beside trees: late drafts are seldom accepted."""
+        """Drafts of the longest chain: beside trees, as many as leave a program for batches of many rows."""
         return min(self.config.most_drafts, _CHAIN_BESIDE_TREES) if self.config.num_nodes else self.config.most_drafts
 
     @property

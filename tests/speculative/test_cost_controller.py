@@ -283,6 +283,25 @@ def test_what_estimates_think_little_of_is_tried_once():
     assert choice(control, rows=4) >= 3
 
 
+@pytest.mark.parametrize("slow", [0, 1], ids=["plain steps", "rounds"])
+def test_a_first_launch_beside_which_the_machine_was_busy_decides_nothing(slow):
+    """It took five times as long as later ones do; without a second look its program would never run again."""
+    costs = LaunchCosts(bucket, Estimate(target=10.0, drafter=1.0, knee=16.0))
+    control = CostController(SEATS, {0: MOST}, costs, accepted={0: 0.9})
+    seen = [0, 0]
+    for _ in range(40):
+        number = choice(control)
+        is_first = seen[number > 0] == 0 and (number > 0) == slow
+        seen[number > 0] += 1
+        took = (1.2 + 0.02 * number if number else 1.0) * (5.0 if is_first else 1.0)
+        control.timed(TimedLaunch(number, 1, 1, 4, 4 * took))
+        if number:
+            control.observe(report([number] * 4, wanted=number))
+    assert choice(control) == MOST
+    assert costs.seconds(1, 1, 0) == pytest.approx(1.0, rel=0.05)
+    assert costs.seconds(1, 1, MOST) == pytest.approx(1.28, rel=0.05)
+
+
 def test_what_is_accepted_at_one_depth_is_believed_of_the_next():
     known = Acceptance(SEATS, MOST, drafts=1.0, accepted=0.5)
     for _ in range(40):
