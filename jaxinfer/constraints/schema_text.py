@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ MAX_MULTIPLE = 50_000
 _SCHEMA = ("additionalProperties", "items", "contains", "propertyNames", "not", "if", "then", "else", "additionalItems")
 _SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_ANNOTATIONS = frozenset({"description", "title", "examples", "default", "$schema", "$comment", "deprecated"})
 _OPTIONS = "x-guidance"  # the keyword in which llguidance takes options
 
 
@@ -50,6 +52,24 @@ def schema_text(schema: Any, *, close_objects: bool) -> str:
     except (TypeError, ValueError) as error:
         raise ValueError(f"structured_outputs.json must hold JSON values only: {error}") from error
     return checked_size("json", text)
+
+
+def without_annotations(schema: Any) -> Any:
+    """Return a schema without keywords that say nothing of what is valid: descriptions can be long."""
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {}
+    for key, value in schema.items():
+        if key in _ANNOTATIONS:
+            continue
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            value = {name: without_annotations(each) for name, each in value.items()}
+        elif key in _SCHEMAS and isinstance(value, list):
+            value = [without_annotations(each) for each in value]
+        elif key in _SCHEMA:
+            value = without_annotations(value)
+        found[key] = value
+    return found
 
 
 def checked_size(name: str, text: str) -> str:

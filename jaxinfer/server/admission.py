@@ -45,7 +45,7 @@ class Admission:
             ApiError: too many wait already.
         """
         ticket = Ticket(num_sequences, num_tokens)
-        if self._num_sequences + num_sequences > self._num_seats:
+        if self._tickets and self._num_sequences + num_sequences > self._num_seats:
             num_waiting, tokens = self._waiting()
             too_many = num_waiting >= self._most_waiting
             if too_many or (self._most_tokens is not None and tokens + num_tokens > self._most_tokens):

@@ -54,7 +54,6 @@ type Handler = Callable[[HttpRequest], Awaitable[App]]
 
 _ERRORS = {400: "the request is wrong", 413: "the body is too large", 503: "loading, full, shutting down or dead"}
 _OF_PATH = re.compile(r"\{(\w+)")
-_CORS_HEADERS = ["authorization", "content-type", "x-api-key", "anthropic-version", "x-request-id"]
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ def build_app(service: Service) -> App:
     if service.settings.cors_origins:
         app = CORSMiddleware(
             app, allow_origins=list(service.settings.cors_origins), allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
-            allow_headers=_CORS_HEADERS, expose_headers=["x-request-id", "request-id"],
+            allow_headers=["*"], expose_headers=["x-request-id", "request-id", "retry-after", "x-should-retry"],
         )  # fmt: skip
     return app
 

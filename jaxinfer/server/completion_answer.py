@@ -112,7 +112,8 @@ class CompletionAnswer(ChunkedAnswer):
 
     def whole(self) -> dict[str, Any]:
         """The answer, once all outputs were added."""
-        choices = [_joined(index, choice.parts) for index, choice in enumerate(self._choices)]
+        # A search under a grammar may find fewer texts than were asked for.
+        choices = [_joined(index, choice.parts) for index, choice in enumerate(self._choices) if choice.parts]
         return self._whole(choices)
 
 

@@ -14,6 +14,7 @@ from jaxinfer.server.sampling import refuse_uncomputed, sampling_params
 from jaxinfer.server.service import Service
 
 _DEFAULT_MAX_TOKENS = 16
+_MOST_IDS = 1 << 31
 MOST_PROMPTS = 1024
 
 
@@ -69,7 +70,9 @@ class AskedCompletions:
             ]
         except ValueError as error:
             raise of_value_error(error) from error
-        for prompt in tokens:
+        for number, prompt in enumerate(tokens):
+            if (wrong := next((token for token in prompt if not 0 <= token < _MOST_IDS), None)) is not None:
+                raise ApiError(400, f"prompt {number} has token id {wrong}, outside the vocabulary", "prompt")
             service.check_length(len(prompt) + max(1, most), "max_tokens" if len(prompt) < most else "prompt")
         salt = salt_of(body)
         prompts = [

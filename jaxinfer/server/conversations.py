@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxinfer.server.errors import ApiError
-from jaxinfer.server.json_text import refuse_constant
+from jaxinfer.server.json_text import finite_float, refuse_constant
 from jaxinfer.server.service import Service
 
 # Fields that would change the prompt, and why they are not served.
@@ -73,6 +73,8 @@ def _message(message: Any) -> dict[str, Any]:
         found["content"] = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
     elif content is None:
         found["content"] = ""
+    if found.get("function_call"):
+        raise ApiError(400, "function_call of a message is not served: use tool_calls", "messages")
     calls = found.pop("tool_calls", None)
     if calls:
         found["tool_calls"] = [_call(call) for call in calls]
@@ -90,7 +92,7 @@ def _call(given: Any) -> dict[str, Any]:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments, parse_constant=refuse_constant)
+            arguments = json.loads(arguments, parse_constant=refuse_constant, parse_float=finite_float)
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"arguments of {function['name'][:64]} are not JSON: {error}", "messages") from error
     if not isinstance(arguments, dict):

@@ -21,6 +21,7 @@ from jaxinfer.server.packages import App, HttpRequest
 from jaxinfer.server.protocol.chat import ChatRequest
 from jaxinfer.server.protocol.common import Sampling
 from jaxinfer.server.protocol.completions import CompletionRequest
+from jaxinfer.server.sampling import structured_outputs_of
 from jaxinfer.server.service import Service
 from jaxinfer.server.skeleton_answer import SkeletonAnswer, running_skeleton
 from jaxinfer.server.token_details import TokenDetails
@@ -81,7 +82,8 @@ class Endpoints:
         asked = await AskedChat.read(service, body)
         envelope, is_stream = self._envelope("chatcmpl", request), bool(body.stream)
         if body.skeleton_of_thought:
-            if field := next((name for name in _NOT_OF_SKELETONS if getattr(body, name, None)), None):
+            given = {name: getattr(body, name, None) for name in _NOT_OF_SKELETONS} | _neutral_of(body)
+            if field := next((name for name, value in given.items() if value), None):
                 raise ApiError(400, f"{field} goes without skeleton_of_thought", field)
             num_tokens = len(asked.tokens)
             is_merged = body.skeleton_of_thought == "merged"
@@ -112,3 +114,9 @@ class Endpoints:
     def _envelope(self, prefix: str, request: HttpRequest) -> Envelope:
         service = self._service
         return Envelope(f"{prefix}-{request.scope['request_id']}", service.model_names[0], service.fingerprint)
+
+
+def _neutral_of(body: ChatRequest) -> dict[str, Any]:
+    """Fields of a body that ask for nothing, as if they were not there."""
+    found: dict[str, Any] = {} if body.n not in (None, 1) else {"n": None}
+    return found if structured_outputs_of(body.response_format) is not None else found | {"response_format": None}

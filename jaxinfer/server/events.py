@@ -25,6 +25,10 @@ _EVENT_HEADERS = {
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
+# Some clients end lines at these characters too.
+_LINE_ENDS = {ord(letter): f"\\u{ord(letter):04x}" for letter in "\x85\u2028\u2029"}
+
+
 def compact(value: Any) -> str:
     """A value as JSON on one line."""
     return _encode(value)
@@ -33,7 +37,7 @@ def compact(value: Any) -> str:
 def event(value: Any, name: str = "") -> bytes:
     """An event; an empty name: it has none."""
     first = f"event: {name}\n" if name else ""
-    return f"{first}data: {compact(value)}\n\n".encode()
+    return f"{first}data: {compact(value).translate(_LINE_ENDS)}\n\n".encode()
 
 
 def named_event(value: Any) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from json.decoder import JSONArray, JSONObject  # pyright: ignore[reportAttributeAccessIssue]
 from json.scanner import py_make_scanner  # pyright: ignore[reportAttributeAccessIssue]
@@ -24,7 +25,9 @@ def loads(text: str, most_values: int | None = None) -> Any:
         ValueError: it is not JSON, has a key twice, or too many values.
         RecursionError: it is nested too deeply.
     """
-    options: dict[str, Any] = {"parse_constant": refuse_constant, "object_pairs_hook": _without_doubles}
+    options: dict[str, Any] = {
+        "parse_constant": refuse_constant, "parse_float": finite_float, "object_pairs_hook": _without_doubles,
+    }  # fmt: skip
     if text.count(",") <= _MOST_AT_ONCE:
         return json.loads(text, **options)
     return _Decoder(most_values, **options).decode(text)
@@ -32,6 +35,13 @@ def loads(text: str, most_values: int | None = None) -> Any:
 
 def refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def finite_float(text: str) -> float:
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"{text[:40]} is beyond all numbers")
+    return found
 
 
 def pieces_of(value: Any) -> Iterator[str]:

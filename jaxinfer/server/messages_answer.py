@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,8 @@ class MessageAnswer:
         self._blocks: list[dict[str, Any]] = []
         self._parts: list[str] = []  # of the open block
         self._is_open = self._is_cut = False  # a block; the last call
+        # A client may give all requests of a conversation one name; each has a longer prompt than the one before.
+        self._of_calls = hashlib.sha256(f"{name} {form.num_prompt_tokens}".encode()).hexdigest()[:24]
         self._space = self._kind_of_space = ""  # before a block of this kind, of which it may be the beginning
         self._num_cached = self._num_output = 0
         self._finish_reason: str | None = None
@@ -79,7 +82,7 @@ class MessageAnswer:
             found += self._close()
             if not self._blocks:
                 found += self._open({"type": "text", "text": ""})
-                if self._space:
+                if self._space and self._kind_of_space == "text":
                     self._parts.append(self._space)
                     found.append(self._delta({"type": "text_delta", "text": self._space}))
                 found += self._close()
@@ -141,7 +144,7 @@ class MessageAnswer:
                 return self._more({"type": "thinking", "thinking": "", "signature": ""}, text)
             case CallBegin(number, name):
                 self._space = ""
-                block = {"type": "tool_use", "id": f"toolu_{self._name}_{number}", "name": name, "input": {}}
+                block = {"type": "tool_use", "id": f"toolu_{self._of_calls}_{number}", "name": name, "input": {}}
                 return [*self._close(), *self._open(block)]
             case CallArguments(_, text):
                 self._parts.append(text)

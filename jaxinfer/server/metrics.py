@@ -28,8 +28,9 @@ def exposition(service: Service) -> str:
         return "\n".join(lines) + "\n"
     try:
         own = llm.get_metrics().prometheus()
-    except EngineDeadError:
-        service.die()
+    except RuntimeError as error:  # it is dead, or shut down
+        if isinstance(error, EngineDeadError):
+            service.die()
         return "\n".join(lines) + "\n"
     return "\n".join(lines) + "\n" + own + _of_vllm(own, service.model_names[0])
 

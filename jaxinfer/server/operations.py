@@ -18,6 +18,7 @@ from jaxinfer.server.sampling import refuse_uncomputed
 from jaxinfer.server.service import Service
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+_OF_ANSWERS = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # words before the ids of requests
 
 
 class Operations:
@@ -67,7 +68,9 @@ class Operations:
         service = self._service
         body = await read_body(service, request, AbortRequest)
         for name in body.request_ids:
-            service.abort(f"{request.scope['owner']}/{name}")
+            # The id of an answer is that of its request after a word.
+            for known in {name, *(name.removeprefix(word) for word in _OF_ANSWERS)}:
+                service.abort(f"{request.scope['owner']}/{known}")
         return Reply({})
 
     async def engine(self, request: HttpRequest) -> App:

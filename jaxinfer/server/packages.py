@@ -50,6 +50,5 @@ HTTPException: Any = _module("starlette.exceptions").HTTPException
 ClientDisconnect: Any = _module("starlette.requests").ClientDisconnect
 CORSMiddleware: Any = _module("starlette.middleware.cors").CORSMiddleware
 uvicorn: Any = _module("uvicorn")
-HttpProtocol: Any = _module("uvicorn.protocols.http.auto").AutoHTTPProtocol
 H11Protocol: Any = _module("uvicorn.protocols.http.h11_impl").H11Protocol
 h11: Any = _module("h11")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +105,8 @@ class ResponsesEndpoints:
         body, previous = await self._read(request)
         owner = request.scope["owner"]
         chat, items = await asyncio.to_thread(_conversation, body, previous)
-        is_kept = body.store is not False and service.settings.max_stored_responses > 0
+        settings = service.settings
+        is_kept = body.store is not False and min(settings.max_stored_responses, settings.max_stored_bytes) > 0
         if body.background:
             if not is_kept:
                 raise ApiError(400, "background is not served: this server keeps no responses", "background")
@@ -180,12 +181,17 @@ class ResponsesEndpoints:
         """The response that another one continues."""
         if response_id is None:
             return None
-        param, is_live = "previous_response_id", (owner, response_id) in self._live
+        param, is_live = "previous_response_id", self._running(owner, response_id) is not None
         found = None if is_live else self._found(owner, response_id, param)
         if found is None or found.status not in ("completed", "incomplete"):
             status = "in_progress" if found is None else found.status
             raise ApiError(400, f"the previous response cannot be continued: it is {status}", param)
         return found
+
+    def _running(self, owner: str, response_id: str) -> LiveResponse | None:
+        """A response that has not ended; what has is kept before its client is told, which may continue it at once."""
+        live = self._live.get((owner, response_id))
+        return None if live is None or live.answer.has_ended else live
 
     def _found(self, owner: str, response_id: str, param: str = "response_id") -> StoredResponse:
         found = self._store.get(owner, response_id)
@@ -202,12 +208,12 @@ class ResponsesEndpoints:
         owner, response_id = _place(request)
         if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
             raise ApiError(400, "stream is not served here: poll the response whole", "stream")
-        live = self._live.get((owner, response_id))
+        live = self._running(owner, response_id)
         return Reply(self._found(owner, response_id).body if live is None else live.answer.response())
 
     async def cancel(self, request: HttpRequest) -> App:
         owner, response_id = _place(request)
-        live = self._live.get((owner, response_id))
+        live = self._running(owner, response_id)
         stored = None if live is not None else self._found(owner, response_id)
         background = live.background if live is not None else None
         if background is not None:
@@ -218,7 +224,7 @@ class ResponsesEndpoints:
 
     async def delete(self, request: HttpRequest) -> App:
         owner, response_id = _place(request)
-        live = self._live.get((owner, response_id))
+        live = self._running(owner, response_id)
         if live is None:
             self._found(owner, response_id)
         elif live.background is None:
@@ -236,7 +242,7 @@ class ResponsesEndpoints:
             raise ApiError(400, f"order must be one of {', '.join(_ORDERS)}", "order")
         if not (re.fullmatch("[0-9]{1,3}", limit) and 1 <= int(limit) <= _MOST_ITEMS):
             raise ApiError(400, f"limit must be 1 to {_MOST_ITEMS}", "limit")
-        live = self._live.get((owner, response_id))
+        live = self._running(owner, response_id)
         text = self._found(owner, response_id).input if live is None else live.input
         after = request.query_params.get("after")
         return Reply(await asyncio.to_thread(_page_of, text, order=order, limit=int(limit), after=after))
@@ -260,9 +266,15 @@ def _conversation(body: ResponsesRequest, previous: StoredResponse | None) -> tu
     """The conversation that a body continues as a request of chat, and the body's own items of it."""
     items, own = [], own_items(body)
     for each in () if previous is None else previous.conversation():
-        for given in loads(each.input.decode()), loads(each.body.decode())["output"]:
+        answered = [item for item in loads(each.body.decode())["output"] if not _is_cut_call(item)]
+        for given in loads(each.input.decode()), answered:
             items += [InputItem.model_validate(item) for item in given]
     return chat_request(body, [*items, *own]), own
+
+
+def _is_cut_call(item: Mapping[str, Any]) -> bool:
+    """Whether an item is a call that its answer's end has cut, which cannot be made."""
+    return item["type"] == "function_call" and item["status"] == "incomplete"
 
 
 def _page_of(text: bytes, *, order: str, limit: int, after: str | None) -> bytes:

@@ -112,7 +112,8 @@ class ResponseAnswer:
             for piece in pieces_of(self._form.parser, part.text, is_last=is_last):
                 found += self._take(piece)
             if is_last:
-                self._finish_reason = "length" if self._is_cut else part.finish_reason
+                is_cut = self._is_cut and not isinstance(part.stop_reason, str)
+                self._finish_reason = "length" if is_cut else part.finish_reason
                 self._envelope.count_reasoning(self._num_reasoning_tokens())
                 found += self._finish()
         return self._numbered(found)
@@ -202,10 +203,15 @@ class ResponseAnswer:
         self._close("incomplete")
         return self._end_as("cancelled")
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is final, and kept if it is to be."""
+        return self._final is not None
+
     def _end_as(self, status: str) -> dict[str, Any]:
         if self._final is None:
             self._status = status
-            self._final = {**self.response(), "completed_at": int(time.time())}
+            self._final = {**self.response(), "completed_at": int(time.time()) if status == "completed" else None}
             self._ended(self._final)
         return self._final
 

@@ -37,6 +37,7 @@ _REFUSED = {
     "use_beam_search": "a response is one answer",
     "skeleton_of_thought": "a response is one answer",
 }
+_INSTRUCTING = ("system", "developer")  # roles
 # Fields under other names in chat, for errors that name one.
 _NAMES = {
     "messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
@@ -57,10 +58,10 @@ def chat_request(body: ResponsesRequest, items: Sequence[InputItem]) -> ChatRequ
     """
     _refuse(body)
     messages = _Messages()
-    if body.instructions is not None:
-        messages.found.append({"role": "system", "content": body.instructions})
     for number, item in enumerate(items):
         messages.add(item, f"input.{number}")
+    if body.instructions is not None:
+        messages.instruct(body.instructions)
     if not items:
         raise ApiError(400, "input must have at least one item", "input")
     given: dict[str, Any] = {**body.extra, "messages": messages.found, "max_tokens": body.max_output_tokens}
@@ -213,6 +214,14 @@ class _Messages:
                 )
             case other:
                 raise ApiError(400, f"items of the type {other[:64]} are not served", place)
+
+    def instruct(self, instructions: str) -> None:
+        """Begin with instructions, and the messages of the system that come first: many templates allow one."""
+        count = next((n for n, each in enumerate(self.found) if each["role"] not in _INSTRUCTING), len(self.found))
+        content: str | list[dict[str, Any]] = instructions
+        for message in self.found[:count]:
+            content = _joined(f"{content}\n" if isinstance(content, str) else content, message["content"])
+        self.found[:count] = [{"role": "system", "content": content}]
 
     def _add_message(self, item: InputItem, place: str) -> None:
         if item.role is None or item.content is None:

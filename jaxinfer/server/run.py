@@ -16,17 +16,18 @@ from typing import Any
 
 from jaxinfer.async_llm import AsyncLLM
 from jaxinfer.server.app import build_app
-from jaxinfer.server.packages import App, H11Protocol, HttpProtocol, Receive, Scope, Send, h11, uvicorn
+from jaxinfer.server.packages import App, H11Protocol, Receive, Scope, Send, h11, uvicorn
 from jaxinfer.server.service import DRAINING, LOADING, Service
 from jaxinfer.server.settings import ServerSettings
 
 logger = logging.getLogger("jaxinfer.server")
 
-EXIT_DEAD, EXIT_NOT_LOADED = 3, 1
+EXIT_DEAD = 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CLOSING_SECONDS = 5
 _LOOK_SECONDS = 0.02
 _MOST_AHEAD = 1 << 16  # bytes
+_MOST_HEADER_BYTES = 4 << 20
 
 
 class _Uvicorn(uvicorn.Server):
@@ -141,12 +142,16 @@ class ServerProcess:
         self._num_signals = 0
         self._signalled = asyncio.Event()
         self._status = 0
+        self._failure: BaseException | None = None  # why the model is not loaded
 
     async def run(self, listening: Callable[[str], None] | None = None) -> int:
         """Serve until a signal or the engine's end; returns the process's exit code.
 
         Args:
             listening: called with the address once requests are answered, by 503 as long as the model loads.
+
+        Raises:
+            Exception: the model cannot be loaded.
         """
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
@@ -175,6 +180,8 @@ class ServerProcess:
             await self._until_idle(_CLOSING_SECONDS)
             server.should_exit = True
             await serving
+        if self._failure is not None:
+            raise self._failure
         return self._status
 
     def _signal(self) -> None:
@@ -197,8 +204,7 @@ class ServerProcess:
         """Let running requests end, unless the engine is dead or another signal comes."""
         service = self._service
         if loading.done() and loading.exception() is not None:
-            logger.error("the model cannot be loaded: %s", loading.exception())
-            self._status = EXIT_NOT_LOADED
+            self._failure = loading.exception()
             return
         if service.phase not in (LOADING,) and self._num_signals == 0:
             self._status = EXIT_DEAD
@@ -232,9 +238,9 @@ def _bound(settings: ServerSettings) -> socket.socket:
 
 
 def _server(app: App, read_timeout: float) -> Any:
-    http = functools.partial(_Http, read_timeout=read_timeout) if HttpProtocol is H11Protocol else "auto"
     config = uvicorn.Config(
-        app, http=http, log_config=None, access_log=False, lifespan="off",
+        app, http=functools.partial(_Http, read_timeout=read_timeout), log_config=None, access_log=False,
+        lifespan="off", h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
         server_header=False, date_header=False, timeout_graceful_shutdown=_CLOSING_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip
     return _Uvicorn(config)

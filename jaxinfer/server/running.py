@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -56,9 +56,14 @@ class SearchSource:
 
 
 class Running:
-    """Requests that run until all have ended, or until their time is over; one for each prompt."""
+    """Requests that run until all have ended, or until their time is over; one for each prompt.
 
-    def __init__(self) -> None:
+    Args:
+        ended: makes the error of a request that the server has ended.
+    """
+
+    def __init__(self, ended: Callable[[], ApiError] = aborted) -> None:
+        self._ended = ended
         self._sources: list[Source] = []
         self._timer: asyncio.TimerHandle | None = None
         self._is_late = self._is_aborted = False
@@ -128,7 +133,7 @@ class Running:
         if "abort" not in reasons:
             return output
         if not self._is_late:
-            raise aborted()
+            raise aborted() if self._is_aborted else self._ended()
         parts = [
             replace(part, finish_reason="length") if part.finish_reason == "abort" else part for part in output.outputs
         ]

@@ -10,6 +10,8 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.errors import ApiError
 from jaxinfer.server.protocol.common import MOST_STOP_STRINGS, RequestBody, Sampling
 
+# Their cost is the engine's, for every token.
+MOST_STOP_CHARACTERS, MOST_BAD_WORDS = 1024, 1024
 _OWN = frozenset(field.name for field in fields(SamplingParams) if field.init)
 # Of the fields of `Sampling`, those that are sampling parameters under the same name.
 _SAME = (
@@ -83,13 +85,18 @@ def sampling_params(body: Sampling, default: Callable[..., SamplingParams], most
     given |= {name: value for name, value in body.extra.items() if name in _OWN and value is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = _bias(body.logit_bias)
-    if isinstance(body.stop, list) and len(body.stop) > MOST_STOP_STRINGS:
-        raise ApiError(400, f"stop has {len(body.stop)} strings, at most {MOST_STOP_STRINGS} are allowed", "stop")
+    stops = body.stop if isinstance(body.stop, list) else [body.stop or ""]
+    if len(stops) > MOST_STOP_STRINGS:
+        raise ApiError(400, f"stop has {len(stops)} strings, at most {MOST_STOP_STRINGS} are allowed", "stop")
+    if any(len(stop) > MOST_STOP_CHARACTERS for stop in stops):
+        raise ApiError(400, f"strings of stop must have at most {MOST_STOP_CHARACTERS} characters", "stop")
+    if len(given.get("bad_words") or ()) > MOST_BAD_WORDS:
+        raise ApiError(400, f"bad_words must have at most {MOST_BAD_WORDS} words", "bad_words")
     if body.n is not None and body.n > most:
         raise ApiError(400, f"n={body.n} is more than this engine runs at once ({most})", "n")
     given |= own
     asked = structured_outputs_of(body.response_format)
-    if asked is not None:
+    if asked is not None and "structured_outputs" not in own:  # the grammar of tools has that of answers too
         if given.get("structured_outputs"):
             raise ApiError(400, "response_format and structured_outputs exclude each other", "response_format")
         given["structured_outputs"] = asked
@@ -115,7 +122,8 @@ def structured_outputs_of(given: Any) -> dict[str, Any] | None:
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
-        return {"json_object": True}
+        schema = given.model_extra.get("schema") if given.model_extra else None
+        return {"json_object": True} if schema is None else {"json": schema}
     if given.json_schema is None or given.json_schema.schema_ is None:
         raise ApiError(400, "response_format of the type json_schema needs json_schema.schema", "response_format")
     return {"json": given.json_schema.schema_}

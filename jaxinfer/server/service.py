@@ -24,6 +24,8 @@ _REASONS = {
     DRAINING: "the server is shutting down",
     DEAD: "the engine has failed and cannot recover",
 }
+# Of one request: each has a copy of its prompt.
+MOST_SEQUENCES = 4096
 _RETRY_AFTER = {LOADING: 2, DRAINING: 5, DEAD: 5}
 
 type Prompt = str | Sequence[int]
@@ -214,8 +216,13 @@ class Service:
         Raises:
             ApiError: they cannot be served, or too many wait.
         """
+        if len(prompts) * num_sequences > MOST_SEQUENCES:
+            raise ApiError(
+                400, f"{len(prompts)} prompts of {num_sequences} choices are more than {MOST_SEQUENCES} sequences",
+                "branches" if len(prompts) == 1 else "prompt",
+            )  # fmt: skip
         num_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
-        running = Running()
+        running = Running(self.unavailable)
         with self.admitted(len(prompts) * num_sequences, num_tokens), self.named(names, running):
             try:
                 with self.queueing():

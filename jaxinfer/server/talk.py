@@ -12,6 +12,7 @@ from jaxinfer.server.errors import ApiError
 from jaxinfer.server.parse.formats import FORMATS, THINK, ThinkTags, format_of
 from jaxinfer.server.parse.machine import Parser
 from jaxinfer.server.protocol.chat import ChatRequest
+from jaxinfer.server.sampling import structured_outputs_of
 from jaxinfer.server.service import Service
 from jaxinfer.server.tools import Tools
 
@@ -34,19 +35,18 @@ class Talk:
         last = body.messages[-1]
         is_continued = bool(body.continue_final_message) and last.role == "assistant"
         self._continued = last.content if is_continued and isinstance(last.content, str) else ""
-        self._has_grammar = body.response_format is not None or bool(body.extra.get("structured_outputs"))
+        self._answers = structured_outputs_of(body.response_format)
+        self._has_grammar = self._answers is not None or bool(body.extra.get("structured_outputs"))
 
     def parameters(self) -> dict[str, Any]:
         """Sampling parameters that tools need: the tags of calls may be special tokens."""
         found: dict[str, Any] = {}
         if self.tools.are_callable or self._think is not None:
             found["skip_special_tokens"] = False
-        grammar = self.tools.grammar()
+        if self.tools.are_callable and self._has_grammar and self._answers is None:
+            raise ApiError(400, "tools go without structured_outputs, but with response_format", "structured_outputs")
+        grammar = self.tools.grammar(self._answers)
         if grammar is not None:
-            if self._has_grammar:
-                raise ApiError(
-                    400, "tools that have to be called, or are strict, go without response_format", "tool_choice"
-                )
             found["structured_outputs"] = {"grammar": grammar}
         return found
 

@@ -70,11 +70,16 @@ class LogprobLists:
             text = self._texts.text(token, given)
             found["tokens"].append(text)
             found["token_logprobs"].append(None if entry is None else finite(given.logprob))
-            found["top_logprobs"].append(
-                None if entry is None else {self._texts.text(t, its): finite(its.logprob) for t, its in entry.items()}
-            )
+            found["top_logprobs"].append(None if entry is None else self._by_text(entry))
             found["text_offset"].append(self._offset)
             self._offset += len(text)
+        return found
+
+    def _by_text(self, entry: dict[int, Logprob]) -> dict[str, float]:
+        """Log probabilities by text; of tokens with one text those of the first, which is the sampled one's."""
+        found: dict[str, float] = {}
+        for token, given in entry.items():
+            found.setdefault(self._texts.text(token, given), finite(given.logprob))
         return found
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.constraints.schema_text import schema_text
+from jaxinfer.constraints.schema_text import schema_text, without_annotations
 from jaxinfer.server.parse.formats import CallFormat
 
 _AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -15,8 +15,10 @@ type Schemas = Mapping[str, Mapping[str, Any]]
 """Name of a tool -> schema of its arguments."""
 
 
-def grammar_of_calls(calls: CallFormat, schemas: Schemas, *, is_single: bool) -> str:
-    """The grammar of an answer that is one call, or several unless `is_single`.
+def grammar_of_calls(
+    calls: CallFormat, schemas: Schemas, *, is_single: bool, answer: Mapping[str, Any] | None = None
+) -> str:
+    """The grammar of an answer that is one call, or several unless `is_single`; or JSON by the schema of an answer.
 
     Raises:
         ValueError: a schema cannot be kept to.
@@ -27,7 +29,10 @@ def grammar_of_calls(calls: CallFormat, schemas: Schemas, *, is_single: bool) ->
     elif not calls.open:
         between = _text(f"{calls.separator} ")
     more = "" if is_single else f" ({between} call)*"
-    return _grammar([f"start: {first} call{more} {last}"], calls, schemas, opening=calls.open)
+    lines = [f"start: {first} call{more} {last}"]
+    if answer is not None:
+        lines = [f"start: answer | {first} call{more} {last}", _json_rule("answer", answer)]
+    return _grammar(lines, calls, schemas, opening=calls.open)
 
 
 def grammar_of_answers(calls: CallFormat, schemas: Schemas, *, is_single: bool) -> str:
@@ -108,7 +113,7 @@ def _text_in_tags(name: str, key: str, schema: Mapping[str, Any]) -> str:
 
 def _json_rule(name: str, schema: Any) -> str:
     """The rule of a value that is JSON by a schema, written as the chat templates write it."""
-    checked = json.loads(schema_text(schema, close_objects=False))
+    checked = json.loads(schema_text(without_annotations(schema), close_objects=False))
     if isinstance(checked, dict):
         checked["x-guidance"] = _AS_WRITTEN
     return f"{name}: %json {json.dumps(checked, ensure_ascii=False)}"

@@ -13,9 +13,9 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def _check_form(name: str, schema: Mapping[str, Any]) -> None:
-    required = schema.get("required", [])
+    required = schema.get("required") or []
     has_form = isinstance(required, list) and all(isinstance(each, str) for each in required)
-    if not has_form or not isinstance(schema.get("properties", {}), Mapping):
+    if not has_form or not isinstance(schema.get("properties") or {}, Mapping):
         raise ApiError(
             400, f"parameters of {name}: properties must be an object, and required a list of names", "tools"
         )
@@ -44,7 +44,9 @@ class Tools:
         for tool in given or ():
             if tool.function.name in self.schemas:
                 raise ApiError(400, f"tools has {tool.function.name} twice", "tools")
-            schema = tool.function.parameters or _ANY_OBJECT
+            schema = {
+                key: value for key, value in (tool.function.parameters or _ANY_OBJECT).items() if value is not None
+            }
             _check_form(tool.function.name, schema)
             self.schemas[tool.function.name] = schema
             self._are_strict[tool.function.name] = bool(tool.function.strict)
@@ -64,21 +66,42 @@ class Tools:
         self.calls = calls if self.are_callable else None
         self.most_calls = 1 if is_parallel is False or self.name is not None else None
 
+    @staticmethod
+    def _loose(calls: CallFormat, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A schema to which any call keeps that names the tool's parameters."""
+        if calls.body != "xml":
+            return _ANY_OBJECT
+        return {"type": "object", "properties": {key: {"type": "string"} for key in schema.get("properties", ())}}
+
     @property
     def must_call(self) -> bool:
         """Whether an answer is a call in any case."""
         return self.name is not None or self.choice == "required"
 
-    def grammar(self) -> str | None:
+    def grammar(self, answers: Mapping[str, Any] | None = None) -> str | None:
         """The grammar of an answer, in Lark's notation: of one that has to call a tool, or whose calls of strict tools
-        keep to their schemas; None: any text will do."""
+        keep to their schemas; None: any text will do.
+
+        Args:
+            answers: what an answer without calls has to be: {"json": schema} or {"json_object": True}; None: any text.
+        """
         if self.calls is None:
             return None
         is_single = self.most_calls == 1
         if self.must_call:
             wanted = self.schemas if self.name is None else {self.name: self.schemas[self.name]}
             return grammar_of_calls(self.calls, wanted, is_single=is_single)
+        schemas = {
+            name: schema if self._are_strict[name] else self._loose(self.calls, schema)
+            for name, schema in self.schemas.items()
+        }
+        if answers is not None and not self.calls.open:
+            raise ApiError(
+                400, "tools go without response_format here: in this model's format a call is JSON as an answer is",
+                "response_format",
+            )  # fmt: skip
+        if answers is not None:
+            return grammar_of_calls(self.calls, schemas, is_single=is_single, answer=answers.get("json", _ANY_OBJECT))
         if not any(self._are_strict.values()):
             return None
-        schemas = {name: schema if self._are_strict[name] else _ANY_OBJECT for name, schema in self.schemas.items()}
         return grammar_of_answers(self.calls, schemas, is_single=is_single)

@@ -12,6 +12,9 @@ _HEAD = re.compile(r'<tool_call>\s*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"argument
 _END = re.compile(r"\s*\}\s*</tool_call>\s*")
 _END_OF_TEXT = re.compile(r"\s*(\}?)\s*\Z")
 _STRING = r'"(?:[^"\\]|\\(?:.|\Z))*(?:"|\Z)'
+_TO_ESCAPE = re.compile(
+    r"""(?P<escape>\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})|(?P<cut>\\u[0-9a-fA-F]{0,3}\Z|\\\Z)|\\|[\x00-\x1f]"""
+)
 _STRING_OR_BRACKET = re.compile(rf"{_STRING}|[{{}}\[\]]", re.DOTALL)
 
 
@@ -23,17 +26,18 @@ def split_calls(
 
     Args:
         names: of tools; calls of others are text.
-        most: further calls are text; None: any number.
+        most: further calls are left out; None: any number.
         drops_space: whether text before a call is dropped if it is nothing but space.
     """
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     begin_of_text = place = 0
-    while (most is None or len(calls) < most) and (begin := text.find(_OPEN, place)) >= 0:
+    while (begin := text.find(_OPEN, place)) >= 0:
         head = _HEAD.match(text, begin)
         if head is None or head[1] not in names:
             place = begin + len(_OPEN)
-            if head is None and _may_be_call(text[place:], names):
+            has_most = most is not None and len(calls) >= most
+            if head is None and (has_most or _may_be_call(text[place:], names)):
                 return None
             continue
         texts.append(text[begin_of_text:begin])
@@ -41,16 +45,16 @@ def split_calls(
         call: dict[str, Any] = {"name": head[1], "arguments": _escaped(text[head.end() : end]), "begin": begin}
         calls.append(call | {"arguments_begin": head.end(), "is_cut": end is None})
         if end is None:
-            return _joined(texts, calls, drops_space), calls
+            return _joined(texts, calls, drops_space), calls[:most]
         if after := _END.match(text, end):
             begin_of_text = place = after.end()
         elif after := _END_OF_TEXT.match(text, end):
             calls[-1]["is_cut"] = not after[1]
-            return _joined(texts, calls, drops_space), calls
+            return _joined(texts, calls, drops_space), calls[:most]
         else:
             return None
     texts.append(text[begin_of_text:])
-    return _joined(texts, calls, drops_space), calls
+    return _joined(texts, calls, drops_space), calls[:most]
 
 
 def _joined(texts: list[str], calls: list[dict[str, Any]], drops_space: bool) -> str:
@@ -77,9 +81,13 @@ def _end_of_object(text: str, begin: int) -> int | None:
 
 
 def _escaped(text: str) -> str:
-    """Arguments with the line breaks of their strings as JSON writes them."""
+    """Arguments with the line breaks of their strings, and backslashes that escape nothing, as JSON writes them."""
 
-    def escape(found: re.Match[str]) -> str:
-        return re.sub(r"[\x00-\x1f]", lambda letter: json.dumps(letter[0])[1:-1], found[0])
+    def part(found: re.Match[str]) -> str:
+        if found["cut"] is not None:
+            return ""  # it waits for what it may escape
+        if found["escape"] is not None:
+            return found[0]
+        return "\\\\" if found[0] == "\\" else json.dumps(found[0])[1:-1]
 
-    return re.sub(_STRING, escape, text, flags=re.DOTALL)
+    return re.sub(_STRING, lambda found: _TO_ESCAPE.sub(part, found[0]), text, flags=re.DOTALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -128,17 +129,19 @@ def test_events_are_the_whole_answer_in_any_pieces(name, parts, is_thinking, wit
 def test_kinds_of_blocks_come_in_the_order_of_the_text():
     text = 'Hm.</think>So. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call> Then.'
     events, whole = answered(form(is_thinking=True), outputs(*text))
+    (name,) = (block["id"] for block in whole["content"] if block["type"] == "tool_use")
+    assert re.fullmatch("toolu_[a-z0-9]{24}_0", name)
     assert whole["content"] == [
         {"type": "thinking", "thinking": "Hm.", "signature": ""},
         {"type": "text", "text": "So. "},
-        {"type": "tool_use", "id": "toolu_id_0", "name": "add", "input": {"a": 1}},
+        {"type": "tool_use", "id": name, "name": "add", "input": {"a": 1}},
         {"type": "text", "text": "Then."},
     ]
     started = [event["content_block"] for event in events if event["type"] == "content_block_start"]
     assert started == [
         {"type": "thinking", "thinking": "", "signature": ""},
         {"type": "text", "text": ""},
-        {"type": "tool_use", "id": "toolu_id_0", "name": "add", "input": {}},
+        {"type": "tool_use", "id": name, "name": "add", "input": {}},
         {"type": "text", "text": ""},
     ]
     assert whole["id"] == "msg_id" and whole["model"] == "tiny" and whole["stop_reason"] == "tool_use"

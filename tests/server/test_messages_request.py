@@ -199,6 +199,7 @@ def test_choices_of_tools(choice, expected):
     [
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"enable_thinking": True}, True),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, {"enable_thinking": True}, False),
+        ({"thinking": {"type": "between_tools"}}, {"enable_thinking": True}, True),
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}, False),
         (
             {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True, "a": 1}},
@@ -250,7 +251,7 @@ def test_counting_takes_the_same_conversation():
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name", "pattern"),
         ({"tools": [{"name": "a", "input_schema": {"type": "array"}}]}, "tools.0.input_schema.type", "object"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name", "needed"),
-        ({"thinking": {"type": "between_tools"}}, "thinking.type", "adaptive"),
+        ({"thinking": {"type": "always"}}, "thinking.type", "adaptive"),
         ({"stop_sequences": list("abcde")}, "stop_sequences", "at most 4"),
         ({"stop": "a"}, "stop", "stop_sequences"),
         ({"n": 2}, "n", "one answer"),

@@ -302,10 +302,30 @@ def test_reasoning_comes_first_and_is_no_content():
     assert content_of(parsed("hermes", "<think>x</think>y", think=None)) == "<think>x</think>y"
 
 
-def test_calls_beyond_the_most_are_content():
+def test_calls_beyond_the_most_are_left_out():
     text = '<tool_call>{"name": "now"}</tool_call>'
-    pieces = parsed("hermes", text + text, most_calls=1)
-    assert calls_of(pieces) == [("now", "{}")] and content_of(pieces) == text
+    for more in (text, text[:-20], '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' + text):
+        pieces = parsed("hermes", text + more, most_calls=1)
+        assert calls_of(pieces) == [("now", "{}")] and content_of(pieces) == "" and pieces[-1] == CallEnd(0)
+    assert content_of(parsed("hermes", f"{text}\n{text} done", most_calls=1)) == "done"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (r"\d+\.", "\\d+\\."),
+        (r"C:\dir\users", "C:\\dir\\users"),
+        (r"a\n\"\u00e9\/", 'a\n"\u00e9/'),
+        ("one\ntwo\\\nthree", "one\ntwo\\\nthree"),
+        (r"\u12", "\\u12"),
+        (r"\u12\u0041", "\\u12A"),
+    ],
+)
+def test_backslashes_that_escape_nothing_are_those_of_the_text(written, read):
+    text = f'<tool_call>{{"name": "say", "arguments": {{"text": "{written}"}}}}</tool_call>'
+    for parts in ([text], list(text)):
+        ((name, arguments),) = calls_of(parsed("hermes", *parts))
+        assert name == "say" and json.loads(arguments) == {"text": read}
 
 
 def test_without_tools_a_call_is_text():

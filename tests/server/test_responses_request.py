@@ -84,6 +84,11 @@ def test_items_become_messages(given, messages):
 
 def test_instructions_come_first():
     assert asked(instructions="Be brief.")["messages"] == [{"role": "system", "content": "Be brief."}, USER]
+    # Many templates allow one message of the system, at the beginning.
+    given = [{"role": "developer", "content": "In French."}, {"role": "system", "content": "Kindly."}, USER]
+    system = {"role": "system", "content": "Be brief.\nIn French.\nKindly."}
+    assert asked(instructions="Be brief.", input=given)["messages"] == [system, USER]
+    assert asked(input=given)["messages"] == given
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,23 @@ def test_a_required_call_has_no_text_around_it(name):
     assert not any(accepts(automaton, text) for text in ("", "text", wrong, f"so: {call}", f"{call} so"))
 
 
+@pytest.mark.parametrize("name", [name for name, calls in FORMATS.items() if calls.open])
+def test_an_answer_by_a_schema_stands_beside_calls(name):
+    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    automaton = compiled(grammar=grammar_of_calls(FORMATS[name], TOOLS, is_single=False, answer=schema))
+    call, wrong, _ = CALLS[name]
+    assert accepts(automaton, call) and accepts(automaton, '{"colour": "red"}')
+    assert not any(accepts(automaton, text) for text in ("text", wrong, '{"colour": "green"}', call + " so"))
+
+
+def test_annotations_of_a_schema_are_none_of_the_grammar():
+    long = {"description": "x" * 70_000, "title": "T", "default": 1}
+    described = {"type": "object", "properties": {"description": {"type": "integer", **long}, "title": {}}, **long}
+    plain = {"type": "object", "properties": {"description": {"type": "integer"}, "title": {}}}
+    grammars = [grammar_of_calls(FORMATS["hermes"], {"f": schema}, is_single=True) for schema in (described, plain)]
+    assert grammars[0] == grammars[1]
+
+
 def test_texts_between_tags_keep_to_what_can_be_kept_to():
     unit = {"type": "string", "enum": ["kelvin", "celsius"]}
     schema = {"f": {"properties": {"u": unit, "short": {"type": "string", "maxLength": 3}}, "required": ["u", "short"]}}

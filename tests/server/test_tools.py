@@ -111,7 +111,7 @@ def test_calls_and_results_are_part_of_the_conversation(talking):
         ({"tools": [WEATHER, WEATHER]}, "twice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "does not have"),
         ({"tools": None, "tool_choice": "required"}, "needs tools"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "go without"),
+        ({"structured_outputs": {"regex": "a"}}, "tools go without structured_outputs"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "pattern"),
         ({"tool_choice": "required", "tools": [REFUSED]}, "not"),
         ({"tools": [{"type": "function", "function": {**REFUSED["function"], "strict": True}}]}, "not"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable
 
 _SPACE = " \t\n\r"
+_ESCAPED = '"\\/bfnrt'  # by a backslash, in strings of JSON; and u, with four digits after it
+_NUM_DIGITS = 4
 _NAMES, _ARGUMENTS = ("name",), ("arguments", "parameters")
 
 
@@ -35,6 +38,7 @@ class JsonCall:
         self._name: str | None = None
         self._depth, self._in_string, self._is_escaped = 0, False, False
         self._is_argument = self._has_arguments = False
+        self._digits: str | None = None  # of an escaped character that is being read
 
     def feed(self, letter: str) -> None:
         """Read a character.
@@ -110,8 +114,7 @@ class JsonCall:
             self._after_value(letter)
             return
         if self._is_argument:
-            # Models write line breaks within strings, which JSON has not.
-            text = json.dumps(letter)[1:-1] if self._in_string and letter < " " else letter
+            text = self._as_json(letter)
             if self.has_begun:
                 self._argue(text)
             else:
@@ -131,6 +134,29 @@ class JsonCall:
             self._depth -= 1
         if not (self._in_string or self._depth) and letter in '"}]':
             self._state = self._after_value
+
+    def _as_json(self, letter: str) -> str:
+        """Return a character of arguments as JSON has it. Models write line breaks within strings, and backslashes (of
+        regular expressions and paths) that escape nothing; a backslash waits for what it may escape."""
+        if not self._in_string:
+            return letter
+        before = ""
+        if self._digits is not None:
+            if letter in string.hexdigits:
+                self._digits += letter
+                if len(self._digits) < _NUM_DIGITS:
+                    return ""
+                found, self._digits = f"\\u{self._digits}", None
+                return found
+            before, self._digits = f"\\\\u{self._digits}", None
+        text = json.dumps(letter)[1:-1] if letter < " " else letter
+        if self._is_escaped and letter == "u":
+            self._digits = ""
+        elif self._is_escaped:
+            return before + (f"\\{letter}" if letter in _ESCAPED else f"\\\\{text}")
+        elif letter != "\\":
+            return before + text
+        return before
 
     def _after_value(self, letter: str) -> None:
         if letter == ",":

@@ -37,7 +37,7 @@ class Parser:
         tools: schemas of the tools' parameters, by their names.
         think: tags of reasoning; None: there is none.
         is_thinking: whether the answer begins within reasoning.
-        most_calls: further ones are content; None: any number.
+        most_calls: further ones are left out; None: any number.
     """
 
     def __init__(
@@ -63,16 +63,12 @@ class Parser:
         self._num_read = 0
         self._reasoning_end = 0
         self._num_calls = 0
+        self._is_surplus = False  # the present call is one too many
         self._call: JsonCall | XmlCall | None = None
         self._state: _State = self._in_thought if is_thinking and think is not None else self._in_content
         bare = self._calls is not None and not self._calls.open and not is_thinking
         if bare:
             self._state = self._at_start
-
-    @property
-    def num_calls(self) -> int:
-        """Calls that were announced."""
-        return self._num_calls
 
     @property
     def reasoning_end(self) -> int:
@@ -93,9 +89,11 @@ class Parser:
         if self._call is not None and self._call.has_begun and not self._call.has_ended:
             if isinstance(self._call, XmlCall):
                 self._call.cut()
-            self._found.append(CallEnd(self._num_calls - 1, is_cut=True))
+            if not self._is_surplus:
+                self._found.append(CallEnd(self._num_calls - 1, is_cut=True))
         elif self._raw:
-            self._emit_text(self._raw + self._hold)
+            if not self._has_most:
+                self._emit_text(self._raw + self._hold)
         elif self._state == self._in_thought:
             self._reasoning_end = self._num_read
             self._found.append(Thought(self._hold))
@@ -240,11 +238,14 @@ class Parser:
 
     def _announce(self, name: str) -> None:
         self._raw = ""
-        self._found.append(CallBegin(self._num_calls, name))
-        self._num_calls += 1
+        self._is_surplus = self._has_most
+        if not self._is_surplus:
+            self._found.append(CallBegin(self._num_calls, name))
+            self._num_calls += 1
 
     def _argue(self, text: str) -> None:
-        self._found.append(CallArguments(self._num_calls - 1, text))
+        if not self._is_surplus:
+            self._found.append(CallArguments(self._num_calls - 1, text))
 
     def _in_call(self, letter: str) -> None:
         call = self._call
@@ -265,7 +266,8 @@ class Parser:
             self._end_call(call.rest if isinstance(call, XmlCall) else "")
 
     def _end_call(self, rest: str) -> None:
-        self._found.append(CallEnd(self._num_calls - 1))
+        if not self._is_surplus:
+            self._found.append(CallEnd(self._num_calls - 1))
         self._call, self._state, self._space = None, self._after_call, ""
         self._again.extendleft(reversed(rest))
 
@@ -330,6 +332,10 @@ class Parser:
         return is_after_call and self._calls is not None and self._calls.close.startswith(self._hold)
 
     @property
+    def _has_most(self) -> bool:
+        """Whether a further call is left out."""
+        return self._most_calls is not None and self._num_calls >= self._most_calls
+
+    @property
     def _may_call(self) -> bool:
-        is_left = self._most_calls is None or self._num_calls < self._most_calls
-        return is_left and self._num_false < _MOST_FALSE
+        return self._num_false < _MOST_FALSE

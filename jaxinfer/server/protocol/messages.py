@@ -114,7 +114,7 @@ class ChoiceOfTool(RequestBody):
 
 
 class Thinking(RequestBody):
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, description="not kept to: the model thinks as long as it does")
     display: Literal["summarized", "omitted"] | None = Field(None, description="omitted: thinking is not shown")
 
