@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from jaxinfer import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from jaxinfer.strategies.beams import BeamRun
 
 QUESTION = [{"role": "user", "content": "Who keeps the lighthouse?"}]
 PERSON = {
@@ -141,3 +142,45 @@ def test_async_requests_follow_it_and_refusals_reach_the_caller():
     text, metrics = asyncio.run(run())
     jsonschema.validate(json.loads(text), PERSON)
     assert "constraint_refusals_total" in metrics
+
+
+def test_a_text_that_is_whole_ends_with_stop_although_its_end_cannot_be_drawn(llm):
+    tokens = llm.get_tokenizer().encode("lamp", add_special_tokens=False)
+    for more in ({"min_tokens": 9}, {"allowed_token_ids": tokens}):
+        found = []
+        for logprobs in (None, 0):
+            params = asks({"choice": ["lamp"]}, max_tokens=12, logprobs=logprobs, **more)
+            (output,) = llm.generate(["The"], params, use_tqdm=False)
+            completion = output.outputs[0]
+            assert (completion.text, completion.finish_reason, output.error) == ("lamp", "stop", None)
+            found.append(completion)
+        assert found[1].logprobs is not None and len(found[1].logprobs) == len(found[1].token_ids)
+
+
+def test_ends_that_are_ignored_without_a_grammar_are_none_below_the_fewest_tokens(llm):
+    eos = llm.eos_token_ids
+    for seed in range(4):
+        params = asks({"regex": "[a-z ]+"}, temperature=1.5, seed=seed, min_tokens=20, max_tokens=40, ignore_eos=True)
+        completion = llm.generate(["The"], params, use_tqdm=False)[0].outputs[0]
+        assert len([token for token in completion.token_ids if token not in eos]) >= 20
+        assert completion.stop_reason is None
+
+
+def test_a_search_under_a_grammar_that_is_interrupted_finds_the_same(llm, monkeypatch):
+    search = BeamSearchParams(beam_width=3, max_tokens=8, structured_outputs={"regex": "[a-d]{3}"})
+    (expected,) = llm.beam_search(["The"], search)
+    usual, count = BeamRun.advance, 0
+
+    def advance(self):
+        nonlocal count
+        count += 1
+        if count in (4, 9):  # what the beams have drawn has landed, and no one has chosen among it
+            raise RuntimeError("a planted failure")
+        return usual(self)
+
+    monkeypatch.setattr(BeamRun, "advance", advance)
+    failures = llm.get_metrics().num_step_failures_total
+    (found,) = llm.beam_search(["The"], search)
+    assert llm.get_metrics().num_step_failures_total > failures
+    assert [one.token_ids for one in found.sequences] == [one.token_ids for one in expected.sequences]
+    assert all(re.fullmatch("[a-d]{3}", one.text) for one in found.sequences)

@@ -128,6 +128,7 @@ class Walk:
     error: str | None = None  # why nothing may follow, or why that is unknown
     was_redrawn: bool = False  # whether a mask has changed the first drawn token
     state_before_forced: GuardState | None = None  # None: there are no forced ones
+    num_output_tokens: int = 0  # of the request, the kept ones among them
 
     @property
     def reenters(self) -> bool:
@@ -144,7 +145,6 @@ class WalkLimits(NamedTuple):
     min_tokens: int
     max_output_tokens: int
     num_in_flight: int  # further tokens that launches may land: a shorter run of forced tokens would not pay
-    may_force: bool  # whether forced tokens may be appended without a draw
     forces_ends: bool  # whether the token that ends the output may be one of them
     wants_mask: bool  # whether the next draw is to have a mask in any case
 
@@ -154,6 +154,10 @@ def walk(guard: Guard, state: GuardState, tokens: Sequence[int], limits: WalkLim
     kept = 0
     try:
         for token in tokens:
+            end = guard.ends(state) if limits.forces_ends else None
+            if end is not None:
+                # Whatever was drawn: of several tokens that end, the same one comes in launches of any size.
+                return Walk(kept, state, (end,), is_complete=True, state_before_forced=state)
             after = guard.advance(state, token)
             if after is None:
                 break
@@ -168,7 +172,11 @@ def walk(guard: Guard, state: GuardState, tokens: Sequence[int], limits: WalkLim
         forced, state, is_complete = _forced(guard, state, limits, kept, is_refused=is_refused)
         mask = None
         if limits.vocab and not is_complete and (is_refused or forced or limits.wants_mask):
-            mask = guard.mask(state, limits.vocab)
+            try:
+                mask = guard.mask(state, limits.vocab)
+            except ConstraintError:
+                if not forced:
+                    raise  # else it is for the next walk to say, after these tokens
         return Walk(kept, state, forced, is_refused, is_complete, mask, state_before_forced=before if forced else None)
     except ConstraintError as error:
         return Walk(kept, state, error=str(error))
@@ -180,32 +188,56 @@ def _forced(
     """Return the tokens that follow in any case, the state after them, and whether they end the text; none if it pays
     to wait for what is in flight."""
     run: list[int] = []
-    if not limits.may_force:
-        return (), state, False
     after = state
     room = min(MOST_FORCED, limits.max_output_tokens - limits.num_output_tokens - kept - (not limits.forces_ends))
     while len(run) < room:
-        end = guard.ends(after)
-        if end is not None and not limits.forces_ends:
+        try:
+            found = _next_forced(guard, after)
+        except ConstraintError:
+            if run:
+                break  # these tokens come before what may not: a stop string may be among them
+            raise
+        if found is None or (found.ends_text and not limits.forces_ends):
             break
-        if end is not None:
+        token = found.token
+        if found.ends_text:
             # An end is no run: it saves the launches that would find it.
-            return (*run, end), after, True
-        token = guard.forced(after)
-        if token is None:
-            break
-        following = guard.advance(after, token)
-        if following is None or guard.excludes(token):
-            raise ConstraintError(
-                f"the constraint allows token {token} alone next, which allowed_token_ids or bad_words exclude"
-            )
+            return (*run, token), after, True
         ends = token in limits.ending_token_ids and limits.num_output_tokens + kept + len(run) >= limits.min_tokens
         if ends and not limits.forces_ends:
             break
         run.append(token)
-        after = following
+        after = found.after
         if ends:
             break
     if is_refused or len(run) > limits.num_in_flight:
         return tuple(run), after, False
     return (), state, False
+
+
+class _Forced(NamedTuple):
+    """The only token that may follow."""
+
+    token: int
+    after: GuardState
+    ends_text: bool
+
+
+def _next_forced(guard: Guard, state: GuardState) -> _Forced | None:
+    """Return the only token that may follow a state; None: there are several.
+
+    Raises:
+        ConstraintError: the request may never draw it, or what may follow cannot be found.
+    """
+    end = guard.ends(state)
+    if end is not None:
+        return _Forced(end, state, True)
+    token = guard.forced(state)
+    if token is None:
+        return None
+    after = guard.advance(state, token)
+    if after is None or guard.excludes(token):
+        raise ConstraintError(
+            f"the constraint allows token {token} alone next, which allowed_token_ids or bad_words exclude"
+        )
+    return _Forced(token, after, False)

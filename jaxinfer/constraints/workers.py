@@ -92,7 +92,7 @@ class Workers:
                 return future.result(timeout=_LOOK_SECONDS)
             except TimeoutError:
                 if future.done():
-                    raise
+                    return future.result()  # it has ended just now, or has itself raised this
                 self.give_up_stuck()
 
     def give_up_stuck(self) -> None:
@@ -111,6 +111,11 @@ class Workers:
                     self._start()
             if self._num_replaced > self._most_replaced and not self._workers:
                 self._fail_queued()
+
+    def note_ended(self) -> None:
+        """Note that a thread that was given up has ended after all: another one may be."""
+        with self._lock:
+            self._num_replaced -= 1
 
     def _fail_queued(self) -> None:
         """Let pieces fail that no thread will take."""
@@ -158,6 +163,9 @@ def _run(
         except BaseException as error:
             # Raised beside the work itself. The piece fails, and the thread takes the next one.
             _fail(worker, lock, piece, error)
+    workers = of()
+    if workers is not None:
+        workers.note_ended()
 
 
 def _work_on(worker: _Worker, lock: threading.Lock, future: Future[Any], work: Callable[[], Any]) -> None:

@@ -102,7 +102,10 @@ class Walkers:
                     works[index] = self._work(request, most, tokens)
         if not works:
             return None
-        begun = dict(zip(works, self._workers.submit_all(list(works.values())), strict=True))
+        try:
+            begun = dict(zip(works, self._workers.submit_all(list(works.values())), strict=True))
+        except ConstraintError as error:  # no thread is left
+            begun = {index: _failed(output.requests[index], str(error)) for index in works}
         ended, idle = _all_ended(begun.values()), 0.0
         while idle < _MOST_IDLE_SECONDS:
             now = time.perf_counter()
@@ -134,13 +137,14 @@ class Walkers:
         before = next((row.future for row in reversed(self._walking) if row.output.requests[0] is request), None)
 
         def work() -> Walk:
-            if before is None:
-                return walk(guard, state, drawn, limits)
-            earlier = before.result()
-            if earlier.reenters or earlier.is_complete or earlier.error:
-                return Walk(0, earlier.state)  # these tokens are void
-            count = limits.num_output_tokens + earlier.num_kept
-            return walk(guard, earlier.state, drawn, limits._replace(num_output_tokens=count))
+            from_state, own = state, limits
+            if before is not None:
+                earlier = before.result()
+                if earlier.reenters or earlier.is_complete or earlier.error:
+                    return Walk(0, earlier.state)  # these tokens are void
+                from_state, own = earlier.state, limits._replace(num_output_tokens=earlier.num_output_tokens)
+            found = walk(guard, from_state, drawn, own)
+            return replace(found, num_output_tokens=own.num_output_tokens + found.num_kept)
 
         return work
 
@@ -200,6 +204,14 @@ def _all_ended(futures: Collection[Future[Walk]]) -> threading.Lock:
     for future in futures:
         future.add_done_callback(lambda _: None if next(left) else lock.release())
     return lock
+
+
+def _failed(request: Request, error: str) -> Future[Walk]:
+    """Return the result of a walk that cannot be made."""
+    assert request.guard_state is not None
+    future: Future[Walk] = Future()
+    future.set_result(Walk(0, request.guard_state, error=error))
+    return future
 
 
 def _result(future: Future[Walk], request: Request, *, was_redrawn: bool) -> Walk:

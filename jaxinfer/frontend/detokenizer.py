@@ -76,8 +76,11 @@ class IncrementalDetokenizer:
         longest = 0
         searchable = len(self.text) - self._searchable_from
         for stop in self._stop:
-            for length in range(min(len(stop) - 1, searchable), longest, -1):
-                if self.text.endswith(stop[:length]):
-                    longest = length
-                    break
+            most = min(len(stop) - 1, searchable)
+            tail = self.text[len(self.text) - most :]
+            place = tail.find(stop[0])
+            while place >= 0 and not stop.startswith(tail[place:]):
+                place = tail.find(stop[0], place + 1)
+            if place >= 0:
+                longest = max(longest, most - place)
         return longest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from jaxinfer.constraints.block_walk import BlockWalk
 from jaxinfer.constraints.guard import Walk
@@ -127,6 +128,8 @@ def _land_walked(
     _mark_walked(request, walk)
     # All but the last drawn one are computed; those that follow in any case are not.
     request.num_computed_tokens = len(request.token_ids) + walk.num_kept - 1
+    if error is not None and not walk.error and not walk.is_refused and _is_whole(request, walk):
+        walk, error = replace(walk, is_complete=True), None  # its end could not be drawn
     error = walk.error or (None if walk.is_refused else error)
     awaits = bool(walk.forced) and request.sampling_params.logprobs is not None
     status = request.extend(kept if awaits else [*kept, *walk.forced], entries[: walk.num_kept], error=error, walk=walk)
@@ -140,6 +143,11 @@ def _land_walked(
         request.reenter(is_refused=walk.is_refused)
     elif not request.has_masks:
         request.mask = None  # the walk has made one, but since these tokens draws have none
+
+
+def _is_whole(request: Request, walk: Walk) -> bool:
+    """Whether nothing may follow a walk's tokens but an end."""
+    return request.guard is not None and request.guard.ends(walk.state) is not None
 
 
 def _mark_accepted(request: Request, drafts: Sequence[int], num_kept: int) -> None:

@@ -92,7 +92,7 @@ class Request:
     landed: Landed = field(init=False)
     token_ids: list[int] = field(init=False)  # prompt and output
     num_prompt_tokens: int = field(init=False)
-    ending_token_ids: frozenset[int] = field(init=False)  # what ends it: stop tokens and, unless ignored, EOS
+    ending_token_ids: frozenset[int] = field(init=False)  # stop tokens, EOS if not ignored or by a grammar
     is_penalized: bool = field(init=False)  # its draws are, by the tokens of prompt and output
     is_bound_for_good: bool = field(init=False)  # its draws have bounds in its seat as long as it runs
     guard: Guard | None = field(init=False, default=None)  # what its output has to keep to
@@ -116,7 +116,8 @@ class Request:
         self.landed = Landed(self.num_prompt_tokens)
         params = self.sampling_params
         stop_ids = frozenset(params.stop_token_ids or ())
-        self.ending_token_ids = stop_ids if params.ignore_eos else stop_ids | self.eos_token_ids
+        has_eos = not params.ignore_eos or self.constraint is not None
+        self.ending_token_ids = stop_ids | self.eos_token_ids if has_eos else stop_ids
         sequences = [sequence for sequence in self.bad_token_ids if len(sequence) > 1]
         if self.constraint is not None or sequences:
             excluded = Excluded(params.allowed_token_ids, self.bad_token_ids)
@@ -224,7 +225,7 @@ class Request:
             for token in tokens:
                 known.append(token)
                 if token in self.ending_token_ids and self.num_output_tokens > self.sampling_params.min_tokens:
-                    if token not in self.eos_token_ids or self.sampling_params.ignore_eos:
+                    if token not in self.eos_token_ids or (self.sampling_params.ignore_eos and self.guard is None):
                         stop_reason = token
                     status = RequestStatus.FINISHED_STOPPED
                     break
@@ -318,16 +319,19 @@ class Request:
         return WalkLimits(
             vocab, self.ending_token_ids, self.num_output_tokens, params.min_tokens,
             self.max_total_tokens - self.num_prompt_tokens, self.num_in_flight,
-            may_force=not self.is_steered, forces_ends=params.logprobs is None, wants_mask=self.has_masks,
+            forces_ends=params.logprobs is None, wants_mask=self.has_masks,
         )  # fmt: skip
 
     def start_over(self) -> None:
         """Keep what has landed, and drop all that follows from it: pages, seat, what is computed or in flight."""
-        self.state_before_awaited = None
+        self.state_before_awaited = self.mask = None
         self.settle()
         self.marks.cut(self.num_output_tokens)
         if self.guard is not None and not self.is_finished:
-            self.guard_state, self.mask = self.guard.along(self.output_token_ids), None
+            try:  # a search has not chosen the last token of a held one yet
+                self.guard_state = self.guard.along(self.output_token_ids[: -1 if self.is_held else None])
+            except ConstraintError as error:
+                self.finish(RequestStatus.FINISHED_ERROR, error=str(error))
         self.epoch += 1
         self.num_walking = 0
         self.num_computed_tokens = self.num_published_tokens = self.num_borrowed_pages = self.num_to_skip = 0

@@ -197,6 +197,7 @@ class Scheduler:
         victim.num_computed_tokens = 0
         victim.leave_seat()  # what is in flight is sampled again
         victim.drop_awaited()
+        victim.marks.cut(victim.num_output_tokens)  # a block of a diffusion model is begun again
         victim.epoch += 1
         self.num_preemptions += 1
         if victim.is_trunk:

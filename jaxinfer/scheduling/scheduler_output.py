@@ -46,10 +46,6 @@ class CachedRequestData:
     num_computed_tokens: list[int] = field(default_factory=list)
     num_output_tokens: list[int] = field(default_factory=list)
 
-    @classmethod
-    def make_empty(cls) -> CachedRequestData:
-        return cls()
-
 
 @dataclass(frozen=True)
 class SchedulerOutput:

@@ -49,3 +49,11 @@ def test_a_piece_that_takes_too_long_fails_and_another_thread_takes_the_next_up_
             workers.run(lambda: None)
     assert isinstance(stuck.exception(), ConstraintError)
     event.set()
+    for _ in range(900):  # the threads that were given up end: there is room for others
+        try:
+            assert workers.run(lambda: 4) == 4
+            break
+        except ConstraintError:
+            time.sleep(0.01)
+    else:
+        raise AssertionError("no thread took their place")

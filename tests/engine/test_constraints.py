@@ -363,15 +363,17 @@ def with_mask_of_the_parent(guard, state, tokens, limits):
     return found if found.mask is None else replace(found, mask=guard.mask(path[max(0, len(path) - 2)], VOCAB))
 
 
-def ending_twice(guard, state, tokens, limits):
+def ending_early(guard, state, tokens, limits):
+    """The text could end, and more could follow. (A second EOS has no effect: what lands is cut at the first.)"""
     found = walk(guard, state, tokens, limits)
-    return replace(found, forced=(*found.forced, EOS)) if found.is_complete else found
+    may_end = guard.grammar is not None and guard.grammar.is_final(found.state.of_grammar)
+    return replace(found, is_complete=True) if may_end else found
 
 
 fill = SeatEntries._fill
 BUGS = {
     "the mask of the state before": (walkers, "walk", with_mask_of_the_parent),
-    "an end that counts twice": (walkers, "walk", ending_twice),
+    "an end that comes too early": (walkers, "walk", ending_early),
     "a mask that stays": (Bounded, "are_masked", stays),
     "a draw from the mask alone": (Bounded, "refused", masked_first),
     "the mask of another seat": (SeatEntries, "_fill", of_the_next_seat),
