@@ -1,4 +1,5 @@
-# Every target sets up what it needs from a fresh clone, given git, make, bash and any Python 3.12 or newer.
+# Every target sets up what it needs from a fresh clone, given git, make, bash and any Python 3.12 or newer; those of GPUs
+# run with the JAX that is there.
 SHELL := bash
 .DEFAULT_GOAL := targets
 .PHONY: targets venv venv-parity demo serve test test-fast test-parity test-clients test-aot test-gpu bench bench-gpu soak lint types \

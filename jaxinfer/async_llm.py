@@ -8,7 +8,8 @@ import functools
 import inspect
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from jaxinfer.branching.beam_search import BeamSearchParams
@@ -16,7 +17,7 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.frontend.beam_search import BeamSearchJob
 from jaxinfer.frontend.engine_thread import EngineDeadError, EngineThread, OutputReader
-from jaxinfer.frontend.input_processor import priority_or_none
+from jaxinfer.frontend.input_processor import checked_priority
 from jaxinfer.frontend.inspection import EngineInspection
 from jaxinfer.frontend.jobs import Item
 from jaxinfer.frontend.mailbox import Mailbox
@@ -32,6 +33,7 @@ from jaxinfer.tokenizer import Tokenizer
 __all__ = ["AsyncLLM", "EngineDeadError", "RequestStream"]
 
 _KINDS = ("delta", "final")
+_MOST_THREADS = 16  # that make requests: most of them wait for grammars
 
 
 class AsyncLLM:
@@ -52,6 +54,7 @@ class AsyncLLM:
         self._client = LLM(*arguments, **options).client
         self._thread = EngineThread(self._client)
         self._stop = weakref.finalize(self, self._thread.stop)
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, "jaxinfer requests")
         self._skeletons: dict[str, SkeletonOfThought] = {}
 
     async def add(
@@ -82,13 +85,19 @@ class AsyncLLM:
             prompt = self.render(prompt)
         is_stream = _is_stream(output_kind)
         await self._prepare(sampling_params)
-        [item] = inputs.requests([prompt], sampling_params, stream=is_stream, priority=priority_or_none(priority))
+        [item] = inputs.requests([prompt], sampling_params, stream=is_stream, priority=checked_priority(priority))
         return self._queue(item, request_id, stream=is_stream)
 
     async def _prepare(self, params: SamplingParams | None) -> None:
         """Compile a grammar and tokenise bad words in another thread, before the request is made."""
         if isinstance(params, SamplingParams) and (params.structured_outputs is not None or params.bad_words):
-            await asyncio.to_thread(self._client.inputs.check_params, params, 0)
+            await self._beside(self._client.inputs.check_params, params, 0)
+
+    async def _beside[T](self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Do work that may have to compile a grammar in a thread, of which there are others than asyncio's: those are
+        needed by all requests, and a few slow grammars would hold them."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, functools.partial(work, *arguments, **options))
 
     async def generate(
         self,
@@ -115,14 +124,16 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         output_kind: str = "delta",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_arguments: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Yield the outputs of one conversation as they land; see `add` and `generate`.
 
         Args:
-            template_arguments: passed to the checkpoint's chat template.
+            chat_template_kwargs, template_arguments: as for `LLM.chat`.
         """
-        prompt = self.render(messages, **template_arguments)
+        arguments = self._client.inputs.template_arguments(chat_template_kwargs, template_arguments)
+        prompt = self.render(messages, **arguments)
         stream = await self.add(
             prompt, sampling_params, request_id=request_id, priority=priority, output_kind=output_kind
         )
@@ -150,7 +161,7 @@ class AsyncLLM:
             RuntimeError: the engine was shut down.
         """
         is_stream = _is_stream(output_kind)
-        group = await asyncio.to_thread(
+        group = await self._beside(
             self._client.inputs.branches, prefix, suffixes, sampling_params, branch_mode=branch_mode,
             max_parallel=max_parallel_branches, predicted=predicted_lengths, stream=is_stream,
         )  # fmt: skip
@@ -180,7 +191,7 @@ class AsyncLLM:
     async def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """Search as `LLM.beam_search` does."""
         client = self._client
-        job = await asyncio.to_thread(
+        job = await self._beside(
             BeamSearchJob, client.core, client.inputs, client.tokenizer, prompts, params
         )  # compiles its grammar
         return await self._thread.answer(job)
@@ -241,7 +252,7 @@ class AsyncLLM:
             self._skeletons[protocol] = SkeletonOfThought(self._client, protocol)
         loop = asyncio.get_running_loop()
         tell = None if on_event is None else functools.partial(loop.call_soon_threadsafe, on_event)
-        return await asyncio.to_thread(self._skeletons[protocol].job, question, params, on_event=tell, **options)
+        return await self._beside(self._skeletons[protocol].job, question, params, on_event=tell, **options)
 
     async def abort(self, request_id: str) -> None:
         """Abort all unfinished requests of this id, within a step."""
@@ -310,6 +321,7 @@ class AsyncLLM:
     async def shutdown(self) -> None:
         """Abort unfinished requests and end the engine's thread; later calls raise RuntimeError."""
         await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._stop.detach()
 
     async def __aenter__(self) -> Self:

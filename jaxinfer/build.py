@@ -22,7 +22,7 @@ from jaxinfer.frontend.input_processor import InputProcessor
 from jaxinfer.memory.budget import MemoryBudget, plan_memory
 from jaxinfer.memory.share import set_jax_share
 from jaxinfer.models.unknown_fields import ConfigOptions
-from jaxinfer.strategies.choose import denoiser_of, diffusion_of, round_width
+from jaxinfer.strategies.choose import denoiser_of, diffusion_of, most_sequences
 from jaxinfer.strategies.draft_options import SpeculativeConfig
 from jaxinfer.strategies.drafters import check_drafter, load_speculator, with_drafter
 from jaxinfer.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ def build_client(
     _, config = read_config(directory, **fields)
     diffusion = diffusion_of(config, diffusion_config, speculative)
     if diffusion is not None:
-        max_num_seqs = min(max_num_seqs, max(1, max_num_batched_tokens // round_width(diffusion, config)))
+        max_num_seqs = most_sequences(diffusion, config, max_num_seqs, max_num_batched_tokens)
         enable_prefix_caching &= not config.is_bidirectional  # the KV of a token depends on later tokens
         page_size = page_size_for(config, None if page_size == EngineConfig.page_size else page_size)
         branch_mode = "batching"  # blocks of several branches do not share a row

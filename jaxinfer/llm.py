@@ -26,9 +26,11 @@ from jaxinfer.tokenizer import Tokenizer
 class LLM:
     """Inference engine for a language model: many prompts at once, with continuous batching over one KV pool.
 
+    One thread at a time may use it; several can share an `AsyncLLM`.
+
     Args:
         model: a converted directory, a Hugging Face directory, a hub id or the name of an embedded checkpoint ("tiny",
-            "tiny-draft"); None is "tiny".
+            "tiny-draft", "tiny-diffusion"); None is "tiny".
         tokenizer: directory of the tokenizer files, if not the model's.
         skip_tokenizer_init: load no tokenizer; prompts are token ids then.
         dtype: of weights and KV: "auto" (bfloat16 on GPU, float32 on CPU), "float32", "bfloat16" or "float16".
@@ -51,7 +53,8 @@ class LLM:
             defaults. A step computes a whole block for every running request, so `max_num_seqs` is at most
             `max_num_batched_tokens` over the block size.
         branch_mode: how launches read the prefix that sequences of one request (samples, branches) share:
-            "in_one_sequence" once for all of them, "batching" once for each. It changes no token.
+            "in_one_sequence" once for all of them, "batching" once for each, as diffusion models always do. It changes
+            no token.
         scheduling_policy: "fcfs" or "priority".
         tensor_parallel_size: number of devices over which every layer is sharded.
         attention_backend: "auto", "xla" or "pallas" (a kernel for Hopper GPUs).
@@ -162,23 +165,32 @@ class LLM:
         messages: Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several: lists of {"role": ..., "content": ...} messages.
 
         Args:
             messages: one conversation, or a list of conversations.
-            template_arguments: passed to the checkpoint's chat template.
+            priority: as for `generate`.
+            chat_template_kwargs: passed to the checkpoint's chat template, whether it reads them or not.
+            template_arguments: passed to the checkpoint's chat template, which has to read them (`tools` and the like
+                go to every template).
 
         Raises:
-            ValueError: as for `generate`; or there is no chat template, or it refuses the messages.
+            ValueError: as for `generate`; or there is no chat template, or it refuses the messages; or a keyword is
+                read by nothing.
         """
         if not isinstance(messages, Sequence):
             raise ValueError(f"messages must be a conversation or a list of conversations, got {messages!r}")
         conversations = [messages] if is_conversation(messages) else list(messages)
         inputs = self.client.inputs
-        prompts = [inputs.render(c, i, template_arguments) for i, c in enumerate(conversations)]
-        return self.client.run(inputs.requests(prompts, sampling_params, stream=False), use_tqdm=use_tqdm)
+        arguments = inputs.template_arguments(chat_template_kwargs, template_arguments)
+        prompts = [inputs.render(c, i, arguments) for i, c in enumerate(conversations)]
+        requests = inputs.requests(prompts, sampling_params, stream=False, priority=priority)
+        return self.client.run(requests, use_tqdm=use_tqdm)
 
     def stream(
         self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None

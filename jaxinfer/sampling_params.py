@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxinfer.constraints.structured_outputs import StructuredOutputsParams
-from jaxinfer.limits import MAX_LOGPROBS, MAX_SAMPLES
+from jaxinfer.limits import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_SAMPLES
 
 _UINT64 = 2**64
 # Devices compute in float32. Within these limits, products with logits and sums of them stay finite.
@@ -153,6 +153,8 @@ class SamplingParams:
             isinstance(bias, Mapping) and all(_is_token(t) and _is_bias(b) for t, b in bias.items())
         ):
             raise ValueError(f"logit_bias must map token ids to numbers in [-100, 100], got {bias!r}")
+        if bias is not None and len(bias) > MAX_LOGIT_BIAS:
+            raise ValueError(f"logit_bias must have at most {MAX_LOGIT_BIAS} tokens, got {len(bias)}")
         if bias is not None:
             self._set("logit_bias", {int(token): float(added) for token, added in bias.items()})
         if self.bad_words is not None:

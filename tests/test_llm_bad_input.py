@@ -115,6 +115,23 @@ def test_what_holds_no_conversations_is_refused(llm, messages):
     refused(llm, lambda: llm.chat(messages, GREEDY, use_tqdm=False), "messages must be")
 
 
+def test_a_keyword_of_chat_that_nothing_reads_is_refused(llm):
+    conversation = [{"role": "user", "content": "x"}]
+    refused(llm, lambda: llm.chat(conversation, GREEDY, use_tdqm=False), "use_tdqm is no argument of `chat`")
+    (found,) = llm.chat(conversation, GREEDY, use_tqdm=False, chat_template_kwargs={"enable_thinking": False})
+    (same,) = llm.chat(conversation, GREEDY, use_tqdm=False, add_generation_prompt=True, tools=None)
+    assert found.outputs[0].token_ids == same.outputs[0].token_ids
+
+
+def test_a_priority_of_zero_is_none(llm):
+    (found,) = llm.generate("Say a", GREEDY, use_tqdm=False, priority=[0])
+    assert found.outputs[0].text == story_text("a")
+    refused(llm, lambda: llm.generate("Say a", GREEDY, use_tqdm=False, priority=1), "needs an engine with scheduling_")
+    refused(
+        llm, lambda: llm.chat([{"role": "user", "content": "x"}], GREEDY, use_tqdm=False, priority=1), "needs an engine"
+    )
+
+
 def test_chat_without_a_chat_template_names_the_way_out(tmp_path):
     llm = open_llm(write_checkpoint(tmp_path, chat_template=None))
     for call in (llm.chat, llm.stream):
@@ -319,6 +336,12 @@ def test_branches_that_do_not_go_together_are_refused(llm, prefix, suffixes, mes
 
 def test_a_branch_of_several_samples_and_an_unknown_mode_are_refused(llm):
     refused(llm, lambda: llm.generate_branches("a", ["b"], SamplingParams(n=2)), "n=2, a branch is one sequence")
+    refused(llm, lambda: llm.generate_branches("a", ["b"], SamplingParams(prompt_logprobs=1)), "branch 0: prompt_logp")
+    for lengths in ([1], [1, None], [1, 2, 3]):
+        refused(
+            llm, lambda lengths=lengths: llm.generate_branches("a", ["b", "c"], GREEDY, predicted_lengths=lengths),
+            "predicted_lengths must be 2 integers",
+        )  # fmt: skip
     refused(
         llm, lambda: llm.generate_branches("a", ["b"], GREEDY, "both"), "branch_mode must be one of in_one_sequence"
     )

@@ -53,7 +53,7 @@ GOOD = {
     "stop_token_ids": (None, [], [1, 2], (3,)),
     "logprobs": (None, 0, 20),
     "allowed_token_ids": (None, [1, 2]),
-    "logit_bias": (None, {}, {3: -100, 4: 100.0}),
+    "logit_bias": (None, {}, {3: -100, 4: 100.0}, dict.fromkeys(range(320), 1.0)),
     "bad_words": (None, [], ["word"]),
     "structured_outputs": (None, StructuredOutputsParams(regex="a")),
 }
@@ -67,6 +67,11 @@ def test_a_value_at_the_edge_of_what_is_allowed_is_accepted(field, value):
 def test_more_minimum_than_maximum_tokens_are_refused_naming_both():
     with pytest.raises(ValueError, match=r"min_tokens must be at most max_tokens \(4\), got 5"):
         SamplingParams(min_tokens=5, max_tokens=4)
+
+
+def test_a_bias_of_more_tokens_than_a_seat_has_room_for_is_refused():
+    with pytest.raises(ValueError, match="logit_bias must have at most 320 tokens, got 321"):
+        SamplingParams(logit_bias=dict.fromkeys(range(321), 1.0))
 
 
 def test_stop_strings_without_text_are_refused():

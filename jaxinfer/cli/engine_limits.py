@@ -28,8 +28,11 @@ def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {**given, **config_options(args), "speculative_config": speculative_config(args)}
 
 
-def engine_settings(llm: LLM) -> dict[str, Any]:
-    """Return the engine's limits that a measurement depends on."""
+def engine_settings(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the engine's limits and options that a measurement depends on."""
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "kv_cache_tokens")
     config = llm.core.config
-    return {name: getattr(config, name) for name in names} | {"dtype": str(llm.core.kv.k[0].dtype)}
+    return {name: getattr(config, name) for name in names} | {
+        "dtype": str(llm.core.kv.k[0].dtype), "tensor_parallel_size": args.tensor_parallel_size or 1,
+        "speculative_config": speculative_config(args),
+    }  # fmt: skip

@@ -45,7 +45,7 @@ def run_latency(args: argparse.Namespace) -> None:
     }  # fmt: skip
     result: dict[str, Any] = {
         "benchmark": "latency",
-        "settings": settings | engine_settings(llm),
+        "settings": settings | engine_settings(llm, args),
         "environment": describe_environment(),
         "results": summarize(runs, args.output_len),
     }

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer import __version__
 from jaxinfer.cli.bench import BENCH_EXAMPLES, add_benchmarks
 from jaxinfer.cli.config_field_options import add_config_field_options, config_options
 from jaxinfer.cli.plan import PLAN_EXAMPLES, add_plan_arguments
@@ -26,6 +27,11 @@ EXIT_BROKEN_PIPE = 141
 DEFAULT_MAX_TOKENS = 256
 SHOW_CACHE_HELP = "show on stderr how many prompt tokens were cached, and draw the prefix cache"
 
+EXAMPLES = """\
+examples:
+  jaxinfer generate "Write a plan for cleaning a bicycle."
+  jaxinfer serve path/to/checkpoint --port 8080
+"""
 GENERATE_EXAMPLES = """\
 examples:
   jaxinfer generate "Write a plan for cleaning a bicycle."
@@ -80,7 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all verbs. The namespace's `run` is the verb's function, which takes the namespace and may
     return an exit code."""
-    parser = argparse.ArgumentParser(prog="jaxinfer", description="Language model inference on JAX.")
+    parser = argparse.ArgumentParser(
+        prog="jaxinfer", description="Language model inference on JAX.", epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"jaxinfer {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 
     verbose = argparse.ArgumentParser(add_help=False)
@@ -102,13 +112,14 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("prompts", nargs="+", metavar="PROMPT", help="one prompt streams; several run as one batch")
     generate.add_argument("--raw", action="store_true", help="continue the text as it is, without a chat template")
     generate.add_argument("--show-cache", action="store_true", help=SHOW_CACHE_HELP)
-    generate.add_argument(
+    shown = generate.add_mutually_exclusive_group()
+    shown.add_argument(
         "--show-drafts", action="store_true", help="show accepted drafts in colour (one prompt with --speculative)"
     )
-    generate.add_argument(
+    shown.add_argument(
         "--show-denoising", action="store_true", help="show blocks round by round (one prompt to a diffusion model)"
     )
-    generate.add_argument(
+    shown.add_argument(
         "--show-constraints", action="store_true",
         help="show in colour what a grammar has changed or forced (one prompt with a grammar)",
     )  # fmt: skip
@@ -212,6 +223,8 @@ def _generate(args: argparse.Namespace, llm: LLM, params: SamplingParams) -> Non
             print(f"=== {prompt}\n{output.outputs[0].text}\n")
     if args.show_cache:
         _show_cache(llm, outputs)
+    for output in outputs:
+        _check(output)
 
 
 def _print_denoising(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOutput:
@@ -233,6 +246,7 @@ def _print_denoising(llm: LLM, prompt: Any, params: SamplingParams) -> RequestOu
     completion = output.outputs[0]
     print(f"\n{completion.text}")
     tokens, forwards = len(completion.token_ids), picture.num_forwards
+    _check(output)
     print(f"{tokens} tokens in {forwards} forwards: {tokens / forwards:.1f} a forward", file=sys.stderr)
     return output
 
@@ -252,7 +266,8 @@ def run_chat(args: argparse.Namespace) -> None:
         turn = [*messages, {"role": "user", "content": line}]
         try:
             reply, output = _print_stream(llm.stream(turn, params))
-        except ValueError as error:
+            _check(output)
+        except (ValueError, RuntimeError) as error:
             # A user can continue after a refused turn (too long, say); a script must get the error.
             if not interactive:
                 raise
@@ -301,6 +316,12 @@ def _print_stream(deltas: Iterable[RequestOutput]) -> tuple[str, RequestOutput]:
         print(text, end="", flush=True)
     print()
     return "".join(pieces), delta
+
+
+def _check(output: RequestOutput) -> None:
+    """Raise RuntimeError for an answer that has ended with an error."""
+    if output.error is not None:
+        raise RuntimeError(output.error)
 
 
 def _show_cache(llm: LLM, outputs: Sequence[RequestOutput]) -> None:

@@ -22,6 +22,7 @@ from jaxinfer.planning.devices import find_gpu
 from jaxinfer.planning.plan import Compiled, PlannedSpeculation, PlanRequest, compiled_figures, make_plan
 from jaxinfer.planning.programs import compile_plan
 from jaxinfer.planning.report import HOW_TO_COMPILE, as_json, plan_table, verdict
+from jaxinfer.strategies.choose import diffusion_of, most_sequences
 from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 
@@ -98,6 +99,11 @@ def _engine(args: argparse.Namespace, model: ModelConfig) -> EngineConfig:
     names = ("max_num_seqs", "max_num_batched_tokens")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     rows, size = given.get("max_num_seqs", EngineConfig.max_num_seqs), page_size_for(model, args.page_size)
+    fields = speculative_config(args)
+    diffusion = diffusion_of(model, None, None if fields is None else SpeculativeConfig(**fields))
+    if diffusion is not None:
+        batched = given.get("max_num_batched_tokens", EngineConfig.max_num_batched_tokens)
+        rows = given["max_num_seqs"] = most_sequences(diffusion, model, rows, batched)
     tokens = rows * -(-length // size) * size
     return EngineConfig(max_model_len=length, kv_cache_tokens=tokens, page_size=size, **given)
 

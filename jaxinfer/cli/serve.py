@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from jaxinfer.cli.config_field_options import add_config_field_options, config_options
+from jaxinfer.limits import BRANCH_MODES, SCHEDULING_POLICIES
 
 SERVE_EXAMPLES = """\
 examples:
@@ -26,6 +27,25 @@ _NUMBERS = (
 )  # fmt: skip
 _TEXTS = ("tokenizer", "dtype", "branch_mode", "scheduling_policy", "attention_backend", "prefix_cache_policy")
 _OBJECTS = ("speculative_config", "diffusion_config")
+_HELP = {
+    "max_model_len": "longest prompt plus output, in tokens (default: the model's)",
+    "max_num_seqs": "most sequences that run at once (default: 256)",
+    "max_num_batched_tokens": "most tokens of a step (default: 2048)",
+    "page_size": "tokens of a page of keys and values (default: 16)",
+    "kv_cache_tokens": "tokens that the pages hold (default: what fits)",
+    "tensor_parallel_size": "devices that share the model (default: 1)",
+    "prefix_cache_tokens": "most tokens that stay cached (default: all that fit)",
+    "seed": "of requests without one (default: 0)",
+    "tokenizer": "directory of the tokenizer (default: the model's)",
+    "dtype": "of weights and KV: auto, float32, bfloat16 or float16 (default: auto)",
+    "branch_mode": " or ".join(BRANCH_MODES) + " (default: in_one_sequence)",
+    "scheduling_policy": " or ".join(SCHEDULING_POLICIES) + " (default: fcfs)",
+    "attention_backend": "auto, xla or pallas (default: auto)",
+    "prefix_cache_policy": "which cached pages go first: lru, lfu, fifo or priority (default: lru)",
+    "speculative_config": "fields of SpeculativeConfig (docs/guides/speculative.md)",
+    "diffusion_config": "fields of DiffusionConfig (docs/guides/diffusion.md)",
+    "gpu_memory_utilization": "share of a GPU's memory for weights, KV and workspace (default: 0.9)",
+}
 _PARSERS = "hermes, qwen3_coder, llama3_json or smollm2"
 KEY_VARIABLE = "JAXINFER_API_KEY"
 
@@ -42,14 +62,21 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--allow-unauthenticated", action="store_true", help="no key, although others can reach it")
     group.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names of the model in requests")
-    group.add_argument("--max-waiting-requests", type=int, metavar="N", help="refuse more while so many wait")
+    group.add_argument(
+        "--max-waiting-requests", type=int, metavar="N", help="refuse more while so many wait (default: 1024)"
+    )
     group.add_argument("--max-waiting-tokens", type=int, metavar="N", help="the same, in tokens of their prompts")
     group.add_argument("--max-body-bytes", type=int, metavar="N", help="most bytes of a request (default: 8 MiB)")
     group.add_argument(
-        "--max-stored-responses", type=int, metavar="N", help="most responses kept in memory for each key; 0: none"
+        "--max-stored-responses",
+        type=int,
+        metavar="N",
+        help="most responses kept in memory for each key; 0: none (default: 1024)",
     )
-    group.add_argument("--max-stored-bytes", type=int, metavar="N", help="the same, in bytes of them")
-    group.add_argument("--shutdown-timeout", type=float, metavar="S", help="seconds for running requests at the end")
+    group.add_argument("--max-stored-bytes", type=int, metavar="N", help="the same, in bytes of them (default: 64 MiB)")
+    group.add_argument(
+        "--shutdown-timeout", type=float, metavar="S", help="seconds for running requests at the end (default: 30)"
+    )
     group.add_argument("--request-timeout", type=float, metavar="S", help="end a request after so many seconds")
     group.add_argument("--no-page", action="store_true", help="no page for people at /")
     group.add_argument("--cors-origins", nargs="+", metavar="ORIGIN", help="from which pages in browsers may ask")
@@ -63,12 +90,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     engine = parser.add_argument_group("engine (default: as LLM(...))")
     for name in _NUMBERS:
-        engine.add_argument(_option(name), type=int, metavar="N")
+        engine.add_argument(_option(name), type=int, metavar="N", help=_HELP[name])
     for name in _TEXTS:
-        engine.add_argument(_option(name), metavar="NAME")
+        engine.add_argument(_option(name), metavar="NAME", help=_HELP[name])
     for name in _OBJECTS:
-        engine.add_argument(_option(name), type=json_object, metavar="JSON")
-    engine.add_argument("--gpu-memory-utilization", type=float, metavar="X")
+        engine.add_argument(_option(name), type=json_object, metavar="JSON", help=_HELP[name])
+    engine.add_argument("--gpu-memory-utilization", type=float, metavar="X", help=_HELP["gpu_memory_utilization"])
     engine.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt whole")
     add_config_field_options(engine)
 

@@ -20,7 +20,8 @@ def add_speculative_options(parser: Any, *, default_draft_model: str | None = No
         "--speculative",
         choices=METHODS,
         metavar="METHOD",
-        help=f"speculative decoding, which changes no token: {' or '.join(METHODS)}",
+        help="speculative decoding, which changes no token: "
+        + "; ".join(f"{row.name}: {row.summary}" for row in METHODS.values()),
     )
     default = "" if default_draft_model is None else f" (default: {default_draft_model})"
     parser.add_argument(

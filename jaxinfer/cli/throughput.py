@@ -48,7 +48,7 @@ def run_throughput(args: argparse.Namespace) -> None:
     )  # fmt: skip
     result = {
         "benchmark": "throughput",
-        "settings": settings | engine_settings(llm),
+        "settings": settings | engine_settings(llm, args),
         "environment": describe_environment(),
         "results": measured.as_json(),
     }

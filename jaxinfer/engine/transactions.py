@@ -28,6 +28,7 @@ class Transactions:
         listeners: called with landings within the step, maybe twice with the same if a step is interrupted.
         runs: whether a step runs, or work between two steps.
         owner: the only thread that runs steps and the work between them; None: any thread, one at a time.
+        running: the thread that makes a step, or works between two steps; None: none does.
         recovers: whether a recovery has begun and not ended: after a step that has raised, the recovery has raised.
     """
 
@@ -41,6 +42,7 @@ class Transactions:
         self.listeners: list[Callable[[list[Landing]], None]] = []
         self.runs = False
         self.owner: threading.Thread | None = None
+        self.running: threading.Thread | None = None
         self.recovers = False
         self._outgoing: list[Landing] = []  # what the step that runs, or ran last, hands out
         self._open: list[bool] = []  # the mark: not empty while a step runs, and after one that was interrupted
@@ -52,14 +54,19 @@ class Transactions:
         return bool(self.requests or self.notes or (self._outgoing and (self._open or self._keeps_outgoing)))
 
     def step(self) -> list[Landing]:
-        """Make a step; return what has landed since the last step that returned."""
+        """Make a step; return what has landed since the last step that returned.
+
+        Raises:
+            RuntimeError: another thread makes a step.
+        """
+        self._check_alone()
         if self._open:
             self._recover()
         elif not self._keeps_outgoing:
             self._outgoing = []
         self._open.append(True)
         self._keeps_outgoing = False
-        self.runs = True
+        self.running, self.runs = threading.current_thread(), True
         try:
             try:
                 self._advance()
@@ -80,19 +87,28 @@ class Transactions:
         if not self.runs and self._may_run:
             self.between_steps(self.notes.take)
 
+    def _check_alone(self) -> None:
+        """Raise RuntimeError if another thread is in a step: its mark would be taken for an interrupted one's."""
+        running = self.running
+        if self.runs and running is not None and running is not threading.current_thread():
+            raise RuntimeError(
+                f"thread {running.name!r} runs this engine: several threads can share an AsyncLLM, not an LLM"
+            )
+
     @property
     def _may_run(self) -> bool:
         return self.owner is None or self.owner is threading.current_thread()
 
     def between_steps(self, work: Callable[[], object]) -> None:
         """Run work that changes what steps change. Listeners are told what it ends; no step has to return that."""
+        self._check_alone()
         keeps = bool(self._open) or self._keeps_outgoing
         if self._open:
             self._recover()
         elif not keeps:
             self._outgoing = []
         self._open.append(True)
-        self.runs = True
+        self.running, self.runs = threading.current_thread(), True
         try:
             work()
             self._announce()

@@ -156,7 +156,7 @@ class EngineClient:
             ValueError: this engine has none.
         """
         if self.tokenizer is None:
-            raise ValueError("this engine has no tokenizer")
+            raise ValueError("this engine has no tokenizer: give tokenizer=...")
         return self.tokenizer
 
     @property

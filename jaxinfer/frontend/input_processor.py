@@ -27,6 +27,11 @@ from jaxinfer.tokenizer import Tokenizer
 
 _WORD = 2**32
 _MOST_BAD_WORDS = 32  # lists of them that are kept in tokens
+# What transformers gives every template, or takes itself.
+_OF_ALL_TEMPLATES = frozenset({
+    "add_generation_prompt", "continue_final_message", "tools", "documents", "chat_template", "truncation",
+    "max_length",
+})  # fmt: skip
 
 
 class InputProcessor:
@@ -64,8 +69,26 @@ class InputProcessor:
         if not is_conversation(conversation):
             raise ValueError(f"conversation {index} must be a list of {{'role', 'content'}} messages")
         if self.tokenizer is None:
-            raise ValueError(f"conversation {index} is text, but this engine has no tokenizer")
+            raise ValueError(
+                f"conversation {index} is text, but this engine has no tokenizer: give tokenizer=..., or token ids to "
+                "`generate`"
+            )
         return {"prompt_token_ids": self.tokenizer.apply_chat_template(conversation, **template_arguments)}
+
+    def template_arguments(self, of_template: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the chat template from `chat_template_kwargs` and further keywords.
+
+        Raises:
+            ValueError: nothing reads a keyword.
+        """
+        template = given.get("chat_template") or (self.tokenizer.hf.chat_template if self.tokenizer else None)
+        for name in given:
+            if name not in _OF_ALL_TEMPLATES and name not in str(template):
+                raise ValueError(
+                    f"{name} is no argument of `chat`, and the chat template does not read it; chat_template_kwargs "
+                    "takes names that some templates read"
+                )
+        return {**(of_template or {}), **given}
 
     def requests(
         self,
@@ -83,7 +106,7 @@ class InputProcessor:
         Raises:
             ValueError: a prompt, its parameters or its priority cannot be served.
         """
-        priorities = self._priorities(priority, len(prompts))
+        priorities = self._priorities(0 if priority is None else priority, len(prompts))
         found = [
             self._request(tokens, params, stream) if params.n == 1 else self._samples(tokens, params, stream)
             for tokens, params in self._checked(prompts, sampling_params)
@@ -94,22 +117,20 @@ class InputProcessor:
                     sequence.priority = number
         return found
 
-    def _priorities(self, priority: int | Sequence[int] | None, count: int) -> list[int]:
-        if priority is None:
-            return [0] * count
-        if self.config.scheduling_policy != "priority":
-            raise ValueError(
-                f'priority={priority!r} needs an engine with scheduling_policy="priority", this one has '
-                f'"{self.config.scheduling_policy}"'
-            )
-        found = [priority] * count if isinstance(priority, numbers.Integral) else priority
+    def _priorities(self, priority: int | Sequence[int], count: int) -> list[int]:
+        found: Any = [priority] * count if _is_integer(priority) else priority
         if isinstance(found, str) or not isinstance(found, Sequence):
             raise ValueError(f"priority must be an integer or a list of integers, got {priority!r}")
         if len(found) != count:
             raise ValueError(f"{len(found)} priorities for {count} prompts")
         for index, number in enumerate(found):
-            if not isinstance(number, numbers.Integral) or isinstance(number, bool):
+            if not _is_integer(number):
                 raise ValueError(f"priority of prompt {index} must be an integer, got {number!r}")
+        if any(found) and self.config.scheduling_policy != "priority":
+            raise ValueError(
+                f'priority={priority!r} needs an engine with scheduling_policy="priority", this one has '
+                f'"{self.config.scheduling_policy}"'
+            )
         return [int(number) for number in found]
 
     def tokenized(self, prompts: Sequence[Any]) -> list[tuple[str, TokenizedPrompt]]:
@@ -143,6 +164,17 @@ class InputProcessor:
         for index, (_, params) in enumerate(checked):
             if params.n != 1:
                 raise ValueError(f"sampling_params of branch {index}: n={params.n}, a branch is one sequence")
+            if params.prompt_logprobs is not None:
+                raise ValueError(
+                    f"sampling_params of branch {index}: prompt_logprobs={params.prompt_logprobs}, but each branch has "
+                    "a prompt of its own: use `generate`"
+                )
+        if predicted is not None:
+            lengths = list(predicted)
+            if len(lengths) != len(prompts) or not all(_is_integer(length) for length in lengths):
+                raise ValueError(f"predicted_lengths must be {len(prompts)} integers, got {predicted!r}")
+        if self.model_config.mask_token_id is not None:
+            branch_mode = "batching"  # sequences in one row would have their blocks at one place
         number = self._take_number()
         members = [
             self._member(number, index, tokens, _with_seed(params, index if one_for_all else 0), stream)
@@ -349,8 +381,16 @@ def _with_seed(params: SamplingParams, index: int) -> SamplingParams:
     return params if params.seed is None else replace(params, seed=(params.seed + index) % _WORD**2)
 
 
-def priority_or_none(priority: int) -> int | None:
-    """Return a checked priority for one request: None for the default 0, which needs no scheduling policy."""
-    if not isinstance(priority, numbers.Integral) or isinstance(priority, bool):
+def checked_priority(priority: Any) -> int:
+    """Return the priority of one request.
+
+    Raises:
+        ValueError: it is no integer.
+    """
+    if not _is_integer(priority):
         raise ValueError(f"priority must be an integer, got {priority!r}")
-    return int(priority) or None
+    return int(priority)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -225,8 +224,3 @@ def _largest_max_model_len(request: PlanRequest, kv_tokens: int) -> int:
     if request.model.rope.depends_on_length:
         return length
     return min(length, request.model.max_position_embeddings)
-
-
-def plan_fields() -> tuple[str, ...]:
-    """Return the names of the plan's figures, in order."""
-    return tuple(field.name for field in dataclasses.fields(Plan))

@@ -44,6 +44,11 @@ def round_width(config: DiffusionConfig, model: ModelConfig) -> int:
     return vicinity_of(config, model).window if model.is_bidirectional else denoising_of(config, model).block_size
 
 
+def most_sequences(config: DiffusionConfig, model: ModelConfig, wanted: int, max_num_batched_tokens: int) -> int:
+    """Return the most sequences that run at once: a step computes a round of each."""
+    return min(wanted, max(1, max_num_batched_tokens // round_width(config, model)))
+
+
 def denoiser_of(config: DiffusionConfig, model: ModelConfig) -> DiffusionStrategyMaker:
     """Return the maker of a diffusion model's strategy."""
     return BidirectionalDenoiser(config) if model.is_bidirectional else Denoiser(config)

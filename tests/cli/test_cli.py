@@ -43,6 +43,7 @@ class EchoLLM:
             raise KeyboardInterrupt
         if text == "refuse":
             raise ValueError("prompt is too long")
+        self.error = "the step failed" if text == "fail" else None
         return f"echo {text}"
 
     def stream(self, prompt, params):
@@ -56,7 +57,10 @@ class EchoLLM:
 
     def _output(self, text):
         return SimpleNamespace(
-            outputs=[SimpleNamespace(text=text)], num_cached_tokens=16, prompt_token_ids=list(range(20))
+            outputs=[SimpleNamespace(text=text)],
+            num_cached_tokens=16,
+            prompt_token_ids=list(range(20)),
+            error=self.error,
         )
 
     def draw_prefix_cache(self):
@@ -281,6 +285,12 @@ def test_exit_ends_the_chat_and_empty_lines_are_no_turns(echo, monkeypatch):
     type_lines(monkeypatch, "", "  ", "hello", "/exit", "never asked")
     assert main(["chat"]) == 0
     assert echo.latest.asked == [[user("hello")]]
+
+
+@pytest.mark.parametrize("prompts", [["fail"], ["hello", "fail"]])
+def test_an_answer_that_has_ended_with_an_error_is_an_error(echo, capsys, prompts):
+    assert main(["generate", *prompts]) == 1
+    assert capsys.readouterr().err == "jaxinfer: error: the step failed\n"
 
 
 def test_a_refused_turn_ends_a_chat_from_a_pipe_with_exit_code_one(echo, monkeypatch, capsys):

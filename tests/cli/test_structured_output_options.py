@@ -26,7 +26,7 @@ class OneAnswer:
 
     def stream(self, prompt, params):
         OneAnswer.params.append(params)
-        yield SimpleNamespace(outputs=[SimpleNamespace(text="answer")])
+        yield SimpleNamespace(outputs=[SimpleNamespace(text="answer")], error=None)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from jaxinfer import LLM, BeamSearchParams, DiffusionConfig, SamplingParams
 from jaxinfer.checkpoint import load_checkpoint
+from jaxinfer.limits import BRANCH_MODES
 from tests.builders import random_prompts
 from tests.diffusion import oracle
 from tests.speculative import decoder_numpy
@@ -90,6 +91,16 @@ def test_samples_of_a_prompt_are_those_of_their_seeds(llm):
     ]
     assert [completion.token_ids for completion in output.outputs] == [one.outputs[0].token_ids for (one,) in alone]
     assert len({tuple(completion.token_ids) for completion in output.outputs}) > 1
+
+
+@pytest.mark.parametrize("mode", BRANCH_MODES)
+def test_branches_are_batched_whatever_is_asked_for(llm, mode):
+    prefix, *suffixes = prompts(24, 1, 6, 5)
+    expected = llm.generate_branches(prefix, suffixes, GREEDY)
+    found = llm.generate_branches(prefix, suffixes, GREEDY, branch_mode=mode)
+    assert [branch.token_ids for branch in found.outputs] == [branch.token_ids for branch in expected.outputs]
+    assert llm.get_metrics().num_step_failures_total == 0
+    llm.core.check_integrity()
 
 
 def test_branches_are_answered_as_if_alone(llm):
