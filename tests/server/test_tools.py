@@ -104,6 +104,26 @@ def test_calls_and_results_are_part_of_the_conversation(talking):
         assert status == 400 and b"arguments of weather" in body
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_schema_of_answers_leaves_room_for_calls(talking, strict):
+    schema = {"type": "object", "properties": {"sky": {"enum": ["blue", "grey"]}}, "required": ["sky"]}
+    tool = {"type": "function", "function": {**WEATHER["function"], "strict": strict}}
+    body = GIVEN | {
+        "tools": [tool], "response_format": {"type": "json_schema", "json_schema": {"name": "sky", "schema": schema}},
+    }  # fmt: skip
+    for seed in range(4):
+        (choice,) = talking.json(
+            "POST", "/v1/chat/completions", body | {"temperature": 1.5, "seed": seed, "max_tokens": 80}
+        )["choices"]
+        if choice["finish_reason"] == "stop":
+            assert json.loads(choice["message"]["content"])["sky"] in ("blue", "grey")
+        else:
+            assert choice["finish_reason"] in ("tool_calls", "length")
+    forced = body | {"tool_choice": "required", "max_tokens": 80}
+    (choice,) = talking.json("POST", "/v1/chat/completions", forced)["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather" and not choice["message"]["content"]
+
+
 @pytest.mark.parametrize(
     "more, says",
     [
