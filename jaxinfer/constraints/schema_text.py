@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, NoReturn
 
@@ -58,18 +58,8 @@ def without_annotations(schema: Any) -> Any:
     """Return a schema without keywords that say nothing of what is valid: descriptions can be long."""
     if not isinstance(schema, Mapping):
         return schema
-    found = {}
-    for key, value in schema.items():
-        if key in _ANNOTATIONS:
-            continue
-        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
-            value = {name: without_annotations(each) for name, each in value.items()}
-        elif key in _SCHEMAS and isinstance(value, list):
-            value = [without_annotations(each) for each in value]
-        elif key in _SCHEMA:
-            value = without_annotations(value)
-        found[key] = value
-    return found
+    kept = {keyword: value for keyword, value in schema.items() if keyword not in _ANNOTATIONS}
+    return _with_inner(kept, without_annotations)
 
 
 def checked_size(name: str, text: str) -> str:
@@ -147,16 +137,22 @@ def _closed(schema: Any) -> Any:
     """Return a copy of a schema in which objects that have properties take no others, unless they say so."""
     if not isinstance(schema, dict):
         return schema
-    found: dict[str, Any] = {}
-    for keyword, value in schema.items():
-        if keyword in _NAMED_SCHEMAS and isinstance(value, dict):
-            found[keyword] = {name: _closed(inner) for name, inner in value.items()}
-        elif keyword in _SCHEMAS and isinstance(value, (list, tuple)):
-            found[keyword] = [_closed(inner) for inner in value]
-        elif keyword in _SCHEMA:
-            found[keyword] = _closed(value)
-        else:
-            found[keyword] = value
+    found = _with_inner(schema, _closed)
     if ("properties" in found or "patternProperties" in found) and "additionalProperties" not in found:
         found["additionalProperties"] = False
+    return found
+
+
+def _with_inner(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a copy of a schema, with each schema directly inside it as `change` returns it."""
+    found: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            found[keyword] = {name: change(inner) for name, inner in value.items()}
+        elif keyword in _SCHEMAS and isinstance(value, (list, tuple)):
+            found[keyword] = [change(inner) for inner in value]
+        elif keyword in _SCHEMA:
+            found[keyword] = change(value)
+        else:
+            found[keyword] = value
     return found
