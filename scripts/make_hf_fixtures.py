@@ -1,20 +1,26 @@
 """Record what Hugging Face's torch implementations compute on tiny random checkpoints: `tests/fixtures/hf`.
 
 Runs in the parity environment (`make venv-parity`), whose Python has torch; the tests that read the result need
-neither. Every checkpoint is written by transformers itself.
+neither. Every checkpoint is written by transformers itself; `hf_parity/published.py` adds what it does not write.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
+from safetensors.numpy import load_file
 from transformers import LlamaConfig, PretrainedConfig
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from hf_parity.dense_cases import DENSE_CASES
+from hf_parity.expert_cases import EXPERT_CASES
 from hf_parity.fixtures import (
     NEW_TOKENS,
     SMALLEST_MARGIN,
@@ -24,73 +30,13 @@ from hf_parity.fixtures import (
     prompts,
     write_expected,
 )
+from hf_parity.gemma_cases import GEMMA_CASES
+from hf_parity.published import add_unused, round_experts, store_packed
 from hf_parity.reference import be_quiet, make_checkpoint, open_checkpoint, run_prompt
 from hf_parity.routers import Chosen, Routing, chosen_experts, watch_routers
 
 PROMPT_LENGTHS = (1, 2, 7, 16, 17, 33, 63, 100)
-
-_COMMON = {"vocab_size": 128, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
-# name -> (model type, configuration, save_pretrained's max_shard_size, old format of config.json)
-CASES: dict[str, tuple[str, dict, str | None, bool]] = {
-    "llama3_tied": (
-        "llama",
-        {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True, "rms_norm_eps": 1e-5,
-         "max_position_embeddings": 512, "bos_token_id": 3, "eos_token_id": [126, 127],
-         "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
-                             "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
-        None, False,
-    ),
-    "llama_biases_yarn": (
-        "llama",
-        {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "attention_bias": True, "mlp_bias": True,
-         "max_position_embeddings": 256, "hidden_act": "gelu_pytorch_tanh",
-         "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
-                             "original_max_position_embeddings": 64}},
-        None, False,
-    ),
-    "qwen2_linear_sharded": (
-        "qwen2",
-        {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 256,
-         "rope_parameters": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 2.0}},
-        "60KB", True,
-    ),
-    "qwen2_tied": (
-        "qwen2",
-        {"num_attention_heads": 4, "num_key_value_heads": 1, "max_position_embeddings": 256,
-         "tie_word_embeddings": True},
-        None, False,
-    ),
-    "qwen3_yarn_tied": (
-        "qwen3",
-        {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
-         "tie_word_embeddings": True,
-         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0, "truncate": False,
-                             "beta_fast": 16.0, "beta_slow": 2.0, "original_max_position_embeddings": 64}},
-        None, False,
-    ),
-    "qwen3_dynamic": (
-        "qwen3",
-        {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16, "max_position_embeddings": 64,
-         "attention_bias": True, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
-        None, False,
-    ),
-    "qwen3_moe": (
-        "qwen3_moe",
-        {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
-         "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True,
-         "decoder_sparse_step": 1, "mlp_only_layers": []},
-        None, False,
-    ),
-    # Of four layers, `decoder_sparse_step` leaves experts to the second and fourth, `mlp_only_layers` to the fourth.
-    "qwen3_moe_mixed": (
-        "qwen3_moe",
-        {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 256,
-         "num_hidden_layers": 4, "intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 3,
-         "moe_intermediate_size": 16, "norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [1],
-         "tie_word_embeddings": True},
-        None, True,
-    ),
-}  # fmt: skip
+CASES = DENSE_CASES | EXPERT_CASES | GEMMA_CASES
 
 # name -> (head_dim, max_position_embeddings, rope_parameters)
 ROPES: dict[str, tuple[int, int, dict]] = {
@@ -115,28 +61,54 @@ ROPE_LENGTHS = (1, 100, 2048, 2049, 4096, 7777)
 
 
 def make_case(name: str, directory: Path, seed: int) -> bool:
-    """Write one checkpoint and what it computes; returns whether everything chosen there was chosen clearly."""
-    model_type, fields, max_shard_size, old_format = CASES[name]
-    make_checkpoint(directory, model_type, _COMMON | fields, seed, max_shard_size, old_format)
-    asked = prompts(PROMPT_LENGTHS, _COMMON["vocab_size"], seed)
-    logits, greedy, margins = zip(*(run_prompt(directory, prompt, NEW_TOKENS) for prompt in asked), strict=True)
-    smallest = min(float(of_prompt.min()) for of_prompt in margins)
+    """Write one checkpoint and what it computes; returns whether everything chosen there was chosen clearly.
+
+    Where it was not, there are no results beside the checkpoint.
+    """
+    case = CASES[name]
+    make_checkpoint(directory, case.model_type, case.fields, seed, case.max_shard_size, case.old_format)
+    if case.unused:
+        add_unused(directory, case.unused, seed)
+    packed = round_experts(directory) if case.is_mxfp4 else {}
+    asked = prompts(PROMPT_LENGTHS, case.vocab_size, seed)
+    logits, greedy, smallest = [], [], float("inf")
+    for prompt in asked:
+        of_prompt, tokens, margins = run_prompt(directory, prompt, NEW_TOKENS)
+        logits.append(of_prompt)
+        greedy.append(tokens)
+        smallest = min(smallest, float(margins.min()))
+        if smallest <= SMALLEST_MARGIN:
+            return False
     more = {"greedy": np.asarray(greedy, np.int32), "smallest_margin": np.float32(smallest)}
-    is_clear = smallest > SMALLEST_MARGIN
-    if "num_experts" in fields:
-        chosen = _routed(directory, [prompt + tokens for prompt, tokens in zip(asked, greedy, strict=True)], fields)
+    if case.routing is not None:
+        sequences = [prompt + tokens for prompt, tokens in zip(asked, greedy, strict=True)]
+        chosen = _routed(directory, sequences, case.routing)
         more["smallest_router_gap"] = np.float32(chosen.smallest_gap)
-        is_clear = is_clear and chosen.uses_every_expert and chosen.smallest_gap > SMALLEST_ROUTER_GAP
-    write_expected(directory, asked, list(logits), **more)
-    return is_clear
+        if chosen.smallest_gap <= SMALLEST_ROUTER_GAP or not chosen.uses_every_expert:
+            return False
+    if packed:
+        _check_packed(directory, packed)
+        store_packed(directory, packed)
+    write_expected(directory, asked, logits, **more)
+    return True
 
 
-def _routed(directory: Path, sequences: list[list[int]], fields: dict) -> Chosen:
+def _routed(directory: Path, sequences: list[list[int]], routing: Routing) -> Chosen:
     model = open_checkpoint(directory)
     with watch_routers(model) as seen, torch.no_grad():
         for tokens in sequences:
             model(torch.tensor([tokens]))
-    return chosen_experts(seen, Routing(fields["num_experts_per_tok"]))
+    return chosen_experts(seen, routing)
+
+
+def _check_packed(directory: Path, packed: Mapping[str, np.ndarray]) -> None:
+    """Check that transformers reads blocks and scales as the weights that the results were computed with."""
+    weights = load_file(directory / "model.safetensors")
+    for name in [name.removesuffix("_blocks") for name in packed if name.endswith("_blocks")]:
+        blocks, scales = (torch.from_numpy(packed[f"{name}_{part}"]) for part in ("blocks", "scales"))
+        read = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        if not torch.equal(read, torch.from_numpy(weights[name])):
+            raise RuntimeError(f"transformers reads other weights from the blocks and scales of {name}")
 
 
 def rope_values() -> dict:
@@ -169,14 +141,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("tests/fixtures/hf"))
     parser.add_argument("--only", action="append", choices=CASES, help="write only this case; may be repeated")
+    parser.add_argument("--missing", action="store_true", help="write only cases that have no results yet")
     arguments = parser.parse_args()
     be_quiet()
     arguments.output.mkdir(parents=True, exist_ok=True)
+    failed = []
     for name in arguments.only or CASES:
-        seed = first_seed(lambda seed, name=name: make_case(name, arguments.output / name, seed))
-        print(f"{name}: {describe(arguments.output / name, seed)}")
-    if not arguments.only:
+        directory = arguments.output / name
+        if arguments.missing and (directory / "expected.npz").exists():
+            continue
+        try:
+            seed = first_seed(lambda seed, name=name, path=directory: make_case(name, path, seed))
+        except Exception:  # the others can still be recorded
+            traceback.print_exc()
+            failed.append(name)
+        else:
+            print(f"{name}: {describe(directory, seed)}", flush=True)
+    if not arguments.only and not arguments.missing:
         (arguments.output / "rope.json").write_text(json.dumps(rope_values()) + "\n")
+    if failed:
+        raise SystemExit(f"not recorded: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

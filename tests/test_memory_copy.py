@@ -15,7 +15,7 @@ import pytest
 
 from jaxinfer.limits import BRANCH_MODES
 from jaxinfer.planning.hlo import ProgramText
-from jaxinfer.planning.programs import pool_array
+from jaxinfer.planning.programs import pool_arrays
 from jaxinfer.programs.program import KV
 from tests.branching.builders import make_group
 from tests.builders import make_engine, model_config, random_model, random_prompts
@@ -68,7 +68,7 @@ def count(mode: str) -> Counts:
                 apart.append(sum(map(len, tables)))
         core.step()
         assert core.scheduler.kv.allocator.num_held == 0
-    pool = pool_array(core.model_config, core.config, jnp.dtype(jnp.float32))
+    (pool,) = pool_arrays(core.model_config, core.config, jnp.dtype(jnp.float32))
     texts = [ProgramText(core.runner.compile(program, shape).as_text()) for program, shape in ran]
     return Counts(
         programs=[program.describe(shape) for program, shape in ran],

@@ -26,7 +26,16 @@ class AttentionPlan(Protocol):
 
 class PagedAttention(Protocol):
     def __call__(
-        self, q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, plan: Any, /, *, scale: float
+        self,
+        q: jax.Array,
+        k_pages: jax.Array,
+        v_pages: jax.Array,
+        plan: Any,
+        /,
+        *,
+        scale: float,
+        cap: float | None = None,
+        sinks: jax.Array | None = None,
     ) -> jax.Array: ...
 
 

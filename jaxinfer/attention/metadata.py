@@ -35,3 +35,5 @@ class AttentionMetadata:
     decode_width: int = field(metadata={"static": True})
     # Whether tokens or pages may belong to branches; if not, all branch numbers are -1.
     is_branched: bool = field(default=True, kw_only=True, metadata={"static": True})
+    # int32 [R, 32 * W], position of the token at each index of the tail; None where no layer has a window.
+    tail_position: jax.Array | None = field(default=None, kw_only=True)

@@ -20,10 +20,10 @@ def in_one_piece(rows: int, inner: int, columns: int) -> int:
 
 
 def on_one_device(
-    mixture: Callable[..., jax.Array], given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array
+    mixture: Callable[..., jax.Array], given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array, *bias: jax.Array
 ) -> jax.Array:
     """Run a mixture whose experts are whole, on one device."""
-    return mixture(*given, gate_up, down)
+    return mixture(*given, gate_up, down, *bias)
 
 
 @dataclass(frozen=True)

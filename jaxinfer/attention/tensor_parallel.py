@@ -23,7 +23,9 @@ from kernels_pallas.branch_attention.blocks import AttentionSizes
 # Specs of queries and projected heads [T, heads, ...], of pages [num_pages, page_size, heads, head_dim], and of
 # replicated arrays.
 _HEADS, _PAGES, _WHOLE = PartitionSpec(None, "tensor"), PartitionSpec(None, None, "tensor"), PartitionSpec()
-# Specs of the kernels of experts: gate and up [experts, inner, 2, hidden], down [experts, hidden, inner].
+_SINKS = PartitionSpec("tensor")  # [heads]
+# Specs of experts: gate and up [experts, inner, 2, hidden], their biases [experts, inner, 2], and down [experts,
+# hidden, inner].
 _GATE_UP, _DOWN = PartitionSpec(None, "tensor"), PartitionSpec(None, None, "tensor")
 
 
@@ -63,6 +65,7 @@ def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBacke
     split = partial(jax.shard_map, mesh=mesh, check_vma=False)
 
     def rotate_and_write(heads: ProjectedHeads, k_pages: jax.Array, v_pages: jax.Array, slots: jax.Array):
+        heads = replace(heads, sinks=None)  # they have no part in this
         of_heads: Any = replace(jax.tree.map(lambda _: _WHOLE, heads), qkv=_HEADS)
         run = split(
             backend.rotate_and_write, in_specs=(of_heads, _PAGES, _PAGES, _WHOLE), out_specs=(_HEADS, _PAGES, _PAGES)
@@ -73,27 +76,46 @@ def over_devices(backend: AttentionBackend, mesh: Mesh | None) -> AttentionBacke
         heads, kv_heads = sizes.num_heads // mesh.size, sizes.num_kv_heads // mesh.size
         return backend.plan(metadata, replace(sizes, num_heads=heads, num_kv_heads=kv_heads))
 
-    def attention(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, plan: Any, /, *, scale: float) -> jax.Array:
+    def attention(
+        q: jax.Array,
+        k_pages: jax.Array,
+        v_pages: jax.Array,
+        plan: Any,
+        /,
+        *,
+        scale: float,
+        cap: float | None = None,
+        sinks: jax.Array | None = None,
+    ) -> jax.Array:
         leaves, structure = jax.tree.flatten(plan)
 
-        def on_one(q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, filled: list[jax.Array]) -> jax.Array:
+        def on_one(
+            q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, filled: list[jax.Array], *sinks: jax.Array
+        ) -> jax.Array:
             given = iter(filled)
             whole = structure.unflatten([next(given) if x.size else jnp.zeros(x.shape, x.dtype) for x in leaves])
-            return backend.attention(q, k_pages, v_pages, whole, scale=scale)
+            own = sinks[0] if sinks else None
+            return backend.attention(q, k_pages, v_pages, whole, scale=scale, cap=cap, sinks=own)
 
-        run = split(on_one, in_specs=(_HEADS, _PAGES, _PAGES, _WHOLE), out_specs=_HEADS)
+        of_heads = () if sinks is None else (sinks,)
+        specs = (_HEADS, _PAGES, _PAGES, _WHOLE, *(_SINKS for _ in of_heads))
         # Shardy (in jaxlib 0.11.2) crashes on an input without elements inside a loop, such as tail bits without tails.
-        return run(q, k_pages, v_pages, [x for x in leaves if x.size])
+        run = split(on_one, in_specs=specs, out_specs=_HEADS)
+        return run(q, k_pages, v_pages, [x for x in leaves if x.size], *of_heads)
 
     def over_experts(
-        mixture: Callable[..., jax.Array], given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array
+        mixture: Callable[..., jax.Array],
+        given: Sequence[jax.Array],
+        gate_up: jax.Array,
+        down: jax.Array,
+        *bias: jax.Array,
     ) -> jax.Array:
         # Every device has a shard of each expert, so that no device waits for another, whatever experts tokens choose.
-        def on_one(given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array) -> jax.Array:
-            return lax.psum(mixture(*given, gate_up, down), "tensor")
+        def on_one(given: Sequence[jax.Array], gate_up: jax.Array, down: jax.Array, *bias: jax.Array) -> jax.Array:
+            return lax.psum(mixture(*given, gate_up, down, *bias), "tensor")
 
-        run = split(on_one, in_specs=(_WHOLE, _GATE_UP, _DOWN), out_specs=_WHOLE)
-        return run(tuple(given), gate_up, down)
+        specs = (_WHOLE, _GATE_UP, _DOWN, *(_GATE_UP for _ in bias))
+        return split(on_one, in_specs=specs, out_specs=_WHOLE)(tuple(given), gate_up, down, *bias)
 
     @cache  # layers are traced once for each `Residual`
     def residual(tokens: int) -> Residual:

@@ -30,8 +30,8 @@ class KVPool:
         sharding: jax.sharding.Sharding | None = None,
     ) -> KVPool:
         """Allocate a zeroed pool of `num_pages` pages of `page_size` slots; `sharding` None: on the default device."""
-        shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
-        arrays = [jnp.zeros(shape, dtype, device=sharding) for _ in range(2 * config.num_layers)]
+        shapes = [(num_pages, page_size, layer.num_kv_heads, layer.head_dim) for layer in config.all_layers]
+        arrays = [jnp.zeros(shape, dtype, device=sharding) for shape in shapes for _ in range(2)]
         return cls(k=tuple(arrays[::2]), v=tuple(arrays[1::2]))
 
     @classmethod
@@ -45,8 +45,8 @@ class KVPool:
         sharding: jax.sharding.Sharding | None = None,
     ) -> KVPool:
         """Return a pool that consists of shapes only, to compile for."""
-        shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
-        pages: Any = (jax.ShapeDtypeStruct(shape, dtype, sharding=sharding),) * config.num_layers
+        shapes = [(num_pages, page_size, layer.num_kv_heads, layer.head_dim) for layer in config.all_layers]
+        pages: Any = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape in shapes)
         return cls(k=pages, v=pages)
 
     @property
@@ -74,7 +74,8 @@ class KVPool:
 
 def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype) -> int:
     """Return the bytes that one slot takes in all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * jnp.dtype(dtype).itemsize
+    elements = sum(layer.num_kv_heads * layer.head_dim for layer in config.all_layers)
+    return 2 * elements * jnp.dtype(dtype).itemsize
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,7 @@ from jaxinfer.checkpoint.orbax_store import StoredParameters
 from jaxinfer.checkpoint.rows import Layout, head_layout, layout_of
 from jaxinfer.checkpoint.safetensors_reader import StoredTensor, open_checkpoint
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
-from jaxinfer.checkpoint.weight_map import mapped_name, parameters
+from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.models.config import ModelConfig, UnsupportedConfigError
 from jaxinfer.models.eagle3 import Eagle3Head
 from jaxinfer.models.eagle3_config import Eagle3Config, draft_vocab_size, head_fields, head_layer, is_head
@@ -73,7 +73,7 @@ def head_contents(tensors: Mapping[str, StoredTensor], hf: Mapping[str, Any]) ->
     """
     layer = head_layer(hf)
     layout = head_layout(Eagle3Config(layer, draft_vocab_size(hf), layer.hidden_size, (0,)))
-    found = {mapped_name(name, layout): tensor.shape for name, tensor in tensors.items()}
+    found = {layout.mapped(name): tensor.shape for name, tensor in tensors.items()}
     fc = found.get("fc.weight", ())
     return HeadContents(
         num_features=fc[1] if len(fc) == 2 else layer.hidden_size,
@@ -149,7 +149,7 @@ def load_head(
     else:
         source = HuggingFaceWeights(directory, layout, wanted)
     final = parameters(head_layout(effective, contents.has_token_ids))
-    arrays = load_parameters(source, parameters(layout), final, layer.num_kv_heads, mesh)
+    arrays = load_parameters(source, parameters(layout), final, mesh)
     if not contents.has_token_ids:
         whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         arrays["target_ids"] = jax.device_put(np.arange(config.draft_vocab_size, dtype=np.int32), whole)

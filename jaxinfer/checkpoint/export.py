@@ -20,8 +20,10 @@ from jaxinfer.checkpoint.weight_map import Placement, placements
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3 import Eagle3Head
 from jaxinfer.models.eagle3_config import HEAD_ARCHITECTURES, LAYER_IDS, Eagle3Config
-from jaxinfer.models.families import FAMILIES, Family
+from jaxinfer.models.families import FAMILIES
+from jaxinfer.models.family import Family, write_switches
 from jaxinfer.models.rope import RopeConfig
+from jaxinfer.models.rope_fields import write_rope
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -125,11 +127,17 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         family.o_bias_fields, config.o_bias
     )
     if family.mlp_bias_field:
-        values["mlp_bias"] = config.mlp_bias
+        values[family.mlp_bias_field] = config.mlp_bias
     if family.qk_norm_field:
         values[family.qk_norm_field] = config.qk_norm
-    if family.has_partial_rope:  # its default may be other than 1
+    if family.rope.has_partial:  # its default may be other than 1
         values["partial_rotary_factor"] = config.rope.partial_rotary_factor
+    if family.layer_fields is not None:
+        values |= family.layer_fields.write(config.all_layers)
+    if family.grows_queries:
+        beta, original = config.query_growth or (0.0, config.rope.original_max_position_embeddings)
+        values["rope_parameters"] |= {"llama_4_scaling_beta": beta, "original_max_position_embeddings": original}
+    values |= write_switches(config, family)
     if family.has_norm_head:
         values["norm_head"] = config.normalizes_head
     if family.experts and config.experts:
@@ -170,7 +178,7 @@ def head_hf_config(config: Eagle3Config) -> dict[str, Any]:
 
 
 def _rope_fields(rope: RopeConfig, family: Family) -> dict[str, Any]:
-    parameters = _rope_parameters(rope)
+    parameters = write_rope(rope)
     if "rope_parameters" not in family.absent:
         return {"rope_parameters": parameters}
     # The format of transformers before version 5, which the published code of these families reads.
@@ -178,20 +186,8 @@ def _rope_fields(rope: RopeConfig, family: Family) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": None if rope.rope_type == "default" else parameters}
 
 
-def _rope_parameters(rope: RopeConfig) -> dict[str, Any]:
-    values: dict[str, Any] = {"rope_type": rope.rope_type, "rope_theta": rope.theta}
-    names = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_fast", "beta_slow", "mscale",
-             "mscale_all_dim")  # fmt: skip
-    values |= {name: getattr(rope, name) for name in names if getattr(rope, name) is not None}
-    if rope.rope_type in ("llama3", "yarn"):
-        values["original_max_position_embeddings"] = rope.original_max_position_embeddings
-    if not rope.truncate:
-        values["truncate"] = False
-    return values
-
-
 def _nbytes(placement: Placement, dtype: np.dtype) -> int:
-    return int(np.prod(placement.taken_shape)) * (placement.target.dtype or dtype).itemsize
+    return int(np.prod(placement.taken_shape)) * placement.dtype_in_file(dtype).itemsize
 
 
 def _shards(placed: Sequence[Placement], dtype: np.dtype, limit: int | None) -> list[list[Placement]]:
@@ -217,7 +213,7 @@ def _write(file: Path, shard: Sequence[Placement], arrays: Mapping[str, Any], dt
         # A source tensor may be made of several parameters, or of parts of one: these parts are contiguous.
         begin = header[placement.source]["data_offsets"][0] if placement.source in header else offset
         header[placement.source] = {
-            "dtype": _DTYPE_NAMES[placement.target.dtype or dtype],
+            "dtype": _DTYPE_NAMES[placement.dtype_in_file(dtype)],
             "shape": list(placement.source_shape),
             "data_offsets": [begin, end],
         }
@@ -227,7 +223,7 @@ def _write(file: Path, shard: Sequence[Placement], arrays: Mapping[str, Any], dt
     with file.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for placement, tensor in zip(shard, _tensors(shard, arrays), strict=True):
-            stream.write(tensor.astype(placement.target.dtype or dtype).tobytes())
+            stream.write(tensor.astype(placement.dtype_in_file(dtype)).tobytes())
 
 
 def _tensors(shard: Sequence[Placement], arrays: Mapping[str, Any]) -> Iterator[np.ndarray]:

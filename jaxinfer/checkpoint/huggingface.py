@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,10 @@ import numpy as np
 
 from jaxinfer.checkpoint.dtypes import check_narrowed, parse_dtype
 from jaxinfer.checkpoint.errors import CheckpointError, some_of
+from jaxinfer.checkpoint.mxfp4 import SourceTensor, with_mxfp4
 from jaxinfer.checkpoint.rows import Layout, layout_of
-from jaxinfer.checkpoint.safetensors_reader import StoredTensor, open_checkpoint
-from jaxinfer.checkpoint.weight_map import Placement, match_sources, placements, tied_copies
+from jaxinfer.checkpoint.safetensors_reader import open_checkpoint
+from jaxinfer.checkpoint.weight_map import Placement, match_sources, matching, placements, tied_copies
 from jaxinfer.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
@@ -45,19 +45,19 @@ class HuggingFaceWeights:
         on_read: Callable[[int], object] = lambda nbytes: None,
     ) -> None:
         self.directory = directory
-        tensors = open_checkpoint(directory)
+        tensors = with_mxfp4(open_checkpoint(directory))
         layout = layout_of(config).stored_as(tensors)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         try:
             names = match_sources(shapes, layout)
         except CheckpointError as error:
             raise CheckpointError(f"{directory}: {error}") from error
-        extra = {name for name in shapes if any(fnmatch.fnmatchcase(name, each) for each in layout.left_out)}
+        extra = matching(shapes, layout.left_out)
         if extra:
             logger.warning(
-                "%s: layers that draft further tokens are not computed, %d tensors are left out", directory, len(extra)
+                "%s: %d tensors of parts that are not computed are left out: %s", directory, len(extra), some_of(extra)
             )
-        self._parts: dict[str, list[tuple[Placement, StoredTensor]]] = {}
+        self._parts: dict[str, list[tuple[Placement, SourceTensor]]] = {}
         for placement in placements(layout):
             tensor = tensors[names[placement.source]].rows(placement.taken)
             self._parts.setdefault(placement.target.path, []).append((placement, tensor))
@@ -121,7 +121,7 @@ class HuggingFaceWeights:
         return np.dtype(dtype)
 
 
-def _check_equal(copy: StoredTensor, original: StoredTensor) -> None:
+def _check_equal(copy: SourceTensor, original: SourceTensor) -> None:
     same = copy.shape == original.shape and copy.dtype == original.dtype
     pieces = zip(copy.pieces(), original.pieces(), strict=True) if same else ()
     # Bytes, because a NaN differs from itself.

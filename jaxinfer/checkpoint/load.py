@@ -78,7 +78,7 @@ def load_checkpoint(
         source = StoredParameters(directory / WEIGHTS_FOLDER, parameters(config), wanted)
     else:
         source = HuggingFaceWeights(directory, config, wanted)
-    arrays = load_parameters(source, parameters(config), parameters(effective), effective.num_kv_heads, mesh)
+    arrays = load_parameters(source, parameters(config), parameters(effective), mesh)
     effective = dataclasses.replace(effective, dtype=str(source.dtype))
     return effective, module_around(effective, arrays)
 
@@ -87,14 +87,13 @@ def load_parameters(
     source: ParameterViews,
     stored: Sequence[Parameter],
     final: Sequence[Parameter],
-    num_kv_heads: int,
     mesh: Mesh | None,
 ) -> dict[str, jax.Array]:
     """Load parameters onto their devices; the result has them by their paths.
 
     Args:
         source: source of the parameters in the layout of `stored`.
-        final: the parameters with `num_kv_heads` key/value heads, see `for_tensor_parallel`.
+        final: the parameters as the devices compute with them, see `for_tensor_parallel`.
         mesh: as for `load_checkpoint`.
 
     Raises:
@@ -102,7 +101,7 @@ def load_parameters(
     """
     arrays = {}
     for before, after in zip(stored, final, strict=True):
-        index = ... if before.shape == after.shape else regrouping(before, num_kv_heads)
+        index = ... if before.shape == after.shape else regrouping(before, after)
         array = _on_devices(source.view(before.path, index), after, mesh)
         # Waiting keeps one parameter on the host: queued transfers would keep their sources in memory.
         arrays[before.path] = jax.block_until_ready(array)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+from jaxinfer.checkpoint.names import NAMES, Names
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3_config import Eagle3Config
 from jaxinfer.models.families import FAMILIES
+from jaxinfer.models.wrappers import WRAPPERS
+
+# In a checkpoint of the bare decoder (without output head), names lack this prefix.
+BASE_PREFIX = "model."
 
 
 @dataclass(frozen=True)
@@ -18,9 +23,9 @@ class Row:
 
     `axes` reads "source axes -> parameter axes"; axes in parentheses are fused in the source. Sizes of the axes: v
     vocabulary, h hidden, f intermediate, kv key/value heads, g query heads per key/value head, d head dimension, e
-    experts, x intermediate of an expert, s of shared experts; for EAGLE-3 heads also p pair of embedding and feature, n
-    features, w draft vocabulary. On the axis `slot`, several sources share one parameter; `slot` names this source's
-    share of it. A source with {j} in its name is one expert's, and its axis e has size 1.
+    experts, x intermediate of an expert, s of shared experts, `one` 1; for EAGLE-3 heads also p pair of embedding and
+    feature, n features, w draft vocabulary. On the axis `slot`, several sources share one parameter; `slot` names this
+    source's share of it. A source with {j} in its name is one expert's, and its axis e has size 1.
     """
 
     source: str
@@ -34,74 +39,63 @@ class Row:
     is_one_of_three: bool = False  # q, k or v of a source that concatenates them
     is_rotated: bool = False  # rotary embeddings apply to the axis d
     is_normed: bool = False  # divided by its columns' norms if the configuration says so
+    # Scale of a norm: of a layer, of q or k, or the final one. The configuration says whether it is float32, and
+    # whether the source is the scale minus 1.
+    norm: Literal["", "layer", "head", "final"] = ""
     dtype: str | None = None  # its own dtype; None: that of the weights
 
 
 @dataclass(frozen=True)
-class Names:
-    """Publishers' names of a model's tensors; names of a layer's tensors follow the prefix `layer`."""
+class OfLayer:
+    """What a layer has of its own: sizes of its axes, rotated dimensions of a head, and fields that are true of it."""
 
-    embeddings: str = "model.embed_tokens"
-    layer: str = "model.layers.{i}."
-    final_norm: str = "model.norm"
-    head: str = "lm_head"
-    input_norm: str = "input_layernorm"
-    attention: str = "self_attn."
-    qkv: str | None = None  # q, k and v in one tensor
-    o: str = "o_proj"
-    q_norm: str = "q_norm"
-    k_norm: str = "k_norm"
-    post_attention_norm: str = "post_attention_layernorm"
-    mlp: str = "mlp."
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-    shared: str = "mlp.shared_experts."
-
-
-NAMES = {
-    "llama": Names(),
-    "bailing": Names(
-        embeddings="model.word_embeddings", attention="attention.", qkv="query_key_value", o="dense",
-        q_norm="query_layernorm", k_norm="key_layernorm",
-    ),
-    "llada": Names(
-        embeddings="model.transformer.wte", layer="model.transformer.blocks.{i}.", final_norm="model.transformer.ln_f",
-        head="model.transformer.ff_out", input_norm="attn_norm", attention="", o="attn_out",
-        post_attention_norm="ff_norm", mlp="", gate="ff_proj", up="up_proj", down="ff_out",
-    ),
-    "llada_moe": Names(shared="shared_expert."),
-}  # fmt: skip
+    sizes: Mapping[str, int]
+    rotary_dim: int
+    fields: frozenset[str]
 
 
 def _layer(hf: str, ours: str, inputs: str = "h", names: Names = NAMES["llama"]) -> tuple[Row, ...]:
-    """Rows of one layer's attention, post-attention norm and MLP; attention reads the axis `inputs`."""
+    """Rows of one layer's attention, norms and MLP; attention reads the axis `inputs`."""
+    return (
+        *_attention(hf + names.attention, ours + "attention.", inputs, names),
+        Row(f"{hf}{names.attention_result_norm}.weight", ours + "attention_result_norm.scale", "h -> h",
+            when="norms_after", norm="layer"),
+        Row(f"{hf}{names.post_attention_norm}.weight", ours + "post_attention_norm.scale", "h -> h",
+            when="norms_before", norm="layer"),
+        *_mlp(hf + names.mlp, ours + "mlp.", "f", names, layers=None if names.is_beside_mlp else "dense"),
+        Row(f"{hf}{names.mlp_result_norm}.weight", ours + "mlp_result_norm.scale", "h -> h",
+            when="norms_after", norm="layer"),
+        Row(hf + names.scalar, ours + "scalar.scale", "one -> one", when="has_layer_scalar"),
+        *_router(hf, ours, names),
+        *_mlp(hf + names.shared, ours + "mlp.shared.", "s", names, when="has_shared", layers="sparse"),
+        Row(hf + names.shared_gate, ours + "mlp.shared_gate.kernel", "one h -> one h", when="shared_is_gated",
+            layers="sparse"),
+    )  # fmt: skip
+
+
+def _attention(hf: str, ours: str, inputs: str, names: Names) -> tuple[Row, ...]:
     kernel, bias = f"(kv slot d) {inputs} -> kv slot d {inputs}", "(kv slot d) -> kv slot d"
-    attention, mlp = hf + names.attention, ours + "mlp."
     qkv = []
     for x in "qkv":
-        source = attention + (names.qkv or f"{x}_proj")
-        row = partial(Row, slot=x, is_one_of_three=names.qkv is not None, is_rotated=x != "v")
-        qkv.append(row(source + ".weight", ours + "attention.qkv.kernel", kernel))
-        qkv.append(row(source + ".bias", ours + "attention.qkv.bias", bias, when="qkv_bias"))
+        source, absent = hf + (names.qkv or f"{x}_proj"), "values_are_keys" if x == "v" else None
+        row = partial(Row, slot=x, is_one_of_three=names.qkv is not None, is_rotated=x != "v", unless=absent)
+        qkv.append(row(source + ".weight", ours + "qkv.kernel", kernel))
+        qkv.append(row(source + ".bias", ours + "qkv.bias", bias, when="qkv_bias"))
     norms = [
-        Row(f"{attention}{name}.weight", f"{ours}attention.{x}_norm.scale", "d -> d", when="qk_norm", is_rotated=True)
-        for x, name in (("q", names.q_norm), ("k", names.k_norm))
+        Row(f"{hf}{name}.weight", f"{ours}{x}_norm.scale", axes, when=when, is_rotated=True, norm="head")
+        for x, name, over_all in (("q", names.q_norm, "(kv g d) -> kv g d"), ("k", names.k_norm, "(kv d) -> kv d"))
+        for when, axes in (("norms_heads", "d -> d"), ("norms_over_heads", over_all))
     ]
+    gate = f"{hf}{names.attention_gate}.weight", ours + "gate.kernel"
     return (
         *sorted(qkv, key=lambda row: row.target, reverse=True),
         *norms,
-        Row(f"{attention}{names.o}.weight", ours + "attention.o.kernel", "h (kv g d) -> h kv g d"),
-        Row(f"{attention}{names.o}.bias", ours + "attention.o.bias", "h -> h", when="o_bias"),
-        Row(f"{hf}{names.post_attention_norm}.weight", ours + "post_attention_norm.scale", "h -> h"),
-        *_mlp(hf + names.mlp, mlp, "f", names, layers="dense"),
-        Row(hf + "mlp.gate.weight", mlp + "router.kernel", "e h -> e h", layers="sparse"),
-        Row(
-            hf + "mlp.gate.expert_bias", mlp + "router.bias", "e -> e", when="has_bias", layers="sparse",
-            dtype="float32",
-        ),
-        *_mlp(hf + names.shared, mlp + "shared.", "s", names, when="has_shared", layers="sparse"),
-    )  # fmt: skip
+        Row(hf + names.sinks, ours + "sinks", "(kv g) -> kv g", when="has_sinks"),
+        Row(*gate, f"(kv g d) {inputs} -> kv g d {inputs}", when="gates_elements"),
+        Row(*gate, f"(kv g) {inputs} -> kv g {inputs}", when="gates_heads"),
+        Row(f"{hf}{names.o}.weight", ours + "o.kernel", "h (kv g d) -> h kv g d"),
+        Row(f"{hf}{names.o}.bias", ours + "o.bias", "h -> h", when="o_bias"),
+    )
 
 
 def _mlp(hf: str, ours: str, inner: str, names: Names, **options: Any) -> tuple[Row, ...]:
@@ -109,52 +103,107 @@ def _mlp(hf: str, ours: str, inner: str, names: Names, **options: Any) -> tuple[
     halves = (("gate", names.gate), ("up", names.up))
     kernel, bias = f"(slot {inner}) h -> {inner} slot h", f"(slot {inner}) -> {inner} slot"
     biased: dict[str, Any] = {**options, "when": "mlp_bias"}
+    gate_up = (
+        [Row(f"{hf}{name}.weight", ours + "gate_up.kernel", kernel, x, **options) for x, name in halves]
+        if names.gate_up is None
+        else [Row(f"{hf}{names.gate_up}.weight", ours + "gate_up.kernel", kernel, **options)]
+    )
     return (
-        *(Row(f"{hf}{name}.weight", ours + "gate_up.kernel", kernel, x, **options) for x, name in halves),
+        *gate_up,
         *(Row(f"{hf}{name}.bias", ours + "gate_up.bias", bias, x, **biased) for x, name in halves),
         Row(f"{hf}{names.down}.weight", ours + "down.kernel", f"h {inner} -> h {inner}", **options),
         Row(f"{hf}{names.down}.bias", ours + "down.bias", "h -> h", **biased),
     )
 
 
-_EXPERTS, _GATE_UP, _DOWN = "model.layers.{i}.mlp.", "layers.{i}.mlp.gate_up.kernel", "layers.{i}.mlp.down.kernel"
-# Formats in which experts are stored, the usual one first: a tensor per expert; all experts in one tensor for each of
-# gate, up and down; gate and up fused as well, under either of two names.
 _SPARSE: dict[str, Any] = {"layers": "sparse"}
-EXPERT_ROWS = (
-    (
-        *(
-            Row(_EXPERTS + "experts.{j}." + x + "_proj.weight", _GATE_UP, "(e slot x) h -> e x slot h", x, **_SPARSE)
-            for x in ("gate", "up")
+
+
+def _router(hf: str, ours: str, names: Names) -> tuple[Row, ...]:
+    """Rows of a router, and of what surrounds experts beside an MLP."""
+    mixture = ours + _mixture_of(names)
+    rows = (
+        Row(hf + names.router, mixture + "router.kernel", "e h -> e h", **_SPARSE),
+        Row(hf + names.choice_bias, mixture + "router.bias", "e -> e", when="has_bias", dtype="float32", **_SPARSE),
+        Row(hf + names.logit_bias, mixture + "router.logit_bias", "e -> e", when="has_logit_bias", **_SPARSE),
+    )
+    if not names.is_beside_mlp:
+        return rows
+    norm: dict[str, Any] = {"axes": "h -> h", "norm": "layer", **_SPARSE}
+    return (
+        *rows,
+        Row(hf + "router.scale", mixture + "scales.inputs", "h -> h", **_SPARSE),
+        Row(hf + "router.per_expert_scale", mixture + "scales.experts", "e -> e", **_SPARSE),
+        Row(hf + "pre_feedforward_layernorm_2.weight", mixture + "input_norm.scale", **norm),
+        Row(hf + "post_feedforward_layernorm_1.weight", mixture + "mlp_result_norm.scale", **norm),
+        Row(hf + "post_feedforward_layernorm_2.weight", mixture + "result_norm.scale", **norm),
+    )
+
+
+def _mixture_of(names: Names) -> str:
+    return "beside." if names.is_beside_mlp else "mlp."
+
+
+def expert_rows(names: Names) -> tuple[tuple[Row, ...], ...]:
+    """Return the formats in which a family's experts are stored, the usual one first.
+
+    A tensor per expert; all experts in one tensor for each of gate, up and down; gate and up fused as well, under
+    either of two names. With inputs first: as they are, or in blocks of MXFP4, which have outputs first.
+    """
+    hf, ours = names.layer + names.experts, "layers.{i}." + _mixture_of(names)
+    gate_up, down = ours + "gate_up.kernel", ours + "down.kernel"
+    outputs_first = "e (slot x) h -> e x slot h", "e h x -> e h x"
+    if names.inputs_first:
+        biases = (
+            Row(hf + "gate_up_proj_bias", ours + "gate_up.bias", "e (x slot) -> e x slot", **_SPARSE),
+            Row(hf + "down_proj_bias", ours + "down.bias", "e h -> e h", **_SPARSE),
+        )
+        return (
+            (
+                Row(hf + "gate_up_proj", gate_up, "e h (x slot) -> e x slot h", **_SPARSE),
+                Row(hf + "down_proj", down, "e x h -> e h x", **_SPARSE),
+                *biases,
+            ),
+            (
+                Row(hf + "gate_up_proj_blocks", gate_up, "e (x slot) h -> e x slot h", **_SPARSE),
+                Row(hf + "down_proj_blocks", down, "e h x -> e h x", **_SPARSE),
+                *biases,
+            ),
+        )
+    halves = (("gate", names.expert_gate), ("up", names.expert_up))
+    fused = hf.removesuffix("experts.")
+    return (
+        (
+            *(
+                Row(f"{hf}{{j}}.{name}.weight", gate_up, "(e slot x) h -> e x slot h", x, **_SPARSE)
+                for x, name in halves
+            ),
+            Row(f"{hf}{{j}}.{names.expert_down}.weight", down, "(e h) x -> e h x", **_SPARSE),
         ),
-        Row(_EXPERTS + "experts.{j}.down_proj.weight", _DOWN, "(e h) x -> e h x", **_SPARSE),
-    ),
-    (
-        *(
-            Row(f"{_EXPERTS}experts.{x}_proj", _GATE_UP, "e (slot x) h -> e x slot h", x, **_SPARSE)
-            for x in ("gate", "up")
+        (
+            *(Row(f"{hf}{x}_proj", gate_up, outputs_first[0], x, **_SPARSE) for x in ("gate", "up")),
+            Row(hf + "down_proj", down, outputs_first[1], **_SPARSE),
         ),
-        Row(_EXPERTS + "experts.down_proj", _DOWN, "e h x -> e h x", **_SPARSE),
-    ),
-    (
-        Row(_EXPERTS + "experts.gate_up_proj", _GATE_UP, "e (slot x) h -> e x slot h", **_SPARSE),
-        Row(_EXPERTS + "experts.down_proj", _DOWN, "e h x -> e h x", **_SPARSE),
-    ),
-    (
-        Row(_EXPERTS + "w1", _GATE_UP, "e (slot x) h -> e x slot h", **_SPARSE),
-        Row(_EXPERTS + "w2", _DOWN, "e h x -> e h x", **_SPARSE),
-    ),
-)
+        (
+            Row(hf + "gate_up_proj", gate_up, outputs_first[0], **_SPARSE),
+            Row(hf + "down_proj", down, outputs_first[1], **_SPARSE),
+        ),
+        (
+            Row(fused + "w1", gate_up, outputs_first[0], **_SPARSE),
+            Row(fused + "w2", down, outputs_first[1], **_SPARSE),
+        ),
+    )
 
 
 def _decoder(names: Names) -> tuple[Row, ...]:
     return (
         Row(f"{names.embeddings}.weight", "embed.embedding", "v h -> v h"),
-        Row(f"{names.layer}{names.input_norm}.weight", "layers.{i}.input_norm.scale", "h -> h"),
+        Row(f"{names.layer}{names.input_norm}.weight", "layers.{i}.input_norm.scale", "h -> h", when="norms_before",
+            norm="layer"),
         *_layer(names.layer, "layers.{i}.", names=names),
-        Row(f"{names.final_norm}.weight", "final_norm.scale", "h -> h"),
+        Row(f"{names.final_norm}.weight", "final_norm.scale", "h -> h", norm="final"),
         Row(f"{names.head}.weight", "lm_head.kernel", "v h -> v h", unless="tie_word_embeddings", is_normed=True),
-    )
+    )  # fmt: skip
 
 
 DECODER_ROWS = {name: _decoder(names) for name, names in NAMES.items()}
@@ -189,9 +238,11 @@ class Layout:
         num_layers: number of layers that {i} counts.
         dense_layers: numbers of the layers that have no experts.
         rotary_dim: number of rotated dimensions of a head.
-        alternatives: other rows for the same parameters; a checkpoint may hold the tensors of one of them instead.
+        alternatives: rows for the same parameters, the usual ones first; a checkpoint may hold the tensors of any.
         dtype: dtype that the configuration names, if any.
-        aliases: see `HEAD_ALIASES`.
+        by_layer: what each layer has of its own; empty: all are alike.
+        pairs_neighbours: in the sources, rotated dimensions are paired with their neighbours.
+        aliases: other beginnings of names in checkpoints -> the beginnings here; applied in order.
         ignored: patterns of names of tensors that are not weights.
         left_out: patterns of names of weights that are not used.
         tied_copies: name of a tensor that repeats another one -> name of the other.
@@ -206,23 +257,46 @@ class Layout:
     rotary_dim: int
     dense_layers: frozenset[int] = frozenset()
     alternatives: tuple[tuple[Row, ...], ...] = ()
+    by_layer: tuple[OfLayer, ...] = ()
+    pairs_neighbours: bool = False
     aliases: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = IGNORED
     left_out: tuple[str, ...] = ()
     tied_copies: Mapping[str, str] | None = None
 
+    def of_layer(self, number: int) -> OfLayer:
+        """Return sizes and fields of a layer, the common ones included."""
+        if not self.by_layer:
+            return OfLayer(self.sizes, self.rotary_dim, self.fields)
+        own = self.by_layer[number]
+        return OfLayer({**self.sizes, **own.sizes}, own.rotary_dim, self.fields | own.fields)
+
+    def mapped(self, name: str) -> str:
+        """Return a tensor's name in the map; publishers may use another prefix."""
+        for alias, beginning in self.aliases:
+            if name.startswith(alias):
+                name = beginning + name.removeprefix(alias)
+        return name
+
     def stored_as(self, names: Collection[str]) -> Layout:
         """Return the layout with the alternative rows whose tensors a checkpoint has."""
         sparse = (number for number in range(self.num_layers) if number not in self.dense_layers)
         first = next(sparse, None)
+        if first is None:
+            return self
+        known = {self.mapped(name) for name in names}
         for rows in self.alternatives:
-            if first is not None and all(row.source.format(i=first) in names for row in rows):
-                usual = set(EXPERT_ROWS[0])
+            sources = [row.source.format(i=first, j=0) for row in rows if not row.when or row.when in self.fields]
+            if all(source in known or source.removeprefix(BASE_PREFIX) in known for source in sources):
+                usual = set(self.alternatives[0])
                 return replace(self, rows=(*(row for row in self.rows if row not in usual), *rows))
         return self
 
 
-_FIELDS = ("tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "normalizes_head")
+_FIELDS = (
+    "tie_word_embeddings", "qkv_bias", "o_bias", "mlp_bias", "normalizes_head", "float32_norms", "has_sinks",
+    "has_layer_scalar",
+)  # fmt: skip
 
 
 def layout_of(config: ModelConfig | Layout) -> Layout:
@@ -231,20 +305,28 @@ def layout_of(config: ModelConfig | Layout) -> Layout:
         return config
     publisher, layers = FAMILIES[config.architecture].names, range(config.num_layers)
     rows, names = DECODER_ROWS[publisher], NAMES[publisher]
+    formats = expert_rows(names)
+    wrappers = [wrapper for wrapper in WRAPPERS.values() if config.architecture in wrapper.texts.values()][:1]
     # With tied embeddings some writers store the table twice; the copy must equal the original.
     copies = {f"{names.head}.weight": f"{names.embeddings}.weight"}
     extra = range(config.num_layers, config.num_layers + config.num_nextn_layers)
     return Layout(
         name=config.architecture,
-        rows=(*rows, *EXPERT_ROWS[0]),
+        rows=(*rows, *formats[0]),
         sizes=_sizes(config),
         fields=_fields(config),
         num_layers=config.num_layers,
         dense_layers=frozenset(number for number in layers if not config.is_sparse(number)),
         dtype=config.dtype,
         rotary_dim=config.rotary_dim,
-        alternatives=EXPERT_ROWS[1:],
-        left_out=tuple(f"*layers.{number}.*" for number in extra),
+        alternatives=formats,
+        by_layer=_by_layer(config),
+        pairs_neighbours=config.pairs_neighbours,
+        aliases=tuple(pair for wrapper in wrappers for pair in wrapper.prefixes),
+        left_out=(
+            *(f"*layers.{number}.*" for number in extra),
+            *(pattern for wrapper in wrappers for pattern in wrapper.left_out),
+        ),
         tied_copies=copies if config.tie_word_embeddings else None,
     )
 
@@ -271,10 +353,22 @@ def head_layout(config: Eagle3Config, has_token_ids: bool = True) -> Layout:
     )
 
 
+def _by_layer(config: ModelConfig) -> tuple[OfLayer, ...]:
+    """Return what layers have of their own, if they differ."""
+    return tuple(
+        OfLayer(
+            {"kv": layer.num_kv_heads, "g": layer.group_size, "d": layer.head_dim},
+            layer.rotary_dim,
+            frozenset({"values_are_keys"} if layer.values_are_keys else ()),
+        )
+        for layer in config.layers
+    )
+
+
 def _sizes(config: ModelConfig) -> dict[str, int]:
     sizes = {
         "v": config.vocab_size, "h": config.hidden_size, "f": config.intermediate_size,
-        "kv": config.num_kv_heads, "g": config.group_size, "d": config.head_dim,
+        "kv": config.num_kv_heads, "g": config.group_size, "d": config.head_dim, "one": 1,
     }  # fmt: skip
     experts = config.experts
     if experts is None:
@@ -283,6 +377,22 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def _fields(config: ModelConfig) -> frozenset[str]:
-    experts = config.experts
-    own = {"has_bias": experts and experts.has_bias, "has_shared": experts and experts.shared_size}
+    experts, has_scales = config.experts, config.qk_norm and config.qk_norm_has_weights
+    own = {
+        "norms_before": config.norms != "after",
+        "norms_after": config.norms != "before",
+        "norms_heads": has_scales and config.qk_norm_of != "all_heads",
+        "norms_over_heads": has_scales and config.qk_norm_of == "all_heads",
+        "norm_offset": config.norm_offset != "none",
+        "final_norm_offset": config.norm_offset == "all",
+        "gates_elements": config.gate != "none" and config.gate_of == "element",
+        "gates_heads": config.gate != "none" and config.gate_of == "head",
+    }
+    if experts is not None:
+        own |= {
+            "has_bias": experts.has_bias,
+            "has_logit_bias": experts.has_logit_bias,
+            "has_shared": experts.shared_size > 0,
+            "shared_is_gated": experts.shared_is_gated,
+        }
     return frozenset(name for name in _FIELDS if getattr(config, name)) | {name for name, value in own.items() if value}

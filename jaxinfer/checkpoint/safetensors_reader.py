@@ -25,6 +25,7 @@ DTYPES: dict[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
+    "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
 _MAX_HEADER = 100 * 2**20  # the format's own limit

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxinfer.checkpoint.weight_map import Parameter
 from jaxinfer.models.config import ModelConfig
+from jaxinfer.models.layer_config import LayerConfig
 
 
 def for_tensor_parallel(config: ModelConfig, size: int) -> ModelConfig:
@@ -28,30 +29,44 @@ def for_tensor_parallel(config: ModelConfig, size: int) -> ModelConfig:
     for name, value in split.items():
         if value % size:
             raise ValueError(f"tensor_parallel_size={size} does not divide {name}={value}")
-    if config.num_kv_heads % size == 0:
-        return config
-    if size % config.num_kv_heads:
+    heads = {layer: _kv_heads(layer, size) for layer in (config.common_layer, *config.layers)}
+    layers = tuple(dataclasses.replace(layer, num_kv_heads=heads[layer]) for layer in config.layers)
+    return dataclasses.replace(config, num_kv_heads=heads[config.common_layer], layers=layers)
+
+
+def _kv_heads(layer: LayerConfig, size: int) -> int:
+    """Return the number of key/value heads of a layer on so many devices, replicas included."""
+    if layer.num_heads % size:
+        raise ValueError(f"tensor_parallel_size={size} does not divide num_heads={layer.num_heads}")
+    if layer.num_kv_heads % size == 0:
+        return layer.num_kv_heads
+    if size % layer.num_kv_heads:
         raise ValueError(
-            f"tensor_parallel_size={size} neither divides nor is a multiple of num_kv_heads={config.num_kv_heads}"
+            f"tensor_parallel_size={size} neither divides nor is a multiple of num_kv_heads={layer.num_kv_heads}"
         )
-    return dataclasses.replace(config, num_kv_heads=size)
+    return size
 
 
-def regrouping(parameter: Parameter, num_kv_heads: int) -> tuple[Any, ...]:
-    """Return the index that maps a checkpoint's parameter to its layout with `num_kv_heads` key/value heads.
+def regrouping(before: Parameter, after: Parameter) -> tuple[Any, ...]:
+    """Return the index that maps a checkpoint's parameter to its layout with more key/value heads.
 
-    `num_kv_heads` is a multiple of the parameter's heads. In the fused projection [kv, g + 2, d, h], or its bias, every
-    new head gets its share of an old head's queries, and the old head's k and v; in the output projection
-    [h, kv, g, d] it gets the same share. Other parameters do not change.
+    Their number is a multiple of the parameter's. In the fused projection [kv, g + 2, d, h], or its bias, every new
+    head gets its share of an old head's queries, and the old head's k and v; in the output projection [h, kv, g, d],
+    gates [kv, g, ...], sinks [kv, g] and scales [kv, g, d] of queries it gets the same share. A scale [kv, d] of keys
+    is repeated. Other parameters do not change.
     """
-    if "kv" not in parameter.axes:
+    if "kv" not in before.axes:
         return (...,)
-    axis = parameter.axes.index("kv")
-    heads, rows = parameter.shape[axis : axis + 2]
-    shared = 2 if "slot" in parameter.axes else 0  # k and v
-    repeats = num_kv_heads // heads
-    share = (rows - shared) // repeats
-    head, part = np.divmod(np.arange(num_kv_heads), repeats)
+    axis = before.axes.index("kv")
+    heads, more = before.shape[axis], after.shape[axis]
+    repeats, lead = more // heads, (slice(None),) * axis
+    head, part = np.divmod(np.arange(more), repeats)
+    if before.axes[axis + 1] not in ("slot", "g"):
+        return (*lead, head)
+    rows, fewer = before.shape[axis + 1], after.shape[axis + 1]
+    # Of queries each head has a share, the rest (k and v) is everybody's.
+    share = 0 if repeats == 1 else (rows - fewer) // (repeats - 1)
+    shared = fewer - share
     queries = part[:, None] * share + np.arange(share)
-    others = np.broadcast_to(np.arange(rows - shared, rows), (num_kv_heads, shared))
-    return (slice(None),) * axis + (head[:, None], np.concatenate([queries, others], axis=1))
+    others = np.broadcast_to(np.arange(rows - shared, rows), (more, shared))
+    return (*lead, head[:, None], np.concatenate([queries, others], axis=1))

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxinfer.checkpoint.errors import CheckpointError, some_of
-from jaxinfer.checkpoint.rows import Layout, Row, layout_of
+from jaxinfer.checkpoint.rows import BASE_PREFIX, Layout, OfLayer, Row, layout_of
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.rope import order_of_head
 
 # A parameter is sharded over the mesh axis "tensor" along the first of these axes that it has.
 SHARDED_AXES = ("kv", "f", "x", "s", "v")
 MESH_AXIS = "tensor"
-
-# In a checkpoint of the bare decoder (without output head), names lack this prefix.
-BASE_PREFIX = "model."
 
 _SMALLEST_NORM = 1e-7  # added to the norms of an output head's columns
 
@@ -50,7 +47,10 @@ class Placement:
         offsets: element i of the source is element i of the parameter minus i.
         head: the separated source axis that is permuted by `order_of_head`; None: no axis is.
         rotary_dim: number of rotated dimensions of that axis.
+        in_pairs: rotated dimensions are paired with their neighbours in the source.
         is_normed: the parameter's columns are the source's divided by their norms.
+        added: what is added to the source.
+        is_norm: it is the scale of a norm.
     """
 
     source: str
@@ -63,19 +63,28 @@ class Placement:
     taken: slice | None = None
     head: int | None = None
     rotary_dim: int = 0
+    in_pairs: bool = False
     is_normed: bool = False
+    added: float = 0.0
+    is_norm: bool = False
+
+    def dtype_in_file(self, dtype: np.dtype) -> np.dtype:
+        """Return the dtype in which the source is written, beside weights of `dtype`: norms have no dtype of theirs."""
+        return dtype if self.is_norm or self.target.dtype is None else self.target.dtype
 
     @property
     def is_whole_as_stored(self) -> bool:
         """Whether the source tensor has the parameter's elements in the same order."""
         same = self.grouped_shape == self.target.shape and self.order == tuple(range(len(self.order)))
-        return same and not self.offsets and self.head is None and not self.is_normed
+        return same and not self.offsets and self.head is None and not self.is_normed and not self.added
 
     def store(self, source: np.ndarray, parameter: np.ndarray) -> None:
         """Write the taken part of the source tensor into its share of the whole parameter; cast if dtypes differ."""
         values = source.reshape(self.grouped_shape)
         if self.head is not None:
-            values = values.take(order_of_head(self.grouped_shape[self.head], self.rotary_dim), axis=self.head)
+            values = values.take(self._order_of_head(), axis=self.head)
+        if self.added:
+            values = values.astype(np.float32) + np.float32(self.added)
         if self.is_normed:
             values = values.astype(np.float32)
             values = values / (np.linalg.norm(values, axis=0, keepdims=True) + _SMALLEST_NORM)
@@ -86,10 +95,15 @@ class Placement:
         """Return the taken part of the source tensor from the whole parameter; inverse of `store`, except for norms."""
         values = target[self.part].transpose(np.argsort(self.order))
         if self.head is not None:
-            order = np.argsort(order_of_head(self.grouped_shape[self.head], self.rotary_dim))
-            values = values.take(order, axis=self.head)
+            values = values.take(np.argsort(self._order_of_head()), axis=self.head)
+        if self.added:
+            values = values - np.float32(self.added)
         values = values.reshape(self.taken_shape)
         return values - np.arange(len(values), dtype=values.dtype) if self.offsets else values
+
+    def _order_of_head(self) -> np.ndarray:
+        assert self.head is not None
+        return order_of_head(self.grouped_shape[self.head], self.rotary_dim, in_pairs=self.in_pairs)
 
     @property
     def taken_shape(self) -> tuple[int, ...]:
@@ -104,9 +118,10 @@ def placements(config: ModelConfig | Layout) -> tuple[Placement, ...]:
     layout = layout_of(config)
     found: dict[str, list[Placement]] = {}
     for row in layout.rows:
-        if (row.when and row.when not in layout.fields) or (row.unless and row.unless in layout.fields):
-            continue
         for layer in range(layout.num_layers if "{i}" in row.source else 1):
+            fields = layout.of_layer(layer).fields
+            if (row.when and row.when not in fields) or (row.unless and row.unless in fields):
+                continue
             if row.layers and row.layers != ("dense" if layer in layout.dense_layers else "sparse"):
                 continue
             for expert in range(layout.sizes["e"] if "{j}" in row.source else 1):
@@ -120,14 +135,6 @@ def parameters(config: ModelConfig | Layout) -> tuple[Parameter, ...]:
     return tuple(dict.fromkeys(placement.target for placement in placements(config)))
 
 
-def mapped_name(name: str, layout: Layout) -> str:
-    """Return a tensor's name in the map; publishers may use another prefix."""
-    for alias, beginning in layout.aliases:
-        if name.startswith(alias):
-            name = beginning + name.removeprefix(alias)
-    return name
-
-
 def match_sources(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | Layout) -> dict[str, str]:
     """Return the tensor of a checkpoint for each source: source name in the map -> name in the checkpoint.
 
@@ -139,17 +146,16 @@ def match_sources(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | L
     """
     layout = layout_of(config)
     wanted = {placement.source: placement for placement in placements(layout)}
-    bare = not any(name.startswith(BASE_PREFIX) for name in shapes)
+    bare = not any(layout.mapped(name).startswith(BASE_PREFIX) for name in shapes)
     stored: dict[str, str] = {}
     # Names without an alias come last, so that they win; an aliased tensor with the same mapped name is left over.
-    for name in sorted(shapes, key=lambda name: (mapped_name(name, layout) == name, name)):
-        stored[mapped_name(name, layout)] = name
+    for name in sorted(shapes, key=lambda name: (layout.mapped(name) == name, name)):
+        stored[layout.mapped(name)] = name
     named = {}
     for source in wanted:
         plain = source.removeprefix(BASE_PREFIX) if bare else source
         named[source] = stored.get(plain, plain)
-    patterns = (*layout.ignored, *layout.left_out)
-    ignored = {name for name in shapes if any(fnmatch.fnmatchcase(f".{name}", each) for each in patterns)}
+    ignored = matching(shapes, (*layout.ignored, *layout.left_out))
     ignored |= {copy for copy in tied_copies(shapes, layout)}
     missing = [name for name in named.values() if name not in shapes]
     left = sorted(set(shapes) - set(named.values()) - ignored)
@@ -169,6 +175,12 @@ def match_sources(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | L
     return named
 
 
+def matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
+    """Return the names of tensors that match one of some patterns."""
+    wanted = tuple(patterns)
+    return {name for name in names if any(fnmatch.fnmatchcase(f".{name}", each) for each in wanted)}
+
+
 def tied_copies(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | Layout) -> dict[str, str]:
     """Return tensors that repeat another one because embeddings are tied: name of the copy -> name of the original."""
     found = {}
@@ -181,10 +193,12 @@ def tied_copies(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig | Lay
 
 def _place(row: Row, layer: int, expert: int, layout: Layout) -> Placement:
     # (start, length) of each source on the axis `slot`, and the length of the whole axis.
-    sizes = layout.sizes
+    own = layout.of_layer(layer) if "{i}" in row.source else OfLayer(layout.sizes, layout.rotary_dim, layout.fields)
+    sizes = own.sizes
     group = sizes["g"]
     slots = {"q": (0, group), "k": (group, 1), "v": (group + 1, 1), "gate": (0, 1), "up": (1, 1)}
-    total = {"q": group + 2, "k": group + 2, "v": group + 2, "gate": 2, "up": 2}
+    of_heads = group + (1 if "values_are_keys" in own.fields else 2)
+    total = {"q": of_heads, "k": of_heads, "v": of_heads, "gate": 2, "up": 2}
 
     left, right = row.axes.split(" -> ")
     target_axes = right.split()
@@ -205,8 +219,9 @@ def _place(row: Row, layer: int, expert: int, layout: Layout) -> Placement:
         taken = slice(start * per_slot, (start + length) * per_slot)
         source_shape = ((group + 2) * per_slot, *source_shape[1:])
     split = next((axis for axis in SHARDED_AXES if axis in target_axes), None)
-    dtype = "int32" if row.offsets else row.dtype
-    is_partly_rotated = row.is_rotated and layout.rotary_dim < sizes["d"]
+    dtype = "int32" if row.offsets else "float32" if row.norm and "float32_norms" in own.fields else row.dtype
+    is_reordered = row.is_rotated and (own.rotary_dim < sizes["d"] or layout.pairs_neighbours)
+    offset = {"": "", "layer": "norm_offset", "head": "norm_offset", "final": "final_norm_offset"}[row.norm]
     return Placement(
         source=row.source.format(i=layer, j=expert),
         source_shape=source_shape,
@@ -222,9 +237,12 @@ def _place(row: Row, layer: int, expert: int, layout: Layout) -> Placement:
         order=tuple(apart.index(axis) for axis in target_axes),
         offsets=row.offsets,
         taken=taken,
-        head=apart.index("d") if is_partly_rotated else None,
-        rotary_dim=layout.rotary_dim,
+        head=apart.index("d") if is_reordered else None,
+        rotary_dim=own.rotary_dim,
+        in_pairs=layout.pairs_neighbours,
         is_normed=row.is_normed and "normalizes_head" in layout.fields,
+        added=1.0 if offset in own.fields else 0.0,
+        is_norm=bool(row.norm),
     )
 
 

@@ -12,10 +12,12 @@ from jax import lax
 
 from jaxinfer.attention.attend import Attend, LayerKV
 from jaxinfer.attention.residual import PLAIN, Residual
+from jaxinfer.models.attention_layer import Rotation
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder_layer import DecoderLayer
 from jaxinfer.models.layers import Embedding, OutputHead, RMSNorm
-from jaxinfer.models.rope import rope_cos_sin
+from jaxinfer.models.rope import RopeConfig, rope_cos_sin
+from kernels_pallas.add_and_norm.reference import rms_norm
 
 
 class Computed(NamedTuple):
@@ -33,7 +35,7 @@ class DecoderLM(nnx.Module):
         self.config = config
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype, rngs)
         self.layers = nnx.List([DecoderLayer(config, number, dtype, rngs) for number in range(config.num_layers)])
-        self.final_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.final_norm = RMSNorm.of(config, dtype)
         self.lm_head = (
             None if config.tie_word_embeddings else OutputHead(config.vocab_size, config.hidden_size, dtype, rngs)
         )
@@ -78,28 +80,62 @@ class DecoderLM(nnx.Module):
             capture: ascending numbers of the layers whose inputs are the features.
             added: [..., T, hidden], added to the embeddings of the tokens.
         """
-        # Without the barrier, XLA would recompute them in every layer and for every head.
-        cos, sin = lax.optimization_barrier(rope_cos_sin(self.config.rope, self.config.head_dim, positions, lengths))
-        embeddings = self.embed(token_ids)
+        rotations = self._rotations(positions, lengths)
+        embeddings = self._embedded(token_ids)
         x, y = residual.from_tokens(embeddings if added is None else embeddings + added), None
         after, captured = [], []
         for number, (layer, before) in enumerate(zip(self.layers, kv, strict=True)):
             x, normed = layer.enter(x, y, residual)
             if number in capture:
                 captured.append(residual.to_tokens(x))
-            x, y, layer_kv = layer(x, normed, before, cos, sin, attend, residual)
+            x, y, layer_kv = layer(x, normed, before, rotations[number], attend, residual)
             after.append(layer_kv)
         assert len(captured) == len(capture), f"{capture} are not layers of a model that has {len(self.layers)}"
         features = jnp.concatenate(captured, axis=-1) if captured else None
         return Computed(residual.to_tokens(self.final_norm.after(x, y, residual)[1]), after, features)
 
+    def _embedded(self, token_ids: jax.Array) -> jax.Array:
+        """Return what the first layer reads of the tokens' embeddings."""
+        found, config = self.embed(token_ids), self.config
+        if config.embed_scale != 1.0:
+            found = found * jnp.asarray(config.embed_scale, found.dtype)  # rounded, as publishers do
+        if config.embed_norm:
+            found = rms_norm(found, jnp.ones(config.hidden_size, found.dtype), config.rms_norm_eps)
+        return found
+
+    def _rotations(self, positions: jax.Array, lengths: jax.Array | None) -> list[Rotation]:
+        """Return the rotation of every layer; equal ones are computed once."""
+        found: dict[tuple[RopeConfig | None, int], Rotation] = {}
+        growth = self.config.query_growth
+        factor = None
+        if growth is not None:
+            beta, original = growth
+            factor = 1 + beta * jnp.log1p(jnp.floor(positions.astype(jnp.float32) / original))
+        layers = [self.config.layer(number) for number in range(len(self.layers))]
+        for layer in layers:
+            if (layer.rope, layer.head_dim) in found:
+                continue
+            if layer.rope is None:
+                shape = (*positions.shape, layer.head_dim // 2)
+                cos, sin = jnp.ones(shape, jnp.float32), jnp.zeros(shape, jnp.float32)
+            else:
+                cos, sin = rope_cos_sin(layer.rope, layer.head_dim, positions, lengths)
+            # Without the barrier, XLA would recompute them in every layer and for every head.
+            found[layer.rope, layer.head_dim] = Rotation(*lax.optimization_barrier((cos, sin)), factor)
+        return [found[layer.rope, layer.head_dim] for layer in layers]
+
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Return logits float32 [..., vocab] of hidden states [..., hidden] after the final norm."""
-        return jnp.einsum("...h,vh->...v", hidden, self._words(), preferred_element_type=jnp.float32)
+        return self._scaled(jnp.einsum("...h,vh->...v", hidden, self._words(), preferred_element_type=jnp.float32))
 
     def logits_by_word(self, hidden: jax.Array) -> jax.Array:
         """Return transposed logits float32 [vocab, Q] of hidden states [Q, hidden]; the table is the left operand."""
-        return jnp.einsum("vh,qh->vq", self._words(), hidden, preferred_element_type=jnp.float32)
+        return self._scaled(jnp.einsum("vh,qh->vq", self._words(), hidden, preferred_element_type=jnp.float32))
+
+    def _scaled(self, logits: jax.Array) -> jax.Array:
+        scale, cap = self.config.logit_scale, self.config.logit_cap
+        logits = logits if scale == 1.0 else logits * scale
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     def _words(self) -> jax.Array:
         """Return the table [vocab, hidden] of the output head."""

@@ -16,8 +16,9 @@ from jax import lax
 
 from jaxinfer.attention.attend import Attend, LayerKV
 from jaxinfer.attention.residual import PLAIN, Residual
+from jaxinfer.models.attention_layer import Attention, Rotation
 from jaxinfer.models.eagle3_config import Eagle3Config
-from jaxinfer.models.layers import MLP, Attention, Embedding, OutputHead, Projection, RMSNorm
+from jaxinfer.models.layers import MLP, Embedding, OutputHead, Projection, RMSNorm
 from jaxinfer.models.rope import rope_cos_sin
 
 
@@ -49,7 +50,7 @@ class Eagle3Head(nnx.Module):
         )
         self.input_norm = RMSNorm(hidden, eps, dtype)
         self.feature_norm = RMSNorm(hidden, eps, dtype)
-        self.attention = Attention(layer, dtype, rngs, inputs=2 * hidden)
+        self.attention = Attention(layer, layer.common_layer, dtype, rngs, inputs=2 * hidden)
         self.post_attention_norm = RMSNorm(hidden, eps, dtype)
         self.mlp = MLP(layer, dtype, rngs)
         self.final_norm = RMSNorm(hidden, eps, dtype)
@@ -87,9 +88,9 @@ class Eagle3Head(nnx.Module):
             residual: as for `DecoderLM.with_kv`.
         """
         layer = self.config.layer
-        cos, sin = lax.optimization_barrier(rope_cos_sin(layer.rope, layer.head_dim, positions, lengths))
+        rotation = Rotation(*lax.optimization_barrier(rope_cos_sin(layer.rope, layer.head_dim, positions, lengths)))
         x, y, kv = _attend_and_project(
-            self, residual.from_tokens(embedded), residual.from_tokens(features), kv, cos, sin, attend, residual
+            self, residual.from_tokens(embedded), residual.from_tokens(features), kv, rotation, attend, residual
         )
         hidden, normed = self.final_norm.after(x, y, residual)
         return HeadOutput(residual.to_tokens(hidden), residual.to_tokens(normed), kv)
@@ -105,16 +106,14 @@ def _attend_and_project(
     embedded: jax.Array,
     features: jax.Array,
     kv: LayerKV,
-    cos: jax.Array,
-    sin: jax.Array,
+    rotation: Rotation,
     attend: Attend,
     residual: Residual,
 ):
     """Run the layer; it is traced once for all its uses in a program, see `DecoderLayer`."""
     _, words = head.input_norm.after(embedded, None, residual)
     x, before = head.feature_norm.after(features, None, residual)
-    y, kv = head.attention(
-        jnp.concatenate([words, before], axis=residual.features_axis), kv, cos, sin, attend, residual
-    )
+    both = jnp.concatenate([words, before], axis=residual.features_axis)
+    y, kv = head.attention(both, kv, rotation, attend, residual)
     x, normed = head.post_attention_norm.after(x, y, residual)
     return x, head.mlp(normed, residual), kv

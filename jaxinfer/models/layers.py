@@ -1,4 +1,4 @@
-"""The layers that every decoder family shares: norms, fused projections, attention and gated MLP."""
+"""The layers that every decoder family shares: norms, fused projections, gated MLP, embeddings and output head."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxinfer.attention.attend import Attend, LayerKV
-from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.attention.residual import PLAIN, Residual
 from jaxinfer.models.config import ModelConfig
 from kernels_pallas.add_and_norm.reference import rms_norm
@@ -38,6 +36,16 @@ class RMSNorm(nnx.Module):
     def __init__(self, size: int, eps: float, dtype: jnp.dtype) -> None:
         self.scale = nnx.Param(jnp.ones((size,), dtype))
         self.eps = eps
+
+    @classmethod
+    def of(cls, config: ModelConfig, dtype: jnp.dtype, *, eps: float | None = None) -> RMSNorm:
+        """Return a norm of hidden states, with the scale's dtype and epsilon that the configuration asks for."""
+        kept = jnp.dtype(jnp.float32) if config.float32_norms else dtype
+        return cls(config.hidden_size, config.rms_norm_eps if eps is None else eps, kept)
+
+    def __call__(self, y: jax.Array, residual: Residual) -> jax.Array:
+        """Return the norm of y alone."""
+        return rms_norm(y, self.scale[...], self.eps, axis=residual.features_axis)
 
     def after(self, x: jax.Array, y: jax.Array | Parts | None, residual: Residual) -> tuple[jax.Array, jax.Array]:
         """Return the residual stream x plus the result y, or x alone if y is None, and its norm."""
@@ -83,41 +91,6 @@ class Projection(nnx.Module):
             preferred_element_type=jnp.float32,
         )
         return Parts(y.reshape(parts, -1, *self.outputs), None if self.bias is None else self.bias[...], x.dtype)
-
-
-class Attention(nnx.Module):
-    """Grouped-query attention with fused q, k, v; `attend` does everything between the projections.
-
-    Args:
-        inputs: number of input features; None: `hidden_size`.
-    """
-
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, rngs: nnx.Rngs, inputs: int | None = None) -> None:
-        heads, group, dim = config.num_kv_heads, config.group_size, config.head_dim
-        self.head_shape = (heads, group, dim)
-        self.eps = config.rms_norm_eps
-        self.qkv = Projection(
-            (inputs or config.hidden_size,), (heads, group + 2, dim), bias=config.qkv_bias, dtype=dtype, rngs=rngs
-        )
-        self.o = Projection(self.head_shape, (config.hidden_size,), bias=config.o_bias, dtype=dtype, rngs=rngs)
-        self.q_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None
-        self.k_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if config.qk_norm else None
-
-    def __call__(
-        self, x: jax.Array, kv: LayerKV, cos: jax.Array, sin: jax.Array, attend: Attend, residual: Residual
-    ) -> tuple[jax.Array | Parts, LayerKV]:
-        qkv = self.qkv.in_parts(x, residual)
-        heads = ProjectedHeads(
-            qkv if isinstance(qkv, Parts) else residual.to_tokens(qkv),
-            cos,
-            sin,
-            q_scale=None if self.q_norm is None else self.q_norm.scale[...],
-            k_scale=None if self.k_norm is None else self.k_norm.scale[...],
-            eps=self.eps,
-        )
-        found, kv = attend(kv, heads)
-        heads_apart = found.reshape(*found.shape[:-2], *self.head_shape)
-        return self.o.in_parts(residual.from_tokens(heads_apart), residual), kv
 
 
 class MLP(nnx.Module):

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: default, linear, dynamic (NTK), llama3 and yarn frequencies."""
+"""Rotary position embeddings: default, linear, dynamic (NTK), llama3, yarn, longrope and proportional frequencies."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
-    partial_rotary_factor: float = 1.0  # rotated share of a head: its first dimensions
+    # longrope: divisors of the frequencies, of sequences up to the original length and of longer ones
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+    # Rotated share of a head: its first dimensions; of the type "proportional", the first of all its pairs.
+    partial_rotary_factor: float = 1.0
 
     def __post_init__(self) -> None:
         needed = {
-            "default": (), "linear": ("factor",), "dynamic": ("factor",), "yarn": (),
-            "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+            "default": (), "linear": ("factor",), "dynamic": ("factor",), "yarn": (), "proportional": (),
+            "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "longrope": ("short_factor", "long_factor"),
         }  # fmt: skip
         if self.rope_type not in needed:
             raise ValueError(f"rope_type must be one of {', '.join(needed)}, got {self.rope_type!r}")
@@ -54,25 +58,42 @@ class RopeConfig:
             raise ValueError(
                 f"low_freq_factor ({self.low_freq_factor}) must be less than high_freq_factor ({self.high_freq_factor})"
             )
+        for name in ("short_factor", "long_factor"):
+            _check_divisors(name, getattr(self, name))
         share = self.partial_rotary_factor
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
             raise ValueError(f"partial_rotary_factor must be above 0 and at most 1, got {share!r}")
         object.__setattr__(self, "theta", float(self.theta))
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Number of rotated dimensions of a head."""
-        return int(head_dim * self.partial_rotary_factor)
+        """Number of dimensions of a head that are paired with each other; some pairs may have the frequency 0."""
+        return head_dim if self.rope_type == "proportional" else int(head_dim * self.partial_rotary_factor)
 
     @property
     def depends_on_length(self) -> bool:
         """Whether frequencies change with the sequence's length (beyond `max_position_embeddings`)."""
         return self.rope_type == "dynamic"
 
+    @property
+    def turning_length(self) -> int | None:
+        """Most tokens of a sequence with the short factors of longrope: one more, and all its keys change; None: no
+        length changes keys that are computed."""
+        return self.original_max_position_embeddings if self.rope_type == "longrope" else None
+
+
+def _check_divisors(name: str, values: tuple[float, ...] | None) -> None:
+    for value in values or ():
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ValueError(f"{name} must consist of positive numbers, got {value!r}")
+
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
     """Return frequencies float32 [head_dim / 2] and the factor that scales cos and sin (yarn's attention factor).
 
-    Sources: RoPE (Su et al. 2021), position interpolation (linear), Llama 3's frequency bands, YaRN (Peng et al. 2023).
+    Those of longrope are for sequences up to the original length, see `long_frequencies`.
+
+    Sources: RoPE (Su et al. 2021), position interpolation (linear), Llama 3's frequency bands, YaRN (Peng et al. 2023),
+    LongRoPE (Ding et al. 2024), Gemma 4 (proportional).
     """
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / head_dim
     base = (1.0 / (np.float32(config.theta) ** exponent)).astype(np.float32)
@@ -83,7 +104,33 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> tuple[np.ndarray, 
         return (base / config.factor).astype(np.float32), 1.0
     if config.rope_type == "llama3":
         return _llama3(config, base), 1.0
+    if config.rope_type == "proportional":
+        pairs = int(config.partial_rotary_factor * head_dim // 2)
+        turning = np.arange(head_dim // 2) < pairs
+        return np.where(turning, base / np.float32(config.factor or 1.0), 0).astype(np.float32), 1.0
+    if config.rope_type == "longrope":
+        return _divided(base, config.short_factor), _longrope_scale(config)
     return _yarn(config, base, head_dim)
+
+
+def long_frequencies(config: RopeConfig, head_dim: int) -> np.ndarray:
+    """Return the frequencies float32 [head_dim / 2] of longrope for sequences above the original length."""
+    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / head_dim
+    return _divided((1.0 / (np.float32(config.theta) ** exponent)).astype(np.float32), config.long_factor)
+
+
+def _divided(base: np.ndarray, divisors: tuple[float, ...] | None) -> np.ndarray:
+    assert divisors is not None and len(divisors) == len(base)
+    return (base / np.asarray(divisors, np.float32)).astype(np.float32)
+
+
+def _longrope_scale(config: RopeConfig) -> float:
+    """Return the factor of cos and sin, which is the same for sequences of all lengths."""
+    if config.attention_factor is not None:
+        return float(config.attention_factor)
+    original = config.original_max_position_embeddings
+    growth = config.max_position_embeddings / original if config.factor is None else config.factor
+    return 1.0 if growth <= 1 else math.sqrt(1 + math.log(growth) / math.log(original))
 
 
 def _llama3(config: RopeConfig, base: np.ndarray) -> np.ndarray:
@@ -141,16 +188,18 @@ def rope_cos_sin(
 
     A partly rotated head has its dimensions in the order of `order_of_head`.
 
-    Only the dynamic type reads `lengths` int32 [...]: the length of the sequence when the token was first computed
-    (prompt token: the prompt's length; generated token: its position + 1, the default). This is what Hugging Face
-    computes for a single sequence, and it does not depend on chunking.
+    The dynamic type and longrope read `lengths` int32 [...]. Dynamic: the length of the sequence when the token was
+    first computed (prompt token: the prompt's length; generated token: its position + 1, the default). This is what
+    Hugging Face computes for a single sequence, and it does not depend on chunking. Longrope: any length of the
+    sequence on the same side of the original one; a sequence that grows beyond it is computed anew.
     """
     rotary_dim = config.rotary_dim(head_dim)
     if config.depends_on_length:
         angles = _dynamic_angles(config, rotary_dim, positions, positions + 1 if lengths is None else lengths)
         scale = 1.0
     else:
-        frequencies, scale = inverse_frequencies(config, rotary_dim)
+        own, scale = inverse_frequencies(config, rotary_dim)
+        frequencies = _by_length(config, own, rotary_dim, positions, lengths)
         angles = positions[..., None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     cos, sin = (cos, sin) if scale == 1.0 else (cos * scale, sin * scale)
@@ -160,13 +209,25 @@ def rope_cos_sin(
     return jnp.pad(cos, rest, constant_values=1.0), jnp.pad(sin, rest)
 
 
-def order_of_head(head_dim: int, rotary_dim: int) -> np.ndarray:
+def _by_length(
+    config: RopeConfig, frequencies: np.ndarray, rotary_dim: int, positions: jax.Array, lengths: jax.Array | None
+) -> jax.Array | np.ndarray:
+    """Return the frequencies of each token: those given, or those of long sequences."""
+    if config.turning_length is None:
+        return frequencies
+    is_long = (positions + 1 if lengths is None else lengths) > config.turning_length
+    return jnp.where(is_long[..., None], long_frequencies(config, rotary_dim), frequencies)
+
+
+def order_of_head(head_dim: int, rotary_dim: int, *, in_pairs: bool = False) -> np.ndarray:
     """Return a head's dimensions int[head_dim], numbered as in checkpoints, in the order in which they are stored here.
 
-    Checkpoints rotate a head's first `rotary_dim` dimensions, paired between the halves of these. Kernels pair
-    dimensions between the halves of the whole head, so here each half holds one half of the rotated dimensions, then
-    one half of the others. Queries and keys share the order, so it does not change their products.
+    Checkpoints rotate a head's first `rotary_dim` dimensions, paired between the halves of these, or each with its
+    neighbour (`in_pairs`). Kernels pair dimensions between the halves of the whole head, so here each half holds one
+    half of the rotated dimensions, then one half of the others. Queries and keys share the order, so it does not change
+    their products.
     """
     rotated, rest = np.split(np.arange(head_dim), [rotary_dim])
-    halves = zip(np.split(rotated, 2), np.split(rest, 2), strict=True)
+    of_rotated = [rotated[::2], rotated[1::2]] if in_pairs else np.split(rotated, 2)
+    halves = zip(of_rotated, np.split(rest, 2), strict=True)
     return np.concatenate([part for half in halves for part in half])

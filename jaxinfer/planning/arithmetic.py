@@ -68,9 +68,17 @@ def prefill_operations(config: ModelConfig, *, tokens: int, prompt_len: int, dev
     prompt's last token.
     """
     prompts = [prompt_len] * (tokens // prompt_len) + ([tokens % prompt_len] if tokens % prompt_len else [])
-    pairs = sum(length * (length + 1) // 2 for length in prompts)
-    attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
+    attention = sum(
+        4 * layer.num_heads * layer.head_dim * sum(_pairs(length, layer.window) for length in prompts)
+        for layer in config.all_layers
+    )
     return (product_operations(config, tokens=tokens, logits=len(prompts)) + attention) // devices
+
+
+def _pairs(length: int, window: int | None) -> int:
+    """Return how many tokens those of a prompt see, counted for each of them."""
+    seen = length if window is None else min(length, window)
+    return seen * (seen + 1) // 2 + (length - seen) * seen
 
 
 def _used_of_experts(config: ModelConfig, parameter: Parameter) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,8 +80,7 @@ class AbstractEngine:
             maker = abstract_speculator(speculation, target, dtype=dtype)
         tail_pages = 0 if maker is None else maker.tail_tokens(engine) // engine.page_size
         num_pages = engine.num_pages + tail_pages
-        pool = pool_array(config, engine, dtype, devices, num_pages=num_pages)
-        self.pools = {KV: (pool, 2 * config.num_layers)}
+        self.pools = {KV: pool_arrays(config, engine, dtype, devices, num_pages=num_pages)}
         config = for_tensor_parallel(config, devices)
         mesh = target.mesh if devices > 1 else None
         kv = KVPool.shapes(
@@ -97,8 +97,8 @@ class AbstractEngine:
             if maker is not None:
                 if maker.layers is not None:
                     assert speculation is not None and speculation.layers is not None
-                    pool = pool_array(speculation.layers, engine, dtype, devices, num_pages=num_pages)
-                    self.pools[speculation.config.row.device.state] = (pool, 2 * maker.layers.num_layers)
+                    own = pool_arrays(speculation.layers, engine, dtype, devices, num_pages=num_pages)
+                    self.pools[speculation.config.row.device.state] = own
                 strategy = maker.strategy(
                     engine, model, dtype=dtype, mesh=target.mesh, whole=target.sharding, abstract=True
                 )(programs, Buckets.from_config(engine))
@@ -133,7 +133,7 @@ class AbstractEngine:
             description=program.describe(shape),
             temp_bytes=workspace_of(compiled),
             kv_alias_bytes=self._kv_left_in_place(text, program) if set(self.pools) & set(program.writes) else None,
-            kv_copies=sum(len(text.kv_copies(pool)) for pool in {pool for pool, _ in self.pools.values()}),
+            kv_copies=sum(len(text.kv_copies(array)) for array in {x for pool in self.pools.values() for x in pool}),
             kernels=text.kernels(),
             second_draw_kernels=text.kernels_of_branches(SECOND_DRAW),
             host_waits=len(text.host_waits()),
@@ -141,9 +141,14 @@ class AbstractEngine:
 
     def _kv_left_in_place(self, text: ProgramText, program: Program) -> int:
         """Return the bytes of all pools that the program updates in place or does not touch."""
-        touched = {pool for part, (pool, _) in self.pools.items() if part in program.writes}
-        untouched = sum(pool.nbytes * count for part, (pool, count) in self.pools.items() if part not in program.writes)
-        return untouched + sum(text.kv_alias_bytes(pool) for pool in touched)
+        touched = {array for part, pool in self.pools.items() if part in program.writes for array in pool}
+        untouched = sum(
+            array.nbytes * count
+            for part, pool in self.pools.items()
+            if part not in program.writes
+            for array, count in pool.items()
+        )
+        return untouched + sum(text.kv_alias_bytes(array) for array in touched)
 
 
 def engine_programs(config: ModelConfig, engine: EngineConfig) -> EnginePrograms:
@@ -178,22 +183,25 @@ def _shapes(layout: ModelConfig | Layout, target: CompileTarget, dtype: jnp.dtyp
     }
 
 
-def pool_array(
+def pool_arrays(
     config: ModelConfig,
     engine: EngineConfig,
     dtype: jnp.dtype,
     num_devices: int = 1,
     *,
     num_pages: int | None = None,
-) -> PoolArray:
-    """Return one of the arrays of a device's share of the KV pool, as a program's text names it.
+) -> Counter[PoolArray]:
+    """Return the arrays of a device's share of the KV pool, as a program's text names them, and how many are alike.
 
     Args:
         num_pages: pages of the pool; None: those of the engine's requests.
     """
-    heads = for_tensor_parallel(config, num_devices).num_kv_heads // num_devices
-    shape = (num_pages or engine.num_pages, engine.page_size, heads, config.head_dim)
-    return PoolArray(_HLO_NAMES[jnp.dtype(dtype).name], shape, jnp.dtype(dtype).itemsize)
+    found: Counter[PoolArray] = Counter()
+    for layer in for_tensor_parallel(config, num_devices).all_layers:
+        heads = layer.num_kv_heads // num_devices
+        shape = (num_pages or engine.num_pages, engine.page_size, heads, layer.head_dim)
+        found[PoolArray(_HLO_NAMES[jnp.dtype(dtype).name], shape, jnp.dtype(dtype).itemsize)] += 2
+    return found
 
 
 def compile_plan(
@@ -222,6 +230,6 @@ def compile_plan(
     layers = _FEW_LAYERS if config.num_layers > _FEW_LAYERS else config.num_layers + _FEW_LAYERS
     counted = DECODE_LOOP if DECODE_LOOP in whole.planned else DENOISE_LOOP
     progress(f"{counted.replace('_', ' ')} with {layers} layers, to count the kernels of one")
-    other = AbstractEngine(dataclasses.replace(config, num_layers=layers), engine, target, dtype=dtype).compile(counted)
+    other = AbstractEngine(config.with_num_layers(layers), engine, target, dtype=dtype).compile(counted)
     decode = next(program for program in programs if program.name == counted)
     return programs, round((decode.kernels - other.kernels) / (config.num_layers - layers), 2)

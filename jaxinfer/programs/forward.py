@@ -15,7 +15,9 @@ from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.layer_config import LayerConfig
 from jaxinfer.programs.batch_layout import StepBatch
+from jaxinfer.programs.windows import within_window
 from kernels_pallas.branch_attention.blocks import AttentionSizes
 
 
@@ -25,15 +27,21 @@ class PagedAttend:
     """An `Attend` of a step's tokens, which writes their K and V into the pool first."""
 
     slots: jax.Array  # int32 [T], padding included
-    plan: Any  # of the step, see `AttentionBackend`
+    plans: tuple[Any, ...]  # of the step, one for each kind of layers, see `AttentionBackend`
     backend: AttentionBackend = field(metadata={"static": True})
-    tokens: int = field(metadata={"static": True})  # of the step; the plan leaves out the padding after them
-    scale: float = field(metadata={"static": True})
+    tokens: int = field(metadata={"static": True})  # of the step; the plans leave out the padding after them
+    kinds: tuple[LayerConfig, ...] = field(metadata={"static": True})
 
     def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
         assert kv is not None
+        num_heads, num_kv_heads, head_dim = heads.geometry
+        kind = LayerConfig(num_heads, num_kv_heads, head_dim, None, heads.window)
+        plan = self.plans[self.kinds.index(kind)]
         q, k_pages, v_pages = self.backend.rotate_and_write(heads, *kv, self.slots)
-        found = self.backend.attention(q[: self.tokens], k_pages, v_pages, self.plan, scale=self.scale)
+        scale = head_dim**-0.5 if heads.scale is None else heads.scale
+        found = self.backend.attention(
+            q[: self.tokens], k_pages, v_pages, plan, scale=scale, cap=heads.cap, sinks=heads.sinks
+        )
         return jnp.pad(found, ((0, q.shape[0] - self.tokens), (0, 0), (0, 0))), (k_pages, v_pages)
 
 
@@ -77,15 +85,19 @@ def paged_attend(
     config: ModelConfig, dtype: jnp.dtype, cache: KVPool, batch: StepBatch, backend: AttentionBackend
 ) -> PagedAttend:
     """Return the attention of a step's tokens, padded, in layers of one configuration."""
-    sizes = AttentionSizes(
-        config.num_heads, config.num_kv_heads, config.head_dim, cache.page_size, dtype, cache.k[0].dtype
-    )
+
+    def plan(kind: LayerConfig) -> Any:
+        sizes = AttentionSizes(
+            kind.num_heads, kind.num_kv_heads, kind.head_dim, cache.page_size, dtype, cache.k[0].dtype
+        )
+        return backend.plan(within_window(batch, kind.window, page_size=cache.page_size), sizes)
+
     return PagedAttend(
         padded(batch.slot_mapping, backend, cache.num_slots),
-        backend.plan(batch, sizes),
+        tuple(plan(kind) for kind in config.kinds),
         backend,
         batch.token_ids.shape[0],
-        config.head_dim**-0.5,
+        config.kinds,
     )
 
 

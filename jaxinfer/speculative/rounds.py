@@ -24,7 +24,7 @@ from jaxinfer.sampling.bounds import Bounded, Bounds, counted
 from jaxinfer.sampling.next_tokens import next_tokens, redrawn, within_masks
 from jaxinfer.speculative.accept import land, num_accepted
 from jaxinfer.speculative.proposer import Drafts, Proposer, RoundsShape, Seated
-from jaxinfer.speculative.tails import TailPages, num_words, tokens_of_sequences, with_tail
+from jaxinfer.speculative.tails import TailPages, num_words, positions_of_tails, tokens_of_sequences, with_tail
 from jaxinfer.speculative.tree import Tree, accepted_path, ancestor_bits, no_tree, paths
 
 
@@ -220,7 +220,10 @@ class SpeculativeRounds:
         words = num_words(pages.shape[1] * page_size)
         bits = ancestor_bits(tree, self.tails.offsets(batch), max_depth=width - 1, words=words)
         bits = jnp.where(there[..., None], jnp.pad(bits, ((0, 0), (1, 0), (0, 0))), jnp.uint32(0))
-        wide = with_tail(wide, pages, bits.reshape(-1, words), page_size=page_size)
+        positions = None
+        if device.models[TARGET].config.has_windows:
+            positions = positions_of_tails(batch, self.tails, seated.length[:, None] - 1 + tree.depth, words)
+        wide = with_tail(wide, pages, bits.reshape(-1, words), page_size=page_size, positions=positions)
         above = jnp.pad(paths(tree, max_depth=width - 1), ((0, 0), (1, 0), (0, 0)), constant_values=-1)
         latest = jnp.broadcast_to(seated.latest_output(device.state[BOUNDS])[:, None, None], (*above.shape[:2], 1))
         kv, hidden, sampled, features, was_redrawn = self._computed(

@@ -50,6 +50,19 @@ def first_sequences(batch: StepBatch) -> jax.Array:
     return batch.query_start_loc[:-1] if batch.is_of_lanes else jnp.arange(batch.page_table.shape[0])
 
 
+def positions_of_tails(batch: StepBatch, tails: TailPages, positions: jax.Array, words: int) -> jax.Array:
+    """Return int32 [R, 32 * words], the position of the token at each index of a row's tail.
+
+    Args:
+        positions: int32 [S, N], of the first N tokens of each sequence's tail.
+    """
+    sequences, count = positions.shape
+    rows = batch.row[:sequences] if batch.is_of_lanes else jnp.arange(sequences)
+    index = tails.offsets(batch)[:, None] + jnp.arange(count)
+    nowhere = jnp.zeros((batch.page_table.shape[0], words * TAIL_WORD_BITS), jnp.int32)
+    return nowhere.at[rows[:, None], index].set(positions, mode="drop")
+
+
 def num_words(num_bits: int) -> int:
     """Return the number of words that hold so many tail bits."""
     return -(-num_bits // TAIL_WORD_BITS)
@@ -61,12 +74,15 @@ def one_bit(index: jax.Array, words: int) -> jax.Array:
     return jnp.where(jnp.arange(words) == (index // TAIL_WORD_BITS)[..., None], bit[..., None], jnp.uint32(0))
 
 
-def with_tail(batch: StepBatch, pages: jax.Array, bits: jax.Array, *, page_size: int) -> StepBatch:
+def with_tail(
+    batch: StepBatch, pages: jax.Array, bits: jax.Array, *, page_size: int, positions: jax.Array | None = None
+) -> StepBatch:
     """Return the batch with a tail after each row's context.
 
     Args:
         pages: int32 [R, C], of the tails.
         bits: uint32 [T, W], what the tokens see of them.
+        positions: int32 [R, 32 * W], of the tokens in them; None: no layer has a window.
     """
     count = (batch.kv_len + page_size - 1) // page_size
     columns = batch.page_table.shape[1] + pages.shape[1]
@@ -83,6 +99,7 @@ def with_tail(batch: StepBatch, pages: jax.Array, bits: jax.Array, *, page_size:
         kv_len=(count + pages.shape[1]) * page_size,
         tail_start=count * page_size,
         tail_bits=bits,
+        tail_position=positions,
     )
 
 

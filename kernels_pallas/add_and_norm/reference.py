@@ -17,8 +17,13 @@ def add_and_norm(
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float, *, axis: int = -1) -> jax.Array:
-    """Return x / rms(x) * scale [N] over `axis`, of size N, in float32 (Zhang and Sennrich 2019); x's dtype out."""
+    """Return x / rms(x) * scale [N] over `axis`, of size N, in float32 (Zhang and Sennrich 2019); x's dtype out.
+
+    The dtype of the scale decides where the result is rounded to x's dtype: after the product with a float32 scale,
+    before the product with any other.
+    """
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=axis, keepdims=True) + eps)
-    # The product with the scale is taken in x's dtype, as in the checkpoints' reference implementations.
-    return jnp.expand_dims(scale, tuple(range(1, x.ndim - axis % x.ndim))) * normed.astype(x.dtype)
+    # Both ways are those of the checkpoints' reference implementations; families differ.
+    factor = jnp.expand_dims(scale, tuple(range(1, x.ndim - axis % x.ndim)))
+    return (factor * normed).astype(x.dtype) if scale.dtype == jnp.float32 else factor * normed.astype(x.dtype)

@@ -52,8 +52,7 @@ def rotate_and_write(
     if reason is not None:
         tell_once("rotation and KV write run", reason)
         return reference(heads, k_pages, v_pages, slot_mapping)
-    scales = None if heads.q_scale is None or heads.k_scale is None else (heads.q_scale, heads.k_scale)
-    qkv = heads.qkv
+    scales, qkv = _scales(heads), heads.qkv
     if _launch(heads, qkv, k_pages).shared_memory_bytes > SHARED_MEMORY_BYTES:
         qkv = whole(qkv)
     launch = _launch(heads, qkv, k_pages)
@@ -68,13 +67,16 @@ def rotate_and_write(
 
 def why_not(heads: Heads, k_pages: jax.Array) -> str | None:
     """Return the reason why the kernel does not take these shapes; None if it does."""
-    qkv = heads.qkv
+    scales, qkv = _scales(heads), heads.qkv
     # Parts that do not fit the shared memory are summed before the kernel, so they are no reason.
     launch = replace(_launch(heads, qkv, k_pages), parts=0, bias=False)
     if qkv.dtype.name not in DTYPES or k_pages.dtype != qkv.dtype:
         return f"heads are {qkv.dtype} and the cache {k_pages.dtype}, both must be one of {', '.join(DTYPES)}"
-    if heads.q_scale is not None and heads.q_scale.dtype != qkv.dtype:
-        return f"the norm's scale is {heads.q_scale.dtype} and heads are {qkv.dtype}, they must be the same"
+    if scales is not None and heads.norms_late:
+        return "the norms of queries and keys follow their rotation"
+    if scales is not None and (scales[0].dtype != scales[1].dtype or scales[0].dtype not in (qkv.dtype, jnp.float32)):
+        found = f"the norms' scales are {scales[0].dtype} and {scales[1].dtype}"
+        return f"{found}, both must be {qkv.dtype}, as heads are, or both float32"
     if launch.head_dim not in HEAD_DIMS:
         return f"head_dim is {launch.head_dim}, must be one of {', '.join(map(str, HEAD_DIMS))}"
     if launch.query_heads > MAX_HEADS:
@@ -89,14 +91,21 @@ def _launch(heads: Heads, qkv: jax.Array | Parts, k_pages: jax.Array) -> HeadsLa
     values = qkv.values if isinstance(qkv, Parts) else qkv
     kv_heads, width, head_dim = values.shape[-3:]
     num_pages, page_size = k_pages.shape[:2]
+    scales = _scales(heads)
     return HeadsLaunch(
         kv_heads=kv_heads,
         group=width - 2,
         head_dim=head_dim,
         page_size=page_size,
         num_slots=num_pages * page_size,
-        eps=None if heads.q_scale is None else heads.eps,
+        eps=None if scales is None else heads.eps,
+        wide_scale=scales is not None and scales[0].dtype != qkv.dtype,
         parts=0 if cut is None else len(cut),
         bias=cut is not None and cut.bias is not None,
         dtype=qkv.dtype,
     )
+
+
+def _scales(heads: Heads) -> tuple[jax.Array, jax.Array] | None:
+    """Return the scales of the queries' norm and of the keys'; None: there are no norms."""
+    return None if heads.q_scale is None or heads.k_scale is None else (heads.q_scale, heads.k_scale)

@@ -35,6 +35,7 @@ class HeadsLaunch:
     page_size: int
     num_slots: int
     eps: float | None  # epsilon of the heads' norms; None: no norms
+    wide_scale: bool  # whether their scales are float32, and norms are rounded after the product with them alone
     parts: int  # float32 parts of the projection; 0: it is whole
     bias: bool  # whether a bias is to be added to the sum of parts
     dtype: jnp.dtype
@@ -60,7 +61,7 @@ class HeadsLaunch:
     def shared_memory_bytes(self) -> int:
         """Shared memory of one program in 16-bit precision."""
         heads = self.tile_rows * self.head_dim * (2 + 4 * self.parts + 2 * self.bias)
-        return heads + self.head_dim * 4 + 2 * self.head_dim * 2
+        return heads + self.head_dim * 4 + 2 * self.head_dim * (4 if self.wide_scale else 2)
 
 
 def rotate_and_write_heads(
@@ -81,7 +82,7 @@ def rotate_and_write_heads(
     Args:
         qkv: [T, num_kv_heads, group + 2, head_dim], or float32 [parts, T, ...].
         bias: bias of the sum of parts, [num_kv_heads, group + 2, head_dim].
-        scales: scales of the norms of queries and of keys, [head_dim] each.
+        scales: scales of the norms of queries and of keys, [head_dim] each, float32 or like the heads.
         interpret: `InterpretGPUParams` to run on a CPU.
     """
     inputs = {"qkv": qkv, "cos": cos, "sin": sin, "slots": slot_mapping}
@@ -121,7 +122,8 @@ def _scratch(launch: HeadsLaunch) -> dict[str, Any]:
     if launch.bias:
         scratch["bias"] = plgpu.SMEM((launch.tile_rows, launch.head_dim), launch.dtype)
     if launch.eps is not None:
-        scratch |= {name: plgpu.SMEM((launch.head_dim,), launch.dtype) for name in ("q_scale", "k_scale")}
+        scale = plgpu.SMEM((launch.head_dim,), jnp.float32 if launch.wide_scale else launch.dtype)
+        scratch |= {"q_scale": scale, "k_scale": scale}
         loads += len(("q_scale", "k_scale"))
     return scratch | {"loaded": plgpu.Barrier(num_arrivals=loads)}
 
@@ -188,8 +190,10 @@ def _finish_tile(launch: HeadsLaunch, place: Any, first: int) -> None:
     if launch.eps is not None:
         mean = (x * x).sum(axis=1) * (1.0 / launch.head_dim)
         inverse = lax.rsqrt(mean + launch.eps)
-        # Rounded where the reference rounds: before the product with the scale, and after it.
-        x = _rounded(launch, x * lax.broadcast_in_dim(inverse, x.shape, [0]))
+        # Rounded where the reference rounds: after the product with the scale, and before it unless it is float32.
+        x *= lax.broadcast_in_dim(inverse, x.shape, [0])
+        if not launch.wide_scale:
+            x = _rounded(launch, x)
         x = _rounded(launch, x * _scale(launch, place, first))
     half = launch.head_dim // 2
     left, right = x[:, :half], x[:, half:]

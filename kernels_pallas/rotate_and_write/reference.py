@@ -28,10 +28,13 @@ class Heads(Protocol):
     def q_scale(self) -> jax.Array | None: ...  # [head_dim], scale of the queries' RMS norm; None: no norms
 
     @property
-    def k_scale(self) -> jax.Array | None: ...  # [head_dim]
+    def k_scale(self) -> jax.Array | None: ...  # [head_dim], scale of the keys' RMS norm; None: no norms
 
     @property
     def eps(self) -> float: ...
+
+    @property
+    def norms_late(self) -> bool: ...  # whether the norms follow the rotation
 
 
 def rotate_and_write(
@@ -45,15 +48,28 @@ def rotate_and_write(
 
 
 def rotate(heads: Heads) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return q [..., T, num_heads, head_dim] and k, both normalised and rotated, and v; k and v have num_kv_heads."""
+    """Return q [..., T, num_heads, head_dim] and k, both normalised and rotated, and v; k and v have num_kv_heads.
+
+    With `norms_late`, q and k are rotated first.
+    """
     qkv = whole(heads.qkv)
     *lead, kv_heads, width, dim = qkv.shape
     group = width - 2
     q = qkv[..., :group, :].reshape(*lead, kv_heads * group, dim)
     k, v = qkv[..., group, :], qkv[..., group + 1, :]
-    if heads.q_scale is not None and heads.k_scale is not None:
-        q, k = rms_norm(q, heads.q_scale, heads.eps), rms_norm(k, heads.k_scale, heads.eps)
-    return apply_rope(q, heads.cos, heads.sin), apply_rope(k, heads.cos, heads.sin), v
+    if not heads.norms_late:
+        q, k = _normalised(heads, q, k)
+    q, k = apply_rope(q, heads.cos, heads.sin), apply_rope(k, heads.cos, heads.sin)
+    if heads.norms_late:
+        q, k = _normalised(heads, q, k)
+    return q, k, v
+
+
+def _normalised(heads: Heads, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the RMS norms of q and k; without scales, q and k themselves."""
+    if heads.q_scale is None or heads.k_scale is None:
+        return q, k
+    return rms_norm(q, heads.q_scale, heads.eps), rms_norm(k, heads.k_scale, heads.eps)
 
 
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

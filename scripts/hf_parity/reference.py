@@ -13,6 +13,7 @@ far each greedy token's logit was above the second best.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import sys
@@ -21,8 +22,14 @@ from typing import Any
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
+
+# Norms that compute with 1 + weight.
+_CENTRED_NORMS = ("Gemma2RMSNorm", "Gemma3RMSNorm", "MuseGlimmerTextCenteredRMSNorm")
+_SCORE_PROJECTIONS = ("q_proj", "k_proj", "qkv_proj", "query_key_value")
+# Model types whose layer types follow from other fields of older files.
+_WITHOUT_LAYER_TYPES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text")
 
 
 def be_quiet() -> None:
@@ -35,21 +42,45 @@ def be_quiet() -> None:
 def randomize(model: Any, seed: int) -> None:
     """Fill a model wide enough that one token wins clearly: the defaults' small values make all logits alike."""
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:
-            values = 1 + 0.3 * noise
-        elif name.endswith("bias"):
-            values = 0.3 * noise
-        elif "embed" in name:
-            # A tied table is also the output head, where unit rows would give logits of 30 and more.
-            values = 0.3 * noise if model.config.tie_word_embeddings else noise
-        else:
-            # Sharp attention would amplify rounding, which differs between any two implementations.
-            gain = 1.0 if any(part in name for part in ("q_proj", "k_proj", "query_key_value")) else 1.5
-            values = gain * noise / parameter.shape[-1] ** 0.5
-        with torch.no_grad():
-            parameter.copy_(values)
+    is_tied = getattr(model.config, "tie_word_embeddings", False)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            module = model.get_submodule(name.rpartition(".")[0])
+            parameter.copy_(_values(module, name, noise, is_tied))
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.copy_(1 + 0.2 * torch.randn(buffer.shape, generator=generator))
+            elif name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
+
+
+def _values(module: Any, name: str, noise: torch.Tensor, is_tied: bool) -> torch.Tensor:
+    """Values of one parameter of a module, from noise of its shape."""
+    kind = type(module).__name__
+    if "norm" in name:
+        values = 0.3 * noise if kind in _CENTRED_NORMS else 1 + 0.3 * noise
+        # Scores of Gemma 4 are not divided by anything.
+        is_steep = kind.startswith("Gemma4") and name.endswith(("q_norm.weight", "k_norm.weight"))
+        return 0.6 * values if is_steep else values
+    if name.endswith("e_score_correction_bias"):
+        return 0.1 * noise  # more would leave experts without tokens
+    if name.endswith("bias"):
+        return 0.3 * noise
+    if name.endswith(("router.scale", "router.per_expert_scale")):
+        return 1 + 0.3 * noise
+    if name.endswith("sinks"):
+        return noise
+    if "embed" in name:
+        if hasattr(module, "embed_scale") and name.endswith("embed_tokens.weight"):
+            return 0.15 * noise  # multiplied by the root of the hidden size
+        # A tied table is also the output head, where unit rows would give logits of 30 and more.
+        return 0.3 * noise if is_tied else noise
+    if name.endswith("router.proj.weight"):
+        return 1.5 * noise  # its rows have a length of one
+    # Sharp attention would amplify rounding, which differs between any two implementations.
+    gain = 1.0 if any(part in name for part in _SCORE_PROJECTIONS) else 1.5
+    return gain * noise / noise.shape[-2 if kind == "GptOssExperts" else -1] ** 0.5
 
 
 def make_checkpoint(
@@ -65,7 +96,7 @@ def make_checkpoint(
 
     Args:
         directory: made anew.
-        model_type: "llama", "qwen2", "qwen3" or "qwen3_moe".
+        model_type: as transformers names it, such as "qwen3_moe".
         fields: of the configuration.
         seed: of the weights.
         max_shard_size: such as "60KB"; None for a single file.
@@ -73,32 +104,65 @@ def make_checkpoint(
         bare: write the decoder without its head (its tensors then lack the prefix `model.`).
     """
     shutil.rmtree(directory, ignore_errors=True)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **fields), dtype=torch.float32)
+    # Configurations change the dictionaries that they are given.
+    config = AutoConfig.for_model(model_type, **copy.deepcopy(fields))
+    model = _auto_class(model_type).from_config(config, dtype=torch.float32)
     randomize(model, seed)
     written = model.model if bare else model
     written.save_pretrained(directory, **({"max_shard_size": max_shard_size} if max_shard_size else {}))
     for file in directory.iterdir():
         file.chmod(0o644)
     path = directory / "config.json"
-    config = json.loads(path.read_text())
+    written_config = json.loads(path.read_text())
     if old_format:
-        config = _old_format(config)
+        written_config = _old_format(written_config)
     if bare:
-        config["architectures"] = [type(model).__name__]
-    path.write_text(json.dumps(config, indent=2) + "\n")
+        written_config["architectures"] = [type(model).__name__]
+    path.write_text(json.dumps(written_config, indent=2) + "\n")
+
+
+def _auto_class(model_type: str) -> Any:
+    return AutoModelForImageTextToText if model_type == "muse_glimmer" else AutoModelForCausalLM
 
 
 def _old_format(config: dict[str, Any]) -> dict[str, Any]:
     values = dict(config)
+    model_type = values["model_type"]
+    if "text_config" in values:
+        values["text_config"] = _old_format(values["text_config"])
+    if "rope_parameters" in values and model_type != "gemma4_text":
+        _make_rope_old(values)
+    if "dtype" in values:
+        values["torch_dtype"] = values.pop("dtype")
+    if model_type in _WITHOUT_LAYER_TYPES:
+        values.pop("layer_types", None)
+        values.pop("_sliding_window_pattern", None)
+    if model_type == "qwen3_moe" and "num_local_experts" in values:
+        values["num_experts"] = values.pop("num_local_experts")
+    if "per_layer_config" in values:  # full layers of Gemma 4 are alike
+        full = next(iter(values.pop("per_layer_config").values()))
+        values["global_head_dim"] = full["head_dim"]
+        values["num_global_key_value_heads"] = full.get("num_key_value_heads")
+    return values
+
+
+def _make_rope_old(values: dict[str, Any]) -> None:
     rope = dict(values.pop("rope_parameters"))
+    if "full_attention" in rope:  # only full layers have a scaling
+        sliding, rope = rope["sliding_attention"], dict(rope["full_attention"])
+        values["rope_theta"] = rope.pop("rope_theta")
+        if sliding["rope_theta"] != values["rope_theta"]:
+            values["rope_local_base_freq"] = sliding["rope_theta"]
+        values["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+        return
     values["rope_theta"] = rope.pop("rope_theta")
+    partial = rope.pop("partial_rotary_factor", None)
+    if partial is not None and "rotary_dim" not in values:
+        values["partial_rotary_factor"] = partial
+    if "original_max_position_embeddings" in values:
+        rope.pop("original_max_position_embeddings", None)
     rope["type"] = rope.pop("rope_type")
     values["rope_scaling"] = None if rope["type"] == "default" else rope
-    values["torch_dtype"] = values.pop("dtype")
-    values.pop("layer_types", None)
-    if "num_local_experts" in values:
-        values["num_experts"] = values.pop("num_local_experts")
-    return values
 
 
 def run_prompt(directory: Path, prompt: list[int], new_tokens: int) -> tuple[np.ndarray, list[int], np.ndarray]:
@@ -121,7 +185,8 @@ def run_prompt(directory: Path, prompt: list[int], new_tokens: int) -> tuple[np.
 
 def open_checkpoint(directory: Path) -> Any:
     """The model of a directory, in float32."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model_type = json.loads((directory / "config.json").read_text())["model_type"]
+    model = _auto_class(model_type).from_pretrained(directory, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None  # every continuation has its full length
     return model
 

@@ -36,15 +36,16 @@ def test_a_case_of_the_table_compiles(name):
 
 
 @pytest.mark.parametrize("tokens", [1, 64, 8192])
-@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize("scales", ["bfloat16", "float32", None])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(32, 8, 128), (16, 8, 128), (64, 8, 128), (14, 2, 64), (32, 16, 256)]
 )
-def test_a_serving_shape_compiles_and_spills_nothing(heads, kv_heads, head_dim, norms, tokens, ptxas):
+def test_a_serving_shape_compiles_and_spills_nothing(heads, kv_heads, head_dim, scales, tokens, ptxas):
     def array(*extent: int, dtype=jnp.bfloat16) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(extent, dtype)
 
-    angles, scale = array(tokens, head_dim // 2, dtype=jnp.float32), array(head_dim) if norms else None
+    angles = array(tokens, head_dim // 2, dtype=jnp.float32)
+    scale = None if scales is None else array(head_dim, dtype=jnp.dtype(scales))
     qkv = array(tokens, kv_heads, heads // kv_heads + 2, head_dim)
     projected = ProjectedHeads(qkv, angles, angles, scale, scale, eps=1e-6)  # type: ignore[arg-type]
     pages = array(4096, 16, kv_heads, head_dim)

@@ -20,7 +20,7 @@ class TestOnTheGpu(AddAndNormChecks):
 
 
 @pytest.mark.parametrize("parts", [0, 4])
-@pytest.mark.parametrize("size", [1024, 4096, 16384])
+@pytest.mark.parametrize("size", [1024, 2880, 4096, 16384])
 def test_thousands_of_tokens_at_once(size, parts):
-    case = Case(tokens=2000, size=size, parts=parts)
+    case = Case(tokens=2000, size=size, parts=parts, wide_scale=size == 2880)
     check_case(case, run(case))

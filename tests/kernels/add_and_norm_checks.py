@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.attention import residual
+from kernels_pallas.add_and_norm import reference
 from tests.kernels.add_and_norm_cases import CASES, EPS, Case
 
 # Of rounding: the sum of parts, with a bias, with the residual; the norm, and its product with the scale.
@@ -40,3 +41,10 @@ class AddAndNormChecks:
         total, _ = self.run(case)
         x, y, _ = case.arguments
         assert np.array_equal(np.asarray(total), np.asarray(x + y))
+
+    def test_a_norm_is_rounded_after_the_product_with_a_wide_scale_alone(self):
+        case = CASES["a_wide_scale"]
+        x, _, scale = case.arguments
+        found, once = (np.asarray(y, np.float32) for y in (self.run(case)[1], reference.rms_norm(x, scale, EPS)))
+        # Some results differ in their last bit, as sums do; of two roundings, many would.
+        assert np.linalg.norm(found - once) < 6e-4 * np.linalg.norm(once)

@@ -26,6 +26,8 @@ class Case:
     page_size: int = 16
     num_pages: int = 3
     norms: bool = True
+    wide_scales: bool = False  # the scales of norms are float32
+    norms_late: bool = False  # norms follow the rotation
     parts: int = 0  # of the projection; 0: it is whole
     bias: bool = False  # of the parts' sum
     dtype: jnp.dtype = BF16
@@ -46,7 +48,8 @@ class Case:
         whole = jnp.asarray(values[0], self.dtype)
         qkv = Parts(jnp.asarray(values, jnp.float32), bias, whole.dtype) if self.parts else whole
         angle = rng.uniform(-4, 4, (tokens, dim // 2))
-        q_scale, k_scale = (jnp.asarray(np.exp(0.4 * rng.standard_normal(dim)), self.dtype) for _ in range(2))
+        precision = jnp.float32 if self.wide_scales else self.dtype
+        q_scale, k_scale = (jnp.asarray(np.exp(0.4 * rng.standard_normal(dim)), precision) for _ in range(2))
         return ProjectedHeads(
             qkv,
             # Some rotary types scale what they rotate.
@@ -55,6 +58,7 @@ class Case:
             q_scale=q_scale if self.norms else None,
             k_scale=k_scale if self.norms else None,
             eps=1e-6,
+            norms_late=self.norms_late,
         )
 
     @cached_property
@@ -77,7 +81,10 @@ CASES = {
     "parts_with_a_bias": Case((3, 40), norms=False, kv_heads=1, head_dim=128, parts=2, bias=True),
     "heads_of_128_in_odd_numbers": Case((30,), kv_heads=1, group=7, head_dim=128, page_size=32),
     "values_in_a_tile_of_their_own": Case((7,), kv_heads=6, group=10, num_pages=1),
+    "wide_scales": Case((3, 40), wide_scales=True),
+    "wide_scales_in_parts": Case((3,), kv_heads=1, head_dim=128, parts=2, bias=True, dtype=FP16, wide_scales=True),
     "heads_of_256": Case((70, 71), head_dim=256, page_size=64, slow=True),
+    "wide_scales_of_256": Case((70,), kv_heads=1, head_dim=256, page_size=64, wide_scales=True, slow=True),
     "one_head_per_kv_head": Case((9, 10), kv_heads=3, group=1, slow=True),
     "two_tiles_that_queries_and_keys_share": Case((7, 48), kv_heads=8, group=8, head_dim=128, slow=True),
     "a_tile_of_keys_and_values": Case((11,), kv_heads=16, group=4, slow=True),

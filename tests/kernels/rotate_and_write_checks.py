@@ -61,7 +61,7 @@ class RotateAndWriteChecks:
         for now, before in ((flat_k, case.pages[0]), (flat_v, case.pages[1])):
             assert np.array_equal(bits(now)[others], bits(before).reshape(flat_k.shape)[others])
 
-    @pytest.mark.parametrize("name", ["slots_out_of_range_are_dropped", "float16_in_parts"])
+    @pytest.mark.parametrize("name", ["slots_out_of_range_are_dropped", "float16_in_parts", "wide_scales"])
     def test_plain_xla_does_the_same(self, name):
         case = CASES[name]
         ours = self.run(case)

@@ -23,9 +23,8 @@ def reason(case: Case) -> str | None:
 @pytest.mark.parametrize("group", [1, 7, 16])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_the_kernel_takes(head_dim, group, dtype):
-    assert all(
-        reason(Case((1,), head_dim=head_dim, group=group, dtype=dtype, norms=norms)) is None for norms in (True, False)
-    )
+    for more in ({}, {"norms": False}, {"wide_scales": True}, {"norms": False, "norms_late": True}):
+        assert reason(Case((1,), head_dim=head_dim, group=group, dtype=dtype, **more)) is None
 
 
 @pytest.mark.parametrize(
@@ -35,6 +34,7 @@ def test_the_kernel_takes(head_dim, group, dtype):
         (Case((1,), head_dim=96), "head_dim is 96, must be one of 64, 128, 256"),
         (Case((1,), kv_heads=17, group=16), "there are 272 query heads, at most 256 are possible"),
         (Case((1,), kv_heads=112, group=2, head_dim=256), "448 rows of head_dim 256 do not fit the shared memory"),
+        (Case((1,), norms_late=True), "the norms of queries and keys follow their rotation"),
     ],
 )
 def test_the_kernel_does_not_take(case, why):
@@ -48,10 +48,23 @@ def test_parts_that_do_not_fit_are_added_before():
     assert reason(case) is None
 
 
-def test_the_cache_and_the_norms_have_the_precision_of_the_heads():
-    wide_scale = replace(SMALL.heads, q_scale=SMALL.heads.q_scale.astype(jnp.float32))
-    assert "the norm's scale is float32 and heads are bfloat16" in str(api.why_not(wide_scale, SMALL.pages[0]))
+@pytest.mark.parametrize("scales", [("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16")])
+def test_the_scales_of_norms_have_the_precision_of_the_heads_or_are_float32(scales):
+    q_scale, k_scale = (
+        x.astype(dtype) for x, dtype in zip((SMALL.heads.q_scale, SMALL.heads.k_scale), scales, strict=True)
+    )
+    why = api.why_not(replace(SMALL.heads, q_scale=q_scale, k_scale=k_scale), SMALL.pages[0])
+    assert f"the norms' scales are {scales[0]} and {scales[1]}, both must be bfloat16, as heads are," in str(why)
+
+
+def test_the_cache_has_the_precision_of_the_heads():
     assert "the cache float16" in str(api.why_not(SMALL.heads, SMALL.pages[0].astype(jnp.float16)))
+
+
+def test_float32_scales_take_more_shared_memory():
+    narrow, wide = (Case((1,), head_dim=128, wide_scales=wide_scales) for wide_scales in (False, True))
+    bytes_of = [api._launch(case.heads, case.heads.qkv, case.pages[0]).shared_memory_bytes for case in (narrow, wide)]
+    assert bytes_of[1] - bytes_of[0] == 2 * 128 * 2
 
 
 @pytest.fixture

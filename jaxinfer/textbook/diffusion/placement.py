@@ -85,7 +85,7 @@ def over_mesh(model: DecoderLM, mesh: Mesh) -> DecoderLM:
         raise ValueError(f"tp_size={mesh.size} does not split the model: {error}") from error
     effective = replace(effective, dtype=str(model.dtype))
     stored, final = parameters(model.config), parameters(effective)
-    return module_around(effective, load_parameters(_Held(model), stored, final, effective.num_kv_heads, mesh))
+    return module_around(effective, load_parameters(_Held(model), stored, final, mesh))
 
 
 class _Held:
