@@ -9,6 +9,7 @@ from jaxinfer.models.rope import RopeConfig
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.request_group import RequestGroup
 from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.turning import begin_short
 
 
 def members_of(item: Request | RequestGroup) -> list[Request]:
@@ -50,6 +51,8 @@ class Arrivals:
             if rope.depends_on_length and request.num_prompt_tokens > rope.max_position_embeddings:
                 # The rotation of its tokens, and so their cached keys, depend on the length of the whole prompt.
                 request.rope_length = request.num_prompt_tokens
+            if rope.turning_length is not None:
+                begin_short(request, rope.turning_length)
             request.arrival = self._count
             self._count += 1
         if isinstance(item, RequestGroup):

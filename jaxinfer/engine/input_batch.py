@@ -63,7 +63,7 @@ class InputBatch:
         self.seat_of: dict[str, int] = {}
         self.page_table = np.zeros((seats, buckets.pages_per_row[-1]), np.int32)
         self.num_pages = np.zeros(seats, np.int32)
-        self.prompt_len = np.zeros(seats, np.int32)
+        self.rope_length = np.zeros(seats, np.int32)
         self.max_len = np.zeros(seats, np.int32)
         self.temperature = np.zeros(seats, np.float32)
         self.top_k = np.zeros(seats, np.int32)
@@ -117,7 +117,7 @@ class InputBatch:
         packed = self._begin(shape, rows, seats)
         if output.rounds_of:
             packed["num_steps"][rows] = output.rounds_of
-        packed["lengths"][: len(seated)] = self.prompt_len[seats[seated]]
+        packed["lengths"][: len(seated)] = self.rope_length[seats[seated]]
         if len(chunks):
             computed = np.asarray(output.num_computed, np.int32)[chunks]
             of_chunks = [requests[index] for index in chunks.tolist()]
@@ -149,7 +149,7 @@ class InputBatch:
         packed["num_steps"][places] = output.rounds_of
         packed["row_seat"][places] = packed["seat"][places] = seats
         packed["capacity"][places] = np.minimum(self.num_pages[seats], first_pages + shape.lane_pages) * self.page_size
-        packed["lengths"][places] = self.prompt_len[seats]
+        packed["lengths"][places] = self.rope_length[seats]
         packed["logits_index"][:] = np.arange(shape.num_logits)
         self._fill_sampling(packed, places, seats)
         return BuiltBatch(packed, places, places, seats)
@@ -204,7 +204,7 @@ class InputBatch:
             known = request.token_ids[start : start + count]
             tokens[begin : begin + len(known)] = known  # a strategy fills in what is not known
         packed["positions"][where] = packed["limit"][where] = positions
-        packed["lengths"][where] = np.maximum(positions + 1, self.prompt_len[seat])
+        packed["lengths"][where] = np.maximum(positions + 1, self.rope_length[seat])
         packed["slot_mapping"][where] = (
             self.page_table[seat, positions // self.page_size] * self.page_size + positions % self.page_size
         )
@@ -219,7 +219,7 @@ class InputBatch:
         seat = request.seat = self.free_seats.pop()
         self.seat_of[request.request_id] = seat
         self.num_pages[seat] = 0
-        self.prompt_len[seat] = request.num_prompt_tokens
+        self.rope_length[seat] = max(request.num_prompt_tokens, request.rope_length)
         self.max_len[seat] = request.max_total_tokens
         params = request.sampling_params
         self.temperature[seat] = params.temperature

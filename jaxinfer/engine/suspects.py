@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from jaxinfer.scheduling.request import Group, Request, RequestStatus
+from jaxinfer.scheduling.group import Group
+from jaxinfer.scheduling.request import Request, RequestStatus
 
 logger = logging.getLogger(__name__)
 

@@ -43,9 +43,10 @@ def _inverse(value: float) -> float:
     return 1 / value
 
 
+_UNUSED = frozenset({"hidden_act", "cache_implementation"})
 _GEMMA: dict[str, Any] = ATTENTION_BIAS | {
     "names": "gemma", "renamed": {"hidden_act": "hidden_activation"}, "scales_embeddings": True,
-    "unused_fields": frozenset({"hidden_act", "cache_implementation"}), "fixed": {"use_bidirectional_attention": None},
+    "unused_fields": _UNUSED, "fixed": {"use_bidirectional_attention": None},
 }  # fmt: skip
 _GEMMA_NORMS = {"norms": "around", "norm_offset": "all", "float32_norms": True}
 _GEMMA_SCALE = Number("query_pre_attn_scalar", "attention_scale", _root, _of_root)
@@ -57,7 +58,8 @@ _GEMMA_DEFAULTS = {
     "eos_token_id": 1,
 }  # fmt: skip
 _GEMMA_4: dict[str, Any] = _GEMMA | {
-    "layer_fields": rules.GEMMA4_LAYERS, "qk_norm": True, "numbers": (_LOGIT_CAP,),
+    "unused_fields": _UNUSED | {"vocab_size_per_layer_input"}, "layer_fields": rules.GEMMA4_LAYERS, "qk_norm": True,
+    "numbers": (_LOGIT_CAP,),
     "switches": {
         "norms": "around", "float32_norms": True, "attention_scale": 1.0, "v_norm": True, "has_layer_scalar": True,
     },
@@ -177,7 +179,7 @@ DENSE_FAMILIES = (
                                        "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}),
     Family("Gemma3ForCausalLM", "gemma3_text",
            "Gemma 3 (text): Gemma 2's norms, norms of q and k, five of six layers with a window and a base of theirs.",
-           **(_GEMMA | {"unused_fields": _GEMMA["unused_fields"] | {"attn_logit_softcapping"}}),
+           **(_GEMMA | {"unused_fields": _UNUSED | {"attn_logit_softcapping", "_sliding_window_pattern"}}),
            qk_norm=True, layer_fields=rules.GEMMA3_LAYERS, switches=_GEMMA_NORMS, numbers=(_GEMMA_SCALE, _LOGIT_CAP),
            defaults=_GEMMA_DEFAULTS | {"vocab_size": 262208, "max_position_embeddings": 131072,
                                        "sliding_window_pattern": 6}),

@@ -101,7 +101,7 @@ class Experts(nnx.Module):
         down: jax.Array,
         gate_up_bias: jax.Array | None = None,
     ) -> jax.Array:
-        """Return the mixture without the last biases for kernels [E, f, 2, hidden], [E, hidden, f], biases [E, f, 2]."""
+        """Return the mixture for kernels [E, f, 2, hidden], [E, hidden, f] and biases [E, f, 2]; without last ones."""
         num_experts, inner, _, hidden = gate_up.shape
         groups = group_rows(experts.reshape(-1), num_experts)
         rows = at_places(tokens, groups, copies=experts.shape[1])

@@ -32,6 +32,7 @@ class Wrapper:
 _TOWERS = (
     "*vision_tower.*", "*audio_tower.*", "*multi_modal_projector.*", "*embed_vision.*", "*embed_audio.*",
     "*vision_model.*", "*vision_embedder.*", "*audio_embedder.*", "*merger.*", "*visual.*",
+    "*vision_adapter.*", "*vision_projection.*",
 )  # fmt: skip
 # Names before and since version 5 of transformers.
 _PREFIXES = (

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,23 +18,12 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduling.refusals import BREAKS_AT_FIRST, Excluded, Refusals
 from jaxinfer.scheduling.request_status import Landed, RequestStatus
 from jaxinfer.scheduling.token_marks import TokenMarks
+from jaxinfer.scheduling.turning import turn, turns
 
 if TYPE_CHECKING:
-    from jaxinfer.branching.branch_state import BranchLanes
     from jaxinfer.constraints.automaton import TokenAutomaton
     from jaxinfer.constraints.block_walk import Block
-
-
-class Group(Protocol):
-    """The part of a request's group that scheduling uses; see `RequestGroup`."""
-
-    request_id: str
-    trunk: Request | None
-    branches: BranchLanes
-    pending: deque[Request]  # members that wait for others of the group to end
-    max_parallel: int
-    num_unfinished: int
-    num_running: int
+    from jaxinfer.scheduling.group import Group
 
 
 @dataclass(eq=False, slots=True)  # with slots, because hundreds of requests are visited in every step
@@ -45,7 +33,7 @@ class Request:
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
-    max_total_tokens: int  # prompt and output, from max_tokens and max_model_len
+    max_total_tokens: int  # prompt and output, from max_tokens and max_model_len; see `turning` for longrope
     eos_token_ids: frozenset[int] = frozenset()
     prompt: str | None = None
     request_key: tuple[int, int] = (0, 0)  # two 32-bit words of randomness
@@ -62,7 +50,10 @@ class Request:
     pages: list[int] = field(default_factory=list)
     num_borrowed_pages: int = 0  # the first of these, which its trunk holds and gives back
     cache_key: Hashable = None  # namespace of the prefix cache: equal tokens are shared only within one
-    rope_length: int = 0  # the prompt's length if the rotation depends on it, else 0; part of the cache's namespace
+    rope_length: int = (
+        0  # the length that its rotation is for, if it depends on it, else 0; part of the cache's namespace
+    )
+    later_total_tokens: int = 0  # longrope: `max_total_tokens` from the turn on; 0: it has turned, or never does
     prefix: CacheMatch | None = None  # the cached prefix it began with, and its lock on cached pages
     num_published_tokens: int = 0  # tokens whose pages are in the cache
     has_twin: bool = False  # another request has published the same tokens first: it publishes no more for now
@@ -230,7 +221,7 @@ class Request:
                     status = RequestStatus.FINISHED_STOPPED
                     break
                 if len(known) >= self.max_total_tokens:
-                    status = RequestStatus.FINISHED_LENGTH
+                    status = None if self.later_total_tokens else RequestStatus.FINISHED_LENGTH
                     break
         if logprobs:
             self.logprobs += logprobs[: len(known) - first]
@@ -332,6 +323,8 @@ class Request:
                 self.guard_state = self.guard.along(self.output_token_ids[: -1 if self.is_held else None])
             except ConstraintError as error:
                 self.finish(RequestStatus.FINISHED_ERROR, error=str(error))
+        if turns(self):
+            turn(self)
         self.epoch += 1
         self.num_walking = 0
         self.num_computed_tokens = self.num_published_tokens = self.num_borrowed_pages = self.num_to_skip = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,15 @@ class Rounds:
 
 
 ONE_STEP = Rounds()  # of plain decoding
+
+
+def all_await(running: Sequence[Request], rounds: Rounds) -> bool:
+    """Whether each running request that a launch could take needs the host after every token."""
+    for request in running:
+        decodes = request.in_seat or request.num_computed_tokens == request.num_tokens - 1
+        if not request.is_held and not (decodes and rounds.awaits(request)):
+            return False
+    return True
 
 
 @dataclass(frozen=True)

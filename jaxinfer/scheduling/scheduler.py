@@ -13,14 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from jaxinfer.constraints.guard import Walk
+from jaxinfer.scheduling.group import Group
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.landing import DraftsOf, LogprobsOf, land
 from jaxinfer.scheduling.launch_plan import LaunchPlan
 from jaxinfer.scheduling.pace import Pace
 from jaxinfer.scheduling.plan_rounds import plan_launches
-from jaxinfer.scheduling.request import Group, Request, RequestStatus
+from jaxinfer.scheduling.preemption import victim_among
+from jaxinfer.scheduling.request import Request, RequestStatus
 from jaxinfer.scheduling.request_group import RequestGroup
-from jaxinfer.scheduling.rounds import ONE_STEP, Rounds
+from jaxinfer.scheduling.rounds import ONE_STEP, Rounds, all_await
 from jaxinfer.scheduling.scheduler_output import (
     CachedRequestData,
     Continuation,
@@ -30,6 +32,7 @@ from jaxinfer.scheduling.scheduler_output import (
     SchedulerOutput,
 )
 from jaxinfer.scheduling.trunks import Trunks
+from jaxinfer.scheduling.turning import turn, turns
 from jaxinfer.scheduling.waiting_room import WaitingRoom
 
 __all__ = ["CachedRequestData", "Landing", "NewRequestData", "Scheduler", "SchedulerLimits", "SchedulerOutput"]
@@ -54,6 +57,7 @@ class Scheduler:
         self._forks: set[Request] = set()  # forked requests that run and have not taken their seats yet
         self.num_sharing_lanes = 0  # running requests whose launches of rounds read a trunk together
         self._had_chunks = False  # whether the latest launches had chunks of prompts
+        self._turned: list[Request] = []  # requests that have left their seats since the last launch, to start over
         self.pace = Pace()  # of launches, which the caller that runs them measures
 
     def check(self, request: Request) -> None:
@@ -112,6 +116,7 @@ class Scheduler:
             goes_on=self._had_chunks,
         )  # fmt: skip
         self._had_chunks = plan.prefill_rows > 0
+        left, self._turned = [*plan.preempted, *self._turned], []
         finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks still need their seats in this launch
         outputs = [
             part.commit(way, rounds_of, self.kv.num_in_chunks, shares_lanes=shares_lanes)
@@ -121,7 +126,7 @@ class Scheduler:
             self._leave_seat(trunk)
         first, *others = outputs
         return replace(
-            first, finished_req_ids=finished, preempted_req_ids={request.request_id for request in plan.preempted},
+            first, finished_req_ids=finished, preempted_req_ids={request.request_id for request in left},
             then=others[0] if others else None,
         )  # fmt: skip
 
@@ -133,11 +138,7 @@ class Scheduler:
         """
         if len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
             return False
-        for request in self.running:
-            decodes = request.in_seat or request.num_computed_tokens == request.num_tokens - 1
-            if not request.is_held and not (decodes and rounds.awaits(request)):
-                return False
-        return True
+        return all_await(self.running, rounds)
 
     def _schedule_running(self, plan: LaunchPlan) -> None:
         page_size, running = self.kv.page_size, RequestStatus.RUNNING
@@ -174,24 +175,22 @@ class Scheduler:
         while (pages := self.kv.grow(request, num_tokens)) is None:
             if self.trunks.give_up_idle(request):
                 continue
-            victim = self._victim()
+            victim = victim_among(self.running, self.limits.scheduling_policy)
             self._preempt(victim, plan)
             if victim is request:
                 return None
         return pages
 
-    def _victim(self) -> Request:
-        held = [request for request in self.running if request.is_held]
-        if held:
-            return held[-1]  # nothing that has landed is lost, and the others of its search need not wait for its pages
-        if self.limits.scheduling_policy == "priority":
-            return max(self.running, key=lambda request: (request.priority, request.arrival))
-        return self.running[-1]
-
     def _preempt(self, victim: Request, plan: LaunchPlan) -> None:
+        plan.remove(victim)
+        self.num_preemptions += 1
+        victim.metrics.num_preemptions += not victim.is_trunk
+        self._put_back(victim)
+
+    def _put_back(self, victim: Request) -> None:
+        """Take a request out of its seat and its pages, to be computed again from its tokens."""
         self.running.remove(victim)
         self._forks.discard(victim)
-        plan.remove(victim)
         self.kv.release(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
@@ -199,12 +198,12 @@ class Scheduler:
         victim.drop_awaited()
         victim.marks.cut(victim.num_output_tokens)  # a block of a diffusion model is begun again
         victim.epoch += 1
-        self.num_preemptions += 1
         if victim.is_trunk:
             victim.is_computed = False  # a member that begins with it has it computed again
             return
         self._count_running(victim, -1)
-        victim.metrics.num_preemptions += 1
+        if turns(victim):
+            turn(victim)
         self.waiting.add(victim, first=True)
 
     def _park_held(self, plan: LaunchPlan) -> bool:
@@ -315,8 +314,7 @@ class Scheduler:
         drafts_of: DraftsOf | None = None,
     ) -> list[Landing]:
         """Land the sampled tokens of a launch, see `land`, and release the requests that finish."""
-        landings: list[Landing] = []
-        ended: list[Request] = []
+        landings, ended, turned = list[Landing](), list[Request](), list[Request]()
         page_size = self.kv.page_size if self.kv.cache is not None else sys.maxsize
         for landing in land(output, sampled, logprobs_of, before, walks, drafts_of):
             request = landing.request
@@ -328,7 +326,12 @@ class Scheduler:
             landings.append(landing)
             if computed - request.num_published_tokens >= page_size:
                 self.kv.publish(request, computed)
+            if request.later_total_tokens and turns(request):
+                turned.append(request)
         self._forget(ended)
+        for request in turned:
+            self._put_back(request)
+        self._turned += turned
         return landings
 
     def continue_from(self, continuations: Sequence[Continuation]) -> None:

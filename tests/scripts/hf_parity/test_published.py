@@ -36,6 +36,6 @@ def test_other_weights_are_rounded_to_the_nearest_that_it_can_say():
     weights = np.random.default_rng(1).standard_normal((4, 96)).astype(np.float32)
     kept = from_mxfp4(*to_mxfp4(weights))
     largest = np.abs(weights).reshape(4, 3, 32).max(-1).repeat(32, axis=-1)
-    # The steps between neighbours are at most a third of the largest; above it, up to a quarter is cut.
+    # Half of a step is at most a quarter of the largest, and so is what is cut above 1.5 * 2**2.
     assert (np.abs(kept - weights) <= largest / 4).all()
-    assert np.abs(kept - weights).mean() < 0.15 * np.abs(weights).mean()
+    assert np.abs(kept - weights).mean() < 0.2 * np.abs(weights).mean()

@@ -1,0 +1,33 @@
+"""Longrope: a sequence that grows beyond the original length is computed anew, once, with the factors of long ones.
+
+The factors are one choice for a whole sequence. Up to the original length its keys have the short ones. Until then its
+`max_total_tokens` is one more than that length, so that nothing is launched beyond it; with the token that comes after,
+all keys change, and the request starts over as one of a long sequence, in a namespace of the prefix cache of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxinfer.scheduling.request import Request
+
+
+def begin_short(request: Request, length: int) -> None:
+    """Let a new request begin with the factors of sequences of up to `length` tokens, if it does."""
+    if request.num_tokens > length:
+        request.rope_length = length + 1
+    elif request.max_total_tokens > length + 1:
+        request.later_total_tokens, request.max_total_tokens = request.max_total_tokens, length + 1
+
+
+def turns(request: Request) -> bool:
+    """Whether the tokens that a request has are more than its keys are for."""
+    return request.later_total_tokens > 0 and len(request.token_ids) >= request.max_total_tokens
+
+
+def turn(request: Request) -> None:
+    """Let a request be one of a long sequence; nothing that it has computed counts, and it shares no trunk."""
+    request.rope_length = request.max_total_tokens
+    request.max_total_tokens, request.later_total_tokens = request.later_total_tokens, 0
+    request.trunk, request.shares_lane = None, False
