@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxinfer.attention.attend import LayerKV
 from jaxinfer.attention.heads import ProjectedHeads
-from kernels_pallas.rotate_and_write.reference import rotate
+from kernels_pallas.rotate_and_write.reference import rotate, rotate_queries
 
 
 @jax.tree_util.register_dataclass
@@ -20,11 +20,15 @@ class CausalAttend:
     documents: jax.Array | None = None  # int32 [..., T]
 
     def __call__(self, kv: LayerKV, heads: ProjectedHeads) -> tuple[jax.Array, LayerKV]:
-        q, k, v = rotate(heads)
+        if heads.has_kv:
+            q, k, v = rotate(heads)
+        else:
+            assert kv is not None, "the layer whose keys these heads read comes before"
+            q, (k, v) = rotate_queries(heads), kv
         found = causal_attention(
             q, k, v, self.documents, window=heads.window, scale=heads.scale, cap=heads.cap, sinks=heads.sinks
         )
-        return found, kv
+        return found, (k, v) if heads.keeps_kv else kv
 
 
 def causal_attention(

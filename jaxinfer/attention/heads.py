@@ -18,7 +18,8 @@ class ProjectedHeads:
     and values (see `AttentionBackend`). `scale`, `cap`, `window` and `sinks` say how the layer attends.
     """
 
-    qkv: jax.Array | Parts  # [..., T, num_kv_heads, group + 2, head_dim]: a KV head's queries, its key, its value
+    # [..., T, num_kv_heads, group + 2, head_dim]: a KV head's queries, its key, its value; without `has_kv` its queries
+    qkv: jax.Array | Parts
     cos: jax.Array  # float32 [..., T, head_dim / 2]
     sin: jax.Array  # float32 [..., T, head_dim / 2]
     q_scale: jax.Array | None  # [head_dim], scale of the RMS norm of each head; None: no norms
@@ -28,6 +29,8 @@ class ProjectedHeads:
     scale: float | None = field(default=None, metadata={"static": True})  # factor of scores; None: head_dim ** -0.5
     cap: float | None = field(default=None, metadata={"static": True})  # bound of the scaled scores; None: no bound
     window: int | None = field(default=None, metadata={"static": True})  # tokens that each one sees; None: no limit
+    has_kv: bool = field(default=True, metadata={"static": True})  # else they attend to keys that are there already
+    keeps_kv: bool = field(default=False, metadata={"static": True})  # a later layer reads these keys and values
     sinks: jax.Array | None = None  # [num_heads], for each head a score without a value; None: there are none
 
     @property
@@ -35,4 +38,4 @@ class ProjectedHeads:
         """Numbers of query heads, of key/value heads and of a head's dimensions."""
         values = self.qkv.values if isinstance(self.qkv, Parts) else self.qkv
         kv_heads, width, head_dim = values.shape[-3:]
-        return kv_heads * (width - 2), kv_heads, head_dim
+        return kv_heads * (width - 2 * self.has_kv), kv_heads, head_dim

@@ -16,6 +16,7 @@ from jaxinfer.models.config import ModelConfig
 class KVPool:
     """Keys and values of all slots. Steps take it as a donated argument and return it: the same memory, updated."""
 
+    # Of each layer that has keys and values of its own.
     k: tuple[jax.Array, ...]  # per layer [num_pages, page_size, num_kv_heads, head_dim]
     v: tuple[jax.Array, ...]  # per layer [num_pages, page_size, num_kv_heads, head_dim]
 
@@ -30,7 +31,7 @@ class KVPool:
         sharding: jax.sharding.Sharding | None = None,
     ) -> KVPool:
         """Allocate a zeroed pool of `num_pages` pages of `page_size` slots; `sharding` None: on the default device."""
-        shapes = [(num_pages, page_size, layer.num_kv_heads, layer.head_dim) for layer in config.all_layers]
+        shapes = [(num_pages, page_size, layer.num_kv_heads, layer.head_dim) for layer in config.kv_layers]
         arrays = [jnp.zeros(shape, dtype, device=sharding) for shape in shapes for _ in range(2)]
         return cls(k=tuple(arrays[::2]), v=tuple(arrays[1::2]))
 
@@ -45,7 +46,7 @@ class KVPool:
         sharding: jax.sharding.Sharding | None = None,
     ) -> KVPool:
         """Return a pool that consists of shapes only, to compile for."""
-        shapes = [(num_pages, page_size, layer.num_kv_heads, layer.head_dim) for layer in config.all_layers]
+        shapes = [(num_pages, page_size, layer.num_kv_heads, layer.head_dim) for layer in config.kv_layers]
         pages: Any = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape in shapes)
         return cls(k=pages, v=pages)
 
@@ -74,7 +75,7 @@ class KVPool:
 
 def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype) -> int:
     """Return the bytes that one slot takes in all layers."""
-    elements = sum(layer.num_kv_heads * layer.head_dim for layer in config.all_layers)
+    elements = sum(layer.num_kv_heads * layer.head_dim for layer in config.kv_layers)
     return 2 * elements * jnp.dtype(dtype).itemsize
 
 

@@ -23,9 +23,10 @@ class Row:
 
     `axes` reads "source axes -> parameter axes"; axes in parentheses are fused in the source. Sizes of the axes: v
     vocabulary, h hidden, f intermediate, kv key/value heads, g query heads per key/value head, d head dimension, e
-    experts, x intermediate of an expert, s of shared experts, `one` 1; for EAGLE-3 heads also p pair of embedding and
-    feature, n features, w draft vocabulary. On the axis `slot`, several sources share one parameter; `slot` names this
-    source's share of it. A source with {j} in its name is one expert's, and its axis e has size 1.
+    experts, x intermediate of an expert, s of shared experts, `one` 1, `layers` and `width` of inputs by layer; for
+    EAGLE-3 heads also p pair of embedding and feature, n features, w draft vocabulary. On the axis `slot`, several
+    sources share one parameter; `slot` names this source's share of it. A source with {j} in its name is one expert's,
+    and its axis e has size 1.
     """
 
     source: str
@@ -33,7 +34,7 @@ class Row:
     axes: str
     slot: str | None = None
     when: str | None = None  # only if this field of the configuration is true
-    unless: str | None = None  # only if this field of the configuration is false
+    unless: tuple[str, ...] = ()  # only if these fields of the configuration are false
     layers: str | None = None  # only of "dense" layers, or of "sparse" ones
     offsets: bool = False  # token ids, int32; in the source, element i is the id minus i
     is_one_of_three: bool = False  # q, k or v of a source that concatenates them
@@ -66,6 +67,12 @@ def _layer(hf: str, ours: str, inputs: str = "h", names: Names = NAMES["llama"])
         Row(f"{hf}{names.mlp_result_norm}.weight", ours + "mlp_result_norm.scale", "h -> h",
             when="norms_after", norm="layer"),
         Row(hf + names.scalar, ours + "scalar.scale", "one -> one", when="has_layer_scalar"),
+        Row(hf + "per_layer_input_gate.weight", ours + "per_layer.gate.kernel", "width h -> width h",
+            when="has_per_layer"),
+        Row(hf + "per_layer_projection.weight", ours + "per_layer.projection.kernel", "h width -> h width",
+            when="has_per_layer"),
+        Row(hf + "post_per_layer_input_norm.weight", ours + "per_layer.norm.scale", "h -> h", when="has_per_layer",
+            norm="layer"),
         *_router(hf, ours, names),
         *_mlp(hf + names.shared, ours + "mlp.shared.", "s", names, when="has_shared", layers="sparse"),
         Row(hf + names.shared_gate, ours + "mlp.shared_gate.kernel", "one h -> one h", when="shared_is_gated",
@@ -73,16 +80,28 @@ def _layer(hf: str, ours: str, inputs: str = "h", names: Names = NAMES["llama"])
     )  # fmt: skip
 
 
+# Fields that are true of layers without keys, or without values, of their own.
+_ABSENT: dict[str, tuple[str, ...]] = {"q": (), "k": ("has_no_kv",), "v": ("has_no_kv", "values_are_keys")}
+
+
 def _attention(hf: str, ours: str, inputs: str, names: Names) -> tuple[Row, ...]:
     kernel, bias = f"(kv slot d) {inputs} -> kv slot d {inputs}", "(kv slot d) -> kv slot d"
     qkv = []
     for x in "qkv":
-        source, absent = hf + (names.qkv or f"{x}_proj"), "values_are_keys" if x == "v" else None
+        source, absent = hf + (names.qkv or f"{x}_proj"), _ABSENT[x]
         row = partial(Row, slot=x, is_one_of_three=names.qkv is not None, is_rotated=x != "v", unless=absent)
         qkv.append(row(source + ".weight", ours + "qkv.kernel", kernel))
         qkv.append(row(source + ".bias", ours + "qkv.bias", bias, when="qkv_bias"))
     norms = [
-        Row(f"{hf}{name}.weight", f"{ours}{x}_norm.scale", axes, when=when, is_rotated=True, norm="head")
+        Row(
+            f"{hf}{name}.weight",
+            f"{ours}{x}_norm.scale",
+            axes,
+            when=when,
+            unless=_ABSENT[x],
+            is_rotated=True,
+            norm="head",
+        )
         for x, name, over_all in (("q", names.q_norm, "(kv g d) -> kv g d"), ("k", names.k_norm, "(kv d) -> kv d"))
         for when, axes in (("norms_heads", "d -> d"), ("norms_over_heads", over_all))
     ]
@@ -198,11 +217,17 @@ def expert_rows(names: Names) -> tuple[tuple[Row, ...], ...]:
 def _decoder(names: Names) -> tuple[Row, ...]:
     return (
         Row(f"{names.embeddings}.weight", "embed.embedding", "v h -> v h"),
+        Row("model.embed_tokens_per_layer.weight", "per_layer.table", "v (layers width) -> v layers width",
+            when="has_per_layer"),
+        Row("model.per_layer_model_projection.weight", "per_layer.projection.kernel",
+            "(layers width) h -> layers width h", when="has_per_layer"),
+        Row("model.per_layer_projection_norm.weight", "per_layer.norm.scale", "width -> width", when="has_per_layer",
+            norm="layer"),
         Row(f"{names.layer}{names.input_norm}.weight", "layers.{i}.input_norm.scale", "h -> h", when="norms_before",
             norm="layer"),
         *_layer(names.layer, "layers.{i}.", names=names),
         Row(f"{names.final_norm}.weight", "final_norm.scale", "h -> h", norm="final"),
-        Row(f"{names.head}.weight", "lm_head.kernel", "v h -> v h", unless="tie_word_embeddings", is_normed=True),
+        Row(f"{names.head}.weight", "lm_head.kernel", "v h -> v h", unless=("tie_word_embeddings",), is_normed=True),
     )  # fmt: skip
 
 
@@ -325,6 +350,12 @@ def layout_of(config: ModelConfig | Layout) -> Layout:
         aliases=tuple(pair for wrapper in wrappers for pair in wrapper.prefixes),
         left_out=(
             *(f"*layers.{number}.*" for number in extra),
+            *(
+                f"*layers.{number}.{names.attention}{name}.*"
+                for number, layer in enumerate(config.layers)
+                if layer.kv_from is not None
+                for name in ("k_proj", "v_proj", names.k_norm)
+            ),
             *(pattern for wrapper in wrappers for pattern in wrapper.left_out),
         ),
         tied_copies=copies if config.tie_word_embeddings else None,
@@ -357,9 +388,21 @@ def _by_layer(config: ModelConfig) -> tuple[OfLayer, ...]:
     """Return what layers have of their own, if they differ."""
     return tuple(
         OfLayer(
-            {"kv": layer.num_kv_heads, "g": layer.group_size, "d": layer.head_dim},
+            {
+                "kv": layer.num_kv_heads,
+                "g": layer.group_size,
+                "d": layer.head_dim,
+                "f": layer.mlp_size or config.intermediate_size,
+            },
             layer.rotary_dim,
-            frozenset({"values_are_keys"} if layer.values_are_keys else ()),
+            frozenset(
+                name
+                for name, is_true in (
+                    ("values_are_keys", layer.values_are_keys),
+                    ("has_no_kv", layer.kv_from is not None),
+                )
+                if is_true
+            ),
         )
         for layer in config.layers
     )
@@ -369,6 +412,7 @@ def _sizes(config: ModelConfig) -> dict[str, int]:
     sizes = {
         "v": config.vocab_size, "h": config.hidden_size, "f": config.intermediate_size,
         "kv": config.num_kv_heads, "g": config.group_size, "d": config.head_dim, "one": 1,
+        "layers": config.num_layers, "width": config.per_layer_size,
     }  # fmt: skip
     experts = config.experts
     if experts is None:
@@ -385,6 +429,7 @@ def _fields(config: ModelConfig) -> frozenset[str]:
         "norms_over_heads": has_scales and config.qk_norm_of == "all_heads",
         "norm_offset": config.norm_offset != "none",
         "final_norm_offset": config.norm_offset == "all",
+        "has_per_layer": config.per_layer_size > 0,
         "gates_elements": config.gate != "none" and config.gate_of == "element",
         "gates_heads": config.gate != "none" and config.gate_of == "head",
     }

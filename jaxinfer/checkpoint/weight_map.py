@@ -120,7 +120,7 @@ def placements(config: ModelConfig | Layout) -> tuple[Placement, ...]:
     for row in layout.rows:
         for layer in range(layout.num_layers if "{i}" in row.source else 1):
             fields = layout.of_layer(layer).fields
-            if (row.when and row.when not in fields) or (row.unless and row.unless in fields):
+            if (row.when and row.when not in fields) or not fields.isdisjoint(row.unless):
                 continue
             if row.layers and row.layers != ("dense" if layer in layout.dense_layers else "sparse"):
                 continue
@@ -197,7 +197,7 @@ def _place(row: Row, layer: int, expert: int, layout: Layout) -> Placement:
     sizes = own.sizes
     group = sizes["g"]
     slots = {"q": (0, group), "k": (group, 1), "v": (group + 1, 1), "gate": (0, 1), "up": (1, 1)}
-    of_heads = group + (1 if "values_are_keys" in own.fields else 2)
+    of_heads = group + (0 if "has_no_kv" in own.fields else 1 if "values_are_keys" in own.fields else 2)
     total = {"q": of_heads, "k": of_heads, "v": of_heads, "gate": 2, "up": 2}
 
     left, right = row.axes.split(" -> ")

@@ -59,7 +59,8 @@ class Attention(nnx.Module):
         self.has_v_norm, self.q_factor = config.v_norm, config.q_factor
         self.has_constant_norm = config.qk_norm and not config.qk_norm_has_weights
         self.gate_act = config.gate
-        slots = group + (1 if layer.values_are_keys else 2)
+        self.has_kv, self.keeps_kv = layer.kv_from is None, layer.is_read_later
+        slots = group + (0 if not self.has_kv else 1 if layer.values_are_keys else 2)
         self.qkv = Projection((inputs or hidden,), (heads, slots, dim), bias=config.qkv_bias, dtype=dtype, rngs=rngs)
         self.o = Projection(self.head_shape, (hidden,), bias=config.o_bias, dtype=dtype, rngs=rngs)
         has_scales, over_all = config.qk_norm and config.qk_norm_has_weights, config.qk_norm_of == "all_heads"
@@ -68,7 +69,7 @@ class Attention(nnx.Module):
             return HeadsNorm(shape, scale_dtype) if over_all else RMSNorm(dim, eps, scale_dtype)
 
         self.q_norm = norm(self.head_shape) if has_scales else None
-        self.k_norm = norm((heads, dim)) if has_scales else None
+        self.k_norm = norm((heads, dim)) if has_scales and self.has_kv else None
         gate_shape = (heads, group) if config.gate_of == "head" else self.head_shape
         self.gate = (
             None if config.gate == "none" else Projection((hidden,), gate_shape, bias=False, dtype=dtype, rngs=rngs)
@@ -92,6 +93,8 @@ class Attention(nnx.Module):
             scale=self.scale,
             cap=self.cap,
             window=self.window,
+            has_kv=self.has_kv,
+            keeps_kv=self.keeps_kv,
             sinks=None if self.sinks is None else self.sinks[...].reshape(-1),
         )
         found, kv = attend(kv, heads)
@@ -113,8 +116,10 @@ class Attention(nnx.Module):
         scales: tuple[jax.Array | None, jax.Array | None] = (None, None)
         if self.has_constant_norm:
             scales = jnp.full(dim, self.q_factor, qkv.dtype), jnp.ones(dim, qkv.dtype)
-        elif isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
-            scales = self.q_norm.scale[...], self.k_norm.scale[...]
+        elif isinstance(self.q_norm, RMSNorm):
+            scales = self.q_norm.scale[...], None if self.k_norm is None else self.k_norm.scale[...]
+        if not self.has_kv:
+            return qkv, scales
         over_all = isinstance(self.q_norm, HeadsNorm)
         if not (over_all or self.has_v_norm or self.values_are_keys or rotation.query_factor is not None):
             return qkv, scales

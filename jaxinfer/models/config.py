@@ -63,6 +63,7 @@ class ModelConfig:
     residual_scale: float = 1.0  # of what attention and MLP add
     logit_scale: float = 1.0
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap)
+    per_layer_size: int = 0  # of an embedding that each token has for each layer; 0: none
     has_layer_scalar: bool = False  # a layer's whole output is multiplied by a weight
     layers: tuple[LayerConfig, ...] = ()  # if they differ from each other, or have windows
     normalizes_head: bool = False  # the output head's columns are divided by their norms when its weights are read
@@ -115,6 +116,11 @@ class ModelConfig:
     def all_layers(self) -> tuple[LayerConfig, ...]:
         """The description of every layer."""
         return self.layers or (self.common_layer,) * self.num_layers
+
+    @property
+    def kv_layers(self) -> tuple[LayerConfig, ...]:
+        """The description of every layer that has keys and values of its own."""
+        return tuple(layer for layer in self.all_layers if layer.kv_from is None)
 
     @property
     def kinds(self) -> tuple[LayerConfig, ...]:

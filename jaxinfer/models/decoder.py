@@ -16,6 +16,7 @@ from jaxinfer.models.attention_layer import Rotation
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder_layer import DecoderLayer
 from jaxinfer.models.layers import Embedding, OutputHead, RMSNorm
+from jaxinfer.models.per_layer import PerLayerEmbeddings
 from jaxinfer.models.rope import RopeConfig, rope_cos_sin
 from kernels_pallas.add_and_norm.reference import rms_norm
 
@@ -36,6 +37,7 @@ class DecoderLM(nnx.Module):
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype, rngs)
         self.layers = nnx.List([DecoderLayer(config, number, dtype, rngs) for number in range(config.num_layers)])
         self.final_norm = RMSNorm.of(config, dtype)
+        self.per_layer = PerLayerEmbeddings(config, dtype, rngs) if config.per_layer_size else None
         self.lm_head = (
             None if config.tie_word_embeddings else OutputHead(config.vocab_size, config.hidden_size, dtype, rngs)
         )
@@ -70,7 +72,7 @@ class DecoderLM(nnx.Module):
         """Compute hidden states, keys and values of every layer, and features for a drafter.
 
         Args:
-            kv: cache of each layer, in which `attend` finds the past.
+            kv: cache of each layer, in which `attend` finds the past; None for layers that read another one's.
             token_ids: int32 [..., T].
             positions: int32 [..., T], the rotary position of each token.
             attend: called in each layer with that layer's `kv` and projected heads.
@@ -82,13 +84,18 @@ class DecoderLM(nnx.Module):
         """
         rotations = self._rotations(positions, lengths)
         embeddings = self._embedded(token_ids)
+        more = None if self.per_layer is None else self.per_layer(token_ids, embeddings)
         x, y = residual.from_tokens(embeddings if added is None else embeddings + added), None
         after, captured = [], []
         for number, (layer, before) in enumerate(zip(self.layers, kv, strict=True)):
             x, normed = layer.enter(x, y, residual)
             if number in capture:
                 captured.append(residual.to_tokens(x))
-            x, y, layer_kv = layer(x, normed, before, rotations[number], attend, residual)
+            source = self.config.layer(number).kv_from
+            own = None if more is None else residual.from_tokens(more[..., number, :])
+            x, y, layer_kv = layer(
+                x, normed, before if source is None else after[source], rotations[number], attend, residual, own
+            )
             after.append(layer_kv)
         assert len(captured) == len(capture), f"{capture} are not layers of a model that has {len(self.layers)}"
         features = jnp.concatenate(captured, axis=-1) if captured else None

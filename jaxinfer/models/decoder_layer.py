@@ -14,6 +14,7 @@ from jaxinfer.models.attention_layer import Attention, Rotation
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.experts import ExpertsBesideMLP, SparseMLP
 from jaxinfer.models.layers import MLP, RMSNorm
+from jaxinfer.models.per_layer import PerLayerGate
 from kernels_pallas.parts import Parts, whole
 
 
@@ -38,10 +39,12 @@ class DecoderLayer(nnx.Module):
         self.attention_result_norm = RMSNorm.of(config, dtype, eps=config.post_norm_eps) if is_after else None
         self.post_attention_norm = RMSNorm.of(config, dtype) if is_before else None
         is_sparse, is_beside = config.is_sparse(number), config.experts is not None and config.experts.is_beside_mlp
-        self.mlp = SparseMLP(config, dtype, rngs) if is_sparse and not is_beside else MLP(config, dtype, rngs)
+        inner = config.layer(number).mlp_size
+        self.mlp = SparseMLP(config, dtype, rngs) if is_sparse and not is_beside else MLP(config, dtype, rngs, inner)
         self.beside = ExpertsBesideMLP(config, dtype, rngs) if is_sparse and is_beside else None
         self.mlp_result_norm = RMSNorm.of(config, dtype, eps=config.post_norm_eps) if is_after else None
         self.scalar = LayerScalar(dtype) if config.has_layer_scalar else None
+        self.per_layer = PerLayerGate(config, dtype, rngs) if config.per_layer_size else None
         self.residual_scale = config.residual_scale
 
     def enter(self, x: jax.Array, y: jax.Array | Parts | None, residual: Residual) -> tuple[jax.Array, jax.Array]:
@@ -57,12 +60,16 @@ class DecoderLayer(nnx.Module):
         rotation: Rotation,
         attend: Attend,
         residual: Residual,
+        own: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | Parts | None, LayerKV]:
         """Map the results of `enter` and the layer's KV to the residual stream, the layer's result, and the new KV.
 
         The result is None where the residual stream has it already.
+
+        Args:
+            own: the layer's own input, see `PerLayerEmbeddings`, in the layout of activations.
         """
-        return _attend_and_project(self, x, normed, kv, rotation, attend, residual)
+        return _attend_and_project(self, x, normed, kv, rotation, attend, residual, own)
 
 
 @partial(jax.jit, static_argnames="residual")
@@ -84,6 +91,7 @@ def _attend_and_project(
     rotation: Rotation,
     attend: Attend,
     residual: Residual,
+    own: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array | Parts | None, LayerKV]:
     y, kv = layer.attention(normed, kv, rotation, attend, residual)
     y = _result(layer, layer.attention_result_norm, y, residual)
@@ -92,9 +100,12 @@ def _attend_and_project(
     if layer.beside is not None:
         y = layer.beside(x, whole(y), residual)
     y = _result(layer, layer.mlp_result_norm, y, residual)
-    if layer.scalar is None:
+    if layer.scalar is None and layer.per_layer is None:
         return x, y, kv
-    return (x + whole(y)) * layer.scalar.scale[...], None, kv
+    x = x + whole(y)
+    if layer.per_layer is not None and own is not None:
+        x = layer.per_layer(x, own, residual)
+    return x if layer.scalar is None else x * layer.scalar.scale[...], None, kv
 
 
 def _result(layer: DecoderLayer, norm: RMSNorm | None, y: jax.Array | Parts, residual: Residual) -> jax.Array | Parts:

@@ -51,6 +51,7 @@ _GEMMA: dict[str, Any] = ATTENTION_BIAS | {
 _GEMMA_NORMS = {"norms": "around", "norm_offset": "all", "float32_norms": True}
 _GEMMA_SCALE = Number("query_pre_attn_scalar", "attention_scale", _root, _of_root)
 _LOGIT_CAP = Number("final_logit_softcapping", "logit_cap")
+_PER_LAYER = Number("hidden_size_per_layer_input", "per_layer_size", is_size=True)
 _GEMMA_DEFAULTS = {
     "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
@@ -66,6 +67,7 @@ _GEMMA_4: dict[str, Any] = _GEMMA | {
 }  # fmt: skip
 _GEMMA_4_DEFAULTS = _GEMMA_DEFAULTS | {
     "vocab_size": 262144, "num_hidden_layers": 30, "max_position_embeddings": 131072, "sliding_window": 512,
+    "num_kv_shared_layers": 0,
 }  # fmt: skip
 
 DENSE_FAMILIES = (
@@ -184,11 +186,8 @@ DENSE_FAMILIES = (
            defaults=_GEMMA_DEFAULTS | {"vocab_size": 262208, "max_position_embeddings": 131072,
                                        "sliding_window_pattern": 6}),
     Family("Gemma4ForCausalLM", "gemma4_text",
-           "Gemma 4 (text, 31B and 26B-A4B): normed values, wide heads in full layers, experts beside the MLP in one.",
-           **(_GEMMA_4 | {"fixed": {"num_kv_shared_layers": 0, "use_double_wide_mlp": False}}),
-           experts=GEMMA4_EXPERTS,
-           choices=(Choice("hidden_size_per_layer_input", {0: {}, None: {}}),
-                    Choice("use_bidirectional_attention", {"vision": {}, None: {}})),
+           "Gemma 4 (text): normed values, wide heads in full layers; in some experts beside the MLP, or inputs by layer.",
+           **(_GEMMA_4 | {"fixed": {}, "numbers": (_LOGIT_CAP, _PER_LAYER)}), experts=GEMMA4_EXPERTS, choices=(Choice("use_bidirectional_attention", {"vision": {}, None: {}}),),
            defaults=_GEMMA_4_DEFAULTS | {"hidden_size_per_layer_input": 256}),
     Family("Gemma4UnifiedForCausalLM", "gemma4_unified_text",
            "Gemma 4 (text, 12B): Gemma 4's layers without experts.",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxinfer.models.config_fields import UnsupportedConfigError
+from jaxinfer.models.config_fields import UnsupportedConfigError, size
 from jaxinfer.models.experts_fields import ExpertsFields
 from jaxinfer.models.layer_fields import LayerFields
 from jaxinfer.models.rope_fields import RopeReading
@@ -24,6 +24,7 @@ class Number:
     attribute: str
     read: Callable[[float], float] = _same
     write: Callable[[float], float] = _same
+    is_size: bool = False  # an integer of which null means 0
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,9 @@ def read_switches(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number in family.numbers:
         value = values.get(number.field)
+        if number.is_size:
+            found[number.attribute] = 0 if value is None else size(values, number.field, 0)
+            continue
         if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0):
             raise UnsupportedConfigError(f"config.json must set {number.field} to a positive number, got {value!r}")
         if value is not None or number.attribute in _MAY_BE_NONE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxinfer.models.config_fields import UnsupportedConfigError
 from jaxinfer.models.rope import RopeConfig
@@ -18,6 +18,9 @@ class LayerConfig:
         rope: rotation of queries and keys; None: they are not rotated.
         window: number of tokens that a token sees, itself included; None: all before it.
         values_are_keys: values are the projected keys, before their norm and rotation.
+        kv_from: number of the earlier layer whose keys and values it reads, instead of its own; None: its own.
+        is_read_later: a later layer reads its keys and values.
+        mlp_size: intermediate size of its MLP; None: the model's.
     """
 
     num_heads: int
@@ -26,6 +29,9 @@ class LayerConfig:
     rope: RopeConfig | None = RopeConfig()
     window: int | None = None
     values_are_keys: bool = False
+    kv_from: int | None = None
+    is_read_later: bool = False
+    mlp_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -53,14 +59,14 @@ class LayerConfig:
         return self.head_dim if self.rope is None else self.rope.rotary_dim(self.head_dim)
 
     @property
-    def without_rope(self) -> LayerConfig:
-        """What a plan of attention depends on: the rotation has no part in it."""
-        return replace(self, rope=None, values_are_keys=False)
+    def attended(self) -> LayerConfig:
+        """What a plan of attention depends on: heads and window."""
+        return LayerConfig(self.num_heads, self.num_kv_heads, self.head_dim, None, self.window)
 
 
 def kinds_of(layers: Sequence[LayerConfig]) -> tuple[LayerConfig, ...]:
     """Return what differs between the plans of attention of these layers, each once, in order."""
-    return tuple(dict.fromkeys(layer.without_rope for layer in layers))
+    return tuple(dict.fromkeys(layer.attended for layer in layers))
 
 
 def main_rope(layers: Sequence[LayerConfig]) -> RopeConfig | None:

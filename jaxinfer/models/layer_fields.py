@@ -290,7 +290,27 @@ def _read_gemma4(values: Fields, layer: LayerConfig) -> list[LayerConfig]:
         for number, each in enumerate(layers)
     ]
     full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
-    return _ropes_by_type(values, layers, full=full, sliding={"rope_theta": 1e4}, has_partial=True)
+    layers = _ropes_by_type(values, layers, full=full, sliding={"rope_theta": 1e4}, has_partial=True)
+    return _sharing(values, layers)
+
+
+def _sharing(values: Fields, layers: list[LayerConfig]) -> list[LayerConfig]:
+    """Return layers of which the last `num_kv_shared_layers` read the keys and values of the last other layer of their
+    type; with `use_double_wide_mlp` their MLPs are twice as wide."""
+    count = size(values, "num_kv_shared_layers", 0)
+    if not count:
+        return layers
+    first = len(layers) - count
+    last = {layer.window is None: number for number, layer in enumerate(layers[: max(first, 0)])}
+    if any((layer.window is None) not in last for layer in layers):
+        raise UnsupportedConfigError(f"num_kv_shared_layers={count} leaves no layer of some type to read keys from")
+    wide = 2 * size(values, "intermediate_size") if flag(values, "use_double_wide_mlp") else None
+    return [
+        replace(layer, kv_from=last[layer.window is None], values_are_keys=False, mlp_size=wide)
+        if number >= first
+        else replace(layer, is_read_later=number in last.values())
+        for number, layer in enumerate(layers)
+    ]
 
 
 def _gemma4_heads(
@@ -328,6 +348,8 @@ def _write_gemma4(layers: Layers) -> dict[str, Any]:
     }
     return _write_typed(layers) | _write_ropes(layers, has_partial=True) | {
         "per_layer_config": own, "attention_k_eq_v": full[0].values_are_keys,
+        "num_kv_shared_layers": sum(layer.kv_from is not None for layer in layers),
+        "use_double_wide_mlp": any(layer.mlp_size is not None for layer in layers),
     }  # fmt: skip
 
 
@@ -354,6 +376,14 @@ LAGUNA_LAYERS = LayerFields(_read_laguna, _write_laguna, _TYPED | {"num_attentio
 GEMMA4_LAYERS = LayerFields(
     _read_gemma4,
     _write_gemma4,
-    _TYPED | {"global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "per_layer_config"},
+    _TYPED
+    | {
+        "global_head_dim",
+        "num_global_key_value_heads",
+        "attention_k_eq_v",
+        "per_layer_config",
+        "num_kv_shared_layers",
+        "use_double_wide_mlp",
+    },
     reads_rope=True,
 )

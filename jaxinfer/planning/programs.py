@@ -197,7 +197,7 @@ def pool_arrays(
         num_pages: pages of the pool; None: those of the engine's requests.
     """
     found: Counter[PoolArray] = Counter()
-    for layer in for_tensor_parallel(config, num_devices).all_layers:
+    for layer in for_tensor_parallel(config, num_devices).kv_layers:
         heads = layer.num_kv_heads // num_devices
         shape = (num_pages or engine.num_pages, engine.page_size, heads, layer.head_dim)
         found[PoolArray(_HLO_NAMES[jnp.dtype(dtype).name], shape, jnp.dtype(dtype).itemsize)] += 2

@@ -19,6 +19,7 @@ from jaxinfer.models.layer_config import LayerConfig
 from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.programs.windows import within_window
 from kernels_pallas.branch_attention.blocks import AttentionSizes
+from kernels_pallas.rotate_and_write.reference import rotate_queries
 
 
 @jax.tree_util.register_dataclass
@@ -37,7 +38,10 @@ class PagedAttend:
         num_heads, num_kv_heads, head_dim = heads.geometry
         kind = LayerConfig(num_heads, num_kv_heads, head_dim, None, heads.window)
         plan = self.plans[self.kinds.index(kind)]
-        q, k_pages, v_pages = self.backend.rotate_and_write(heads, *kv, self.slots)
+        if heads.has_kv:
+            q, k_pages, v_pages = self.backend.rotate_and_write(heads, *kv, self.slots)
+        else:
+            q, (k_pages, v_pages) = rotate_queries(heads), kv
         scale = head_dim**-0.5 if heads.scale is None else heads.scale
         found = self.backend.attention(
             q[: self.tokens], k_pages, v_pages, plan, scale=scale, cap=heads.cap, sinks=heads.sinks
@@ -73,10 +77,12 @@ def forward_with_features(
     attend = paged_attend(model.config, model.dtype, cache, batch, backend)
     token_ids, positions, lengths = (padded(x, backend) for x in (batch.token_ids, batch.positions, batch.lengths))
     residual = backend.residual(token_ids.shape[0])
-    kv = list(zip(cache.k, cache.v, strict=True))
+    stored = iter(zip(cache.k, cache.v, strict=True))
+    own = [layer.kv_from is None for layer in model.config.all_layers]
+    kv = [next(stored) if is_own else None for is_own in own]
     more = None if added is None else padded(added, backend)
     found = model.with_kv(kv, token_ids, positions, attend, lengths, residual, capture, more)
-    k, v = zip(*found.kv, strict=True)
+    k, v = zip(*[pages for pages, is_own in zip(found.kv, own, strict=True) if is_own and pages], strict=True)
     features = None if found.features is None else found.features[:tokens]
     return KVPool(k, v), found.hidden[:tokens], features
 

@@ -72,6 +72,16 @@ def _normalised(heads: Heads, q: jax.Array, k: jax.Array) -> tuple[jax.Array, ja
     return rms_norm(q, heads.q_scale, heads.eps), rms_norm(k, heads.k_scale, heads.eps)
 
 
+def rotate_queries(heads: Heads) -> jax.Array:
+    """Return q [..., T, num_heads, head_dim], normalised and rotated, of heads [..., T, num_kv_heads, group, head_dim]
+    that have no keys and values of their own; their norms precede the rotation."""
+    q = whole(heads.qkv)
+    q = q.reshape(*q.shape[:-3], -1, q.shape[-1])
+    if heads.q_scale is not None:
+        q = rms_norm(q, heads.q_scale, heads.eps)
+    return apply_rope(q, heads.cos, heads.sin)
+
+
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """Rotate the halves of x [..., heads, head_dim] by cos, sin [..., head_dim / 2]; float32 inside, x's dtype out."""
     dtype = x.dtype
