@@ -36,7 +36,9 @@ def next_token_logits(model: DecoderLM, ids: Sequence[int], prompt_len: int | No
     """float32 [vocab]: logits of the token after `ids`, of which `prompt_len` (default: all) are the prompt."""
     padded = np.zeros(-(-len(ids) // PADDED_LENGTH) * PADDED_LENGTH, np.int32)
     padded[: len(ids)] = ids
-    prompt_len = len(ids) if prompt_len is None else prompt_len
+    # Longrope has one choice of factors for a whole sequence: with every token all are computed as of its length.
+    if prompt_len is None or model.config.rope.turning_length is not None:
+        prompt_len = len(ids)
     return np.asarray(_logits_function(model)(padded, len(ids) - 1, prompt_len))
 
 

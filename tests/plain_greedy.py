@@ -29,13 +29,19 @@ class PlainGreedy:
         for row, prompt in enumerate(prompts):
             self.ids[row, : len(prompt)] = prompt
         positions = np.broadcast_to(np.arange(longest), self.ids.shape)
-        # A rotary type that depends on the length sees the prompt's for its tokens, later the length so far.
-        lengths = np.maximum(self.ends[:, None], positions + 1)
-        self._forward = jax.jit(lambda ids: model.logits(model(ids, positions, CausalAttend(), lengths)))
+        # The dynamic rotary type sees the prompt's length for its tokens, later the length so far; longrope always the
+        # length so far, for all tokens.
+        self._turns, self._lengths = model.config.rope.turning_length is not None, self.ends[:, None]
+        self._forward = jax.jit(
+            lambda ids, lengths: model.logits(
+                model(ids, positions, CausalAttend(), jnp.maximum(lengths, 0 if self._turns else positions + 1))
+            )
+        )
 
     def logits(self) -> np.ndarray:
         """float32 [prompts, T, V] of the tokens so far; those of padding mean nothing."""
-        return np.asarray(self._forward(jnp.asarray(self.ids)))
+        lengths = self.ends[:, None] if self._turns else self._lengths
+        return np.asarray(self._forward(jnp.asarray(self.ids), jnp.broadcast_to(lengths, self.ids.shape)))
 
     def run(self) -> tuple[list[list[int]], float]:
         """The continuations, and the smallest distance between the best and the second-best logit on the way."""

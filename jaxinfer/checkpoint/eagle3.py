@@ -26,9 +26,9 @@ from jaxinfer.checkpoint.directory import (
 from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.checkpoint.errors import CheckpointError
 from jaxinfer.checkpoint.huggingface import HuggingFaceWeights
+from jaxinfer.checkpoint.layout import Layout, head_layout, layout_of
 from jaxinfer.checkpoint.load import around, load_parameters, tensor_size
 from jaxinfer.checkpoint.orbax_store import StoredParameters
-from jaxinfer.checkpoint.rows import Layout, head_layout, layout_of
 from jaxinfer.checkpoint.safetensors_reader import StoredTensor, open_checkpoint
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters

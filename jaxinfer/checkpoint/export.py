@@ -14,7 +14,7 @@ from flax import nnx
 
 from jaxinfer.checkpoint.directory import CONFIG_FILE
 from jaxinfer.checkpoint.dtypes import parse_dtype
-from jaxinfer.checkpoint.rows import Layout, head_layout, layout_of
+from jaxinfer.checkpoint.layout import Layout, head_layout, layout_of
 from jaxinfer.checkpoint.safetensors_reader import DTYPES, INDEX_FILE, SINGLE_FILE
 from jaxinfer.checkpoint.weight_map import Placement, placements
 from jaxinfer.models.config import ModelConfig

@@ -12,8 +12,8 @@ import numpy as np
 
 from jaxinfer.checkpoint.dtypes import check_narrowed, parse_dtype
 from jaxinfer.checkpoint.errors import CheckpointError, some_of
+from jaxinfer.checkpoint.layout import Layout, layout_of
 from jaxinfer.checkpoint.mxfp4 import SourceTensor, with_mxfp4
-from jaxinfer.checkpoint.rows import Layout, layout_of
 from jaxinfer.checkpoint.safetensors_reader import open_checkpoint
 from jaxinfer.checkpoint.weight_map import Placement, match_sources, matching, placements, tied_copies
 from jaxinfer.models.config import ModelConfig

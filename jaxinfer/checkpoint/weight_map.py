@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxinfer.checkpoint.errors import CheckpointError, some_of
-from jaxinfer.checkpoint.rows import BASE_PREFIX, Layout, OfLayer, Row, layout_of
+from jaxinfer.checkpoint.layout import BASE_PREFIX, Layout, OfLayer, layout_of
+from jaxinfer.checkpoint.rows import Row
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.rope import order_of_head
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from jaxinfer.cache.kv_pool import kv_bytes_per_token
-from jaxinfer.checkpoint.rows import head_layout
+from jaxinfer.checkpoint.layout import head_layout
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import MESH_AXIS, Parameter, parameters
 from jaxinfer.models.config import ModelConfig

@@ -15,8 +15,8 @@ from jax.sharding import NamedSharding
 from jaxinfer.attention.backend import select_backend
 from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_pool import KVPool
+from jaxinfer.checkpoint.layout import Layout
 from jaxinfer.checkpoint.load import module_around
-from jaxinfer.checkpoint.rows import Layout
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.config import EngineConfig

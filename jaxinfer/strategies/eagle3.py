@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.checkpoint.directory import read_json
 from jaxinfer.checkpoint.eagle3 import load_head
+from jaxinfer.checkpoint.layout import head_layout
 from jaxinfer.checkpoint.load import around
-from jaxinfer.checkpoint.rows import head_layout
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.config import EngineConfig
 from jaxinfer.models.config import ModelConfig

@@ -13,8 +13,9 @@ from safetensors.numpy import save_file
 
 from jaxinfer.checkpoint.errors import CheckpointError
 from jaxinfer.checkpoint.huggingface import HuggingFaceWeights
+from jaxinfer.checkpoint.layout import layout_of
 from jaxinfer.checkpoint.mxfp4 import Mxfp4Tensor, with_mxfp4
-from jaxinfer.checkpoint.rows import Row, layout_of
+from jaxinfer.checkpoint.rows import Row
 from jaxinfer.checkpoint.safetensors_reader import open_checkpoint
 from tests.checkpoint.builders import tiny_config
 
