@@ -14,6 +14,7 @@ import dataclasses
 import importlib
 import inspect
 import io
+import json
 import os
 import re
 import sys
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxinfer.cli.main import build_parser
-from jaxinfer.models.families import FAMILIES
+from jaxinfer.models.families import FAMILIES, family_of
+from jaxinfer.models.wrappers import text_fields
 
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: ([^>]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -34,15 +36,25 @@ WIDTH = 120
 
 def families() -> str:
     """The table of model families."""
-    lines = ["| models | architecture | `model_type` | layers | decoding |", "|---|---|---|---|---|"]
+    lines = ["| models | architecture, `model_type` | layers | published | tried with |", "|---|---|---|---|---|"]
+    tried = recorded()
     for family in FAMILIES.values():
         name, summary = family.summary.rstrip(".").split(": ", 1)
-        types = ", ".join(f"`{each}`" for each in (family.model_type, *sorted(family.other_model_types)))
-        decoding = "autoregressive"
-        if family.is_diffusion:
-            decoding = "diffusion, bidirectional" if family.is_bidirectional else "diffusion, blocks"
-        lines.append(f"| {name} | `{family.architecture}` | {types} | {summary} | {decoding} |")
+        kinds = (family.architecture, *sorted(family.other_architectures), family.model_type)
+        kinds = ", ".join(f"`{each}`" for each in (*kinds, *sorted(family.other_model_types)))
+        found = tried.get(family.architecture, "NumPy")
+        lines.append(f"| {name} | {kinds} | {summary} | {family.published} | {found} |")
     return "\n".join(lines) + "\n"
+
+
+def recorded() -> dict[str, str]:
+    """Architecture -> what its recorded checkpoints were computed by."""
+    found: dict[str, str] = {}
+    for folder, name in (("hf", "transformers"), ("hf_remote", "its own torch code")):
+        for file in sorted((ROOT / "tests" / "fixtures" / folder).glob("*/config.json")):
+            fields = text_fields(json.loads(file.read_text(encoding="utf-8")))
+            found.setdefault(family_of(fields).architecture, name)
+    return found
 
 
 def fields(path: str, without: str | None = None) -> str:

@@ -16,8 +16,9 @@ from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.checkpoint.weight_map import MESH_AXIS, Parameter, parameters
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.eagle3_config import Eagle3Config
+from jaxinfer.models.layer_config import LayerConfig
 
-_EMBEDDING, _ROUTER = "embed.embedding", (".router.kernel", ".router.bias")
+_EMBEDDING, _TABLE, _ROUTER = "embed.embedding", "per_layer.table", (".router.kernel", ".router.bias")
 
 
 def weights_bytes(config: ModelConfig | Eagle3Config, dtype: jnp.dtype, *, devices: int = 1) -> int:
@@ -41,13 +42,31 @@ def token_bytes(config: ModelConfig, dtype: jnp.dtype, *, devices: int = 1) -> i
 def decode_bytes(config: ModelConfig, dtype: jnp.dtype, *, rows: int, visible_tokens: int, devices: int = 1) -> int:
     """Return the least bytes that a decode step of `rows` tokens reads: weights once, and the KV that the tokens see.
 
-    Of the embedding table only the rows of the tokens are read, unless it is the output head too. Of the experts only
-    those that tokens go to are read: the expected number of distinct ones if all are equally likely.
+    A layer with a window reads the KV within it. Of embedding tables only the rows of the tokens are read, unless one is
+    the output head too. Of the experts only those that tokens go to are read: the expected number of distinct ones if
+    all are equally likely.
     """
     itemsize = jnp.dtype(dtype).itemsize
-    read = [p for p in _parameters(config, devices) if p.path != _EMBEDDING or config.tie_word_embeddings]
-    weights = sum(_elements(p, devices) * _read_of_experts(config, p, rows) for p in read) + rows * config.hidden_size
-    return round(weights) * itemsize + visible_tokens * token_bytes(config, dtype, devices=devices)
+    tables = (_TABLE,) if config.tie_word_embeddings else (_TABLE, _EMBEDDING)
+    read = [p for p in _parameters(config, devices) if p.path not in tables]
+    of_tokens = rows * (config.hidden_size + config.num_layers * config.per_layer_size)
+    weights = sum(_elements(p, devices) * _read_of_experts(config, p, rows) for p in read) + of_tokens
+    split = for_tensor_parallel(config, devices)
+    seen = sum(
+        _kv_elements(layer) * min(visible_tokens, rows * (layer.window or visible_tokens)) for layer in split.all_layers
+    )
+    return (round(weights) + seen // devices) * itemsize
+
+
+def outside_windows_bytes(config: ModelConfig, dtype: jnp.dtype, *, length: int, devices: int = 1) -> int:
+    """Return the bytes of the K and V of a sequence of `length` tokens that its next token does not see."""
+    layers = for_tensor_parallel(config, devices).kv_layers
+    unseen = sum(_kv_elements(layer) * max(0, length - layer.window) for layer in layers if layer.window is not None)
+    return unseen * jnp.dtype(dtype).itemsize // devices
+
+
+def _kv_elements(layer: LayerConfig) -> int:
+    return 2 * layer.num_kv_heads * layer.head_dim
 
 
 def product_operations(config: ModelConfig, *, tokens: int, logits: int) -> int:

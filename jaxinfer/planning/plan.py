@@ -12,7 +12,13 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.memory.budget import MemoryBudget
 from jaxinfer.memory.share import check_utilization, engine_share, reserve_of
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.planning.arithmetic import decode_bytes, prefill_operations, token_bytes, weights_bytes
+from jaxinfer.planning.arithmetic import (
+    decode_bytes,
+    outside_windows_bytes,
+    prefill_operations,
+    token_bytes,
+    weights_bytes,
+)
 from jaxinfer.planning.devices import GPU
 from jaxinfer.sampling.bounds import Bounds
 from jaxinfer.strategies.draft_options import SpeculativeConfig
@@ -90,6 +96,7 @@ class Plan:
 
     Attributes:
         weights_bytes, kv_bytes: of all parameters; of `max_num_seqs` sequences of `max_model_len` tokens.
+        kv_outside_windows_bytes: of kv_bytes, KV that no token sees any more at full length. Windows free no pages yet.
         kv_alias_bytes: KV that every compiled program updates in place; less than kv_bytes if one does not.
         kv_copies: times that a compiled program writes an array of the pool anew, all programs together.
         host_waits: places in all programs where the GPU waits for the host within a launch; it should be 0.
@@ -111,6 +118,7 @@ class Plan:
     weights_bytes: int
     kv_bytes: int
     kv_bytes_per_token: int
+    kv_outside_windows_bytes: int
     kv_alias_bytes: int | None
     kv_copies: int | None
     temp_bytes: int | None
@@ -153,6 +161,8 @@ def make_plan(request: PlanRequest, compiled: Compiled | None = None) -> Plan:
         weights_bytes=budget.weights_bytes,
         kv_bytes=budget.kv_bytes,
         kv_bytes_per_token=per_token,
+        kv_outside_windows_bytes=engine.max_num_seqs
+        * outside_windows_bytes(model, dtype, length=request.sequence_tokens, devices=devices),
         kv_alias_bytes=None if compiled is None else compiled.kv_alias_bytes,
         kv_copies=None if compiled is None else compiled.kv_copies,
         temp_bytes=None if compiled is None else compiled.temp_bytes,

@@ -56,6 +56,11 @@ def plan_table(plan: Plan, request: PlanRequest, compiled: Compiled | None, *, m
         "KV", _gigabytes(plan.kv_bytes),
         f"{engine.max_num_seqs} x {request.sequence_tokens} tokens of {plan.kv_bytes_per_token} bytes",
     )  # fmt: skip
+    if plan.kv_outside_windows_bytes:
+        table.add_row(
+            "KV outside of windows", _gigabytes(plan.kv_outside_windows_bytes),
+            "kept, and not read: what windows would save at full length",
+        )  # fmt: skip
     if compiled is not None:
         table.add_row("temporaries", _gigabytes(compiled.temp_bytes), "and results of the largest program")
     table.add_row("reserve", _gigabytes(plan.reserve_bytes), f"{RESERVED:.0%} of the limit, for what is not counted")

@@ -22,8 +22,8 @@ def begin_short(request: Request, length: int) -> None:
 
 
 def turns(request: Request) -> bool:
-    """Whether the tokens that a request has are more than its keys are for."""
-    return request.later_total_tokens > 0 and len(request.token_ids) >= request.max_total_tokens
+    """Whether the tokens that have landed for a request are more than its keys are for."""
+    return request.later_total_tokens > 0 and request.landed.num_tokens >= request.max_total_tokens
 
 
 def turn(request: Request) -> None:
