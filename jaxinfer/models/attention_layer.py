@@ -115,7 +115,7 @@ class Attention(nnx.Module):
         dim, group = self.head_shape[-1], self.head_shape[1]
         scales: tuple[jax.Array | None, jax.Array | None] = (None, None)
         if self.has_constant_norm:
-            scales = jnp.full(dim, self.q_factor, qkv.dtype), jnp.ones(dim, qkv.dtype)
+            scales = jnp.full(dim, self.q_factor, jnp.float32), jnp.ones(dim, jnp.float32)
         elif isinstance(self.q_norm, RMSNorm):
             scales = self.q_norm.scale[...], None if self.k_norm is None else self.k_norm.scale[...]
         if not self.has_kv:

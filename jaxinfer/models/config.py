@@ -59,6 +59,7 @@ class ModelConfig:
     query_growth: tuple[float, int] | None = None  # (beta, n): queries times 1 + beta * log(1 + floor(position / n))
     pairs_neighbours: bool = False  # in checkpoints, rotated dimensions are paired with their neighbours
     embed_scale: float = 1.0
+    rounds_embed_scale: bool = False  # to the dtype of the weights
     embed_norm: bool = False  # embeddings have a norm without weights
     residual_scale: float = 1.0  # of what attention and MLP add
     logit_scale: float = 1.0

@@ -15,7 +15,7 @@ from jaxinfer.attention.residual import PLAIN, Residual
 from jaxinfer.models.attention_layer import Rotation
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder_layer import DecoderLayer
-from jaxinfer.models.layers import Embedding, OutputHead, RMSNorm
+from jaxinfer.models.layers import Embedding, OutputHead, RMSNorm, scaled
 from jaxinfer.models.per_layer import PerLayerEmbeddings
 from jaxinfer.models.rope import RopeConfig, rope_cos_sin
 from kernels_pallas.add_and_norm.reference import rms_norm
@@ -104,8 +104,10 @@ class DecoderLM(nnx.Module):
     def _embedded(self, token_ids: jax.Array) -> jax.Array:
         """Return what the first layer reads of the tokens' embeddings."""
         found, config = self.embed(token_ids), self.config
-        if config.embed_scale != 1.0:
-            found = found * jnp.asarray(config.embed_scale, found.dtype)  # rounded, as publishers do
+        if config.rounds_embed_scale:
+            found = found * jnp.asarray(config.embed_scale, found.dtype)
+        else:
+            found = scaled(found, config.embed_scale)
         if config.embed_norm:
             found = rms_norm(found, jnp.ones(config.hidden_size, found.dtype), config.rms_norm_eps)
         return found

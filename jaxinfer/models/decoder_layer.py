@@ -13,7 +13,7 @@ from jaxinfer.attention.residual import Residual
 from jaxinfer.models.attention_layer import Attention, Rotation
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.experts import ExpertsBesideMLP, SparseMLP
-from jaxinfer.models.layers import MLP, RMSNorm
+from jaxinfer.models.layers import MLP, RMSNorm, scaled
 from jaxinfer.models.per_layer import PerLayerGate
 from kernels_pallas.parts import Parts, whole
 
@@ -112,4 +112,4 @@ def _result(layer: DecoderLayer, norm: RMSNorm | None, y: jax.Array | Parts, res
     """Return what attention or MLP adds to the residual stream, given its result."""
     if norm is not None:
         y = norm(whole(y), residual)
-    return y if layer.residual_scale == 1.0 else whole(y) * layer.residual_scale
+    return y if layer.residual_scale == 1.0 else scaled(whole(y), layer.residual_scale)

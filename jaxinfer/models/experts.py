@@ -10,7 +10,7 @@ from jax import lax
 from jaxinfer.attention.residual import Residual
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.experts_config import ExpertsConfig
-from jaxinfer.models.layers import ACTIVATIONS, MLP, Projection, RMSNorm, normal
+from jaxinfer.models.layers import ACTIVATIONS, MLP, Projection, RMSNorm, normal, scaled
 from kernels_pallas.add_and_norm.reference import rms_norm
 from kernels_pallas.grouped_matmul.reference import at_places, group_rows, grouped_matmul
 from kernels_pallas.parts import whole
@@ -116,7 +116,7 @@ class Experts(nnx.Module):
         if self.limit is None:
             return ACTIVATIONS[self.act](gate) * up
         gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
-        return (up + 1) * gate * jax.nn.sigmoid(self.slope * gate)
+        return (up + 1) * (gate * jax.nn.sigmoid(scaled(gate, self.slope)))
 
 
 class SparseMLP(Experts):
@@ -178,7 +178,7 @@ class ExpertsBesideMLP(Experts):
         """Return the sum of both results, given the residual stream x and the result of the MLP."""
         tokens = residual.to_tokens(x)
         flat = tokens.reshape(-1, tokens.shape[-1])
-        read = rms_norm(flat, self.scales.inputs[...], self.eps) * jnp.asarray(flat.shape[-1] ** -0.5, flat.dtype)
+        read = scaled(rms_norm(flat, self.scales.inputs[...], self.eps), flat.shape[-1] ** -0.5)
         experts, weights = self.router(read)
         weights = weights * self.scales.experts[...][experts].astype(jnp.float32)
         inner = rms_norm(flat, self.input_norm.scale[...], self.eps)

@@ -137,7 +137,7 @@ def read_switches(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
             raise UnsupportedConfigError(f"{choice.field}={value!r} is not supported; allowed: {allowed}")
         found |= choice.means[value]
     if family.scales_embeddings:
-        found["embed_scale"] = float(values[family.name_of("hidden_size")]) ** 0.5
+        found |= {"embed_scale": float(values[family.name_of("hidden_size")]) ** 0.5, "rounds_embed_scale": True}
     if family.grows_queries:
         found["query_growth"] = _query_growth(values, family)
     return found

@@ -30,6 +30,11 @@ def normal(rngs: nnx.Rngs, shape: tuple[int, ...], fan_in: int, dtype: jnp.dtype
     return (jax.random.normal(rngs.params(), shape, jnp.float32) * fan_in**-0.5).astype(dtype)
 
 
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+    """Multiply x by a constant, which is not rounded to x's dtype."""
+    return x if factor == 1.0 else (x.astype(jnp.float32) * factor).astype(x.dtype)
+
+
 class RMSNorm(nnx.Module):
     """RMS norm with a learned scale, see `rms_norm`."""
 

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxinfer.attention.residual import Residual
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.layers import ACTIVATIONS, Projection, RMSNorm, normal
+from jaxinfer.models.layers import ACTIVATIONS, Projection, RMSNorm, normal, scaled
 from kernels_pallas.add_and_norm.reference import rms_norm
 
 
@@ -25,8 +25,8 @@ class PerLayerEmbeddings(nnx.Module):
     def __call__(self, token_ids: jax.Array, embeddings: jax.Array) -> jax.Array:
         of_tokens = jnp.take(self.table[...], token_ids, axis=0)
         of_tokens = of_tokens * jnp.asarray(of_tokens.shape[-1] ** 0.5, of_tokens.dtype)
-        projected = self.projection(embeddings) * embeddings.shape[-1] ** -0.5
-        return (rms_norm(projected, self.norm.scale[...], self.norm.eps) + of_tokens) * 2**-0.5
+        projected = scaled(self.projection(embeddings), embeddings.shape[-1] ** -0.5)
+        return scaled(rms_norm(projected, self.norm.scale[...], self.norm.eps) + of_tokens, 2**-0.5)
 
 
 class PerLayerGate(nnx.Module):

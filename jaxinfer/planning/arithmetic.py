@@ -42,9 +42,9 @@ def token_bytes(config: ModelConfig, dtype: jnp.dtype, *, devices: int = 1) -> i
 def decode_bytes(config: ModelConfig, dtype: jnp.dtype, *, rows: int, visible_tokens: int, devices: int = 1) -> int:
     """Return the least bytes that a decode step of `rows` tokens reads: weights once, and the KV that the tokens see.
 
-    A layer with a window reads the KV within it. Of embedding tables only the rows of the tokens are read, unless one is
-    the output head too. Of the experts only those that tokens go to are read: the expected number of distinct ones if
-    all are equally likely.
+    A layer with a window reads the KV within it. Of embedding tables only the rows of the tokens are read, unless one
+    is the output head too. Of the experts only those that tokens go to are read: the expected number of distinct ones
+    if all are equally likely.
     """
     itemsize = jnp.dtype(dtype).itemsize
     tables = (_TABLE,) if config.tie_word_embeddings else (_TABLE, _EMBEDDING)
