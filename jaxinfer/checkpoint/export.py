@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flax import nnx
 
 from jaxinfer.checkpoint.directory import CONFIG_FILE
 from jaxinfer.checkpoint.dtypes import parse_dtype
-from jaxinfer.checkpoint.layout import Layout, head_layout, layout_of
+from jaxinfer.checkpoint.layout import head_layout
 from jaxinfer.checkpoint.safetensors_reader import DTYPES, INDEX_FILE, SINGLE_FILE
 from jaxinfer.checkpoint.weight_map import Placement, placements
 from jaxinfer.models.config import ModelConfig
@@ -24,6 +25,7 @@ from jaxinfer.models.families import FAMILIES
 from jaxinfer.models.family import Family, write_switches
 from jaxinfer.models.rope import RopeConfig
 from jaxinfer.models.rope_fields import write_rope
+from jaxinfer.models.wrappers import TEXT_CONFIG, needed_wrapper
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -38,6 +40,8 @@ def export_hf(
 ) -> None:
     """Write `config.json` and safetensors with Hugging Face's names and layouts.
 
+    A text model is written without the wrapper that it was published in, unless transformers knows it only there.
+
     Args:
         model: module with `config`'s parameters.
         config: describes the model; a Hugging Face configuration must be able to express it.
@@ -49,7 +53,10 @@ def export_hf(
         FileExistsError: `directory` holds weights.
         ValueError: unknown `dtype`, or a configuration that the family's Hugging Face class cannot express.
     """
-    _export(model, layout_of(config), hf_config(config), Path(directory), parse_dtype(dtype), max_shard_bytes)
+    placed, wrapper = placements(config), needed_wrapper(config.architecture)
+    if wrapper is not None:
+        placed = tuple(replace(placement, source=wrapper[1].name_inside(placement.source)) for placement in placed)
+    _export(model, placed, hf_config(config), Path(directory), parse_dtype(dtype), max_shard_bytes)
 
 
 def export_head(head: Eagle3Head, directory: str | os.PathLike[str], *, dtype: Any = "float32") -> None:
@@ -63,12 +70,13 @@ def export_head(head: Eagle3Head, directory: str | os.PathLike[str], *, dtype: A
     Raises:
         FileExistsError, ValueError: as for `export_hf`.
     """
-    _export(head, head_layout(head.config), head_hf_config(head.config), Path(directory), parse_dtype(dtype), None)
+    placed = placements(head_layout(head.config))
+    _export(head, placed, head_hf_config(head.config), Path(directory), parse_dtype(dtype), None)
 
 
 def _export(
     module: nnx.Module,
-    layout: Layout,
+    placed: Sequence[Placement],
     values: dict[str, Any],
     folder: Path,
     stored: np.dtype | None,
@@ -83,7 +91,7 @@ def _export(
     text = json.dumps(values | {"dtype": str(stored)}, indent=2)
     (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
     arrays = {".".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(module))}
-    shards = _shards(placements(layout), stored, max_shard_bytes)
+    shards = _shards(placed, stored, max_shard_bytes)
     if len(shards) == 1:
         _write(folder / SINGLE_FILE, shards[0], arrays, stored)
         return
@@ -132,6 +140,10 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         values[family.qk_norm_field] = config.qk_norm
     if family.rope.has_partial:  # its default may be other than 1
         values["partial_rotary_factor"] = config.rope.partial_rotary_factor
+    if "original_max_position_embeddings" in family.defaults:  # it has priority over that of the rotary parameters
+        values["original_max_position_embeddings"] = config.rope.original_max_position_embeddings
+    if config.per_layer_size:
+        values["vocab_size_per_layer_input"] = config.vocab_size
     if family.layer_fields is not None:
         values |= family.layer_fields.write(config.all_layers)
     if family.grows_queries:
@@ -140,6 +152,8 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     values |= write_switches(config, family)
     if family.has_norm_head:
         values["norm_head"] = config.normalizes_head
+    if family.has_nextn_layers:
+        values["num_nextn_predict_layers"] = 0  # they are not loaded, and so not written
     if family.experts and config.experts:
         values |= family.experts.write(config.experts, config.num_layers)
     if family.is_diffusion:
@@ -149,7 +163,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     if family.has_padded_vocab:
         values["embedding_size"] = config.vocab_size
     values = {family.name_of(name): value for name, value in values.items() if name not in family.absent}
-    values = dict(family.fixed) | values
+    values = _in_wrapper(dict(family.fixed) | values)
     back = ModelConfig.from_hf(values)
     for name in ModelConfig.__dataclass_fields__:
         if name not in ("dtype", "num_nextn_layers") and getattr(back, name) != getattr(config, name):
@@ -157,6 +171,19 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
                 f"{family.architecture} in Hugging Face's format cannot express {name}={getattr(config, name)!r}"
             )
     return values
+
+
+def _in_wrapper(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a text model's fields, within those of its wrapper if transformers knows the model only there."""
+    [architecture] = values["architectures"]
+    found = needed_wrapper(architecture)
+    if found is None:
+        return values
+    text = {name: value for name, value in values.items() if name != "architectures"}
+    tied = values["tie_word_embeddings"]
+    return {
+        "architectures": [found[0]], "model_type": found[1].model_type, "tie_word_embeddings": tied, TEXT_CONFIG: text,
+    }  # fmt: skip
 
 
 def head_hf_config(config: Eagle3Config) -> dict[str, Any]:

@@ -87,8 +87,12 @@ class ModelConfig:
         if self.layers and len(self.layers) != self.num_layers:
             raise UnsupportedConfigError(f"{len(self.layers)} layers are described, but num_layers={self.num_layers}")
         _ = self.common_layer  # checks the geometry of heads
-        if self.mask_token_id is not None and self.has_windows:
-            raise UnsupportedConfigError("layers with a window are not supported in diffusion models")
+        windows = [layer.window for layer in self.layers if layer.window is not None]
+        if self.mask_token_id is not None and windows:
+            raise UnsupportedConfigError(
+                f"{len(windows)} of {self.num_layers} layers have a window (sliding_window={windows[0]}), which is not "
+                "supported in diffusion models"
+            )
         if self.hidden_act not in ACTIVATION_NAMES:
             raise UnsupportedConfigError(
                 f"hidden_act={self.hidden_act!r} is not supported; allowed: {', '.join(sorted(ACTIVATION_NAMES))}"

@@ -130,7 +130,8 @@ class DecoderLM(nnx.Module):
             else:
                 cos, sin = rope_cos_sin(layer.rope, layer.head_dim, positions, lengths)
             # Without the barrier, XLA would recompute them in every layer and for every head.
-            found[layer.rope, layer.head_dim] = Rotation(*lax.optimization_barrier((cos, sin)), factor)
+            cos, sin = lax.optimization_barrier((cos, sin))
+            found[layer.rope, layer.head_dim] = Rotation(cos, sin, factor)
         return [found[layer.rope, layer.head_dim] for layer in layers]
 
     def logits(self, hidden: jax.Array) -> jax.Array:

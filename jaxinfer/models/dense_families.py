@@ -36,7 +36,8 @@ def _root(value: float) -> float:
 
 
 def _of_root(value: float) -> float:
-    return round(value**-2, 6)
+    found = round(value**-2, 6)
+    return int(found) if found == int(found) else found  # transformers takes an integer only
 
 
 def _inverse(value: float) -> float:
@@ -58,9 +59,14 @@ _GEMMA_DEFAULTS = {
     "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096, "bos_token_id": 2,
     "eos_token_id": 1,
 }  # fmt: skip
+_GEMMA_2: dict[str, Any] = _GEMMA | {"unused_fields": _UNUSED | {"sliding_window_size"}}  # it repeats sliding_window
+_GEMMA_3: dict[str, Any] = _GEMMA | {
+    "unused_fields": _UNUSED | {"attn_logit_softcapping", "_sliding_window_pattern"},
+}  # fmt: skip
 _GEMMA_4: dict[str, Any] = _GEMMA | {
     "unused_fields": _UNUSED | {"vocab_size_per_layer_input"}, "layer_fields": rules.GEMMA4_LAYERS, "qk_norm": True,
-    "numbers": (_LOGIT_CAP,),
+    "absent": frozenset({"rope_theta", "rope_scaling"}), "fixed": {},
+    "choices": (Choice("use_bidirectional_attention", {None: {}, "vision": {}}),),
     "switches": {
         "norms": "around", "float32_norms": True, "attention_scale": 1.0, "v_norm": True, "has_layer_scalar": True,
     },
@@ -88,7 +94,7 @@ DENSE_FAMILIES = (
     Family("MistralForCausalLM", "mistral",
            "Mistral: the Llama layout, in its first version with a window in all layers.",
            frozenset({"ministral"}), other_architectures=frozenset({"MinistralForCausalLM"}),
-           layer_fields=rules.ALL_WINDOWED, defaults=MISTRAL | {"sliding_window": 4096},
+           layer_fields=rules.MISTRAL_LAYERS, defaults=MISTRAL | {"sliding_window": 4096},
            published="Mistral-7B v0.1 to v0.3, Nemo, Small-24B; Ministral-8B; in Mistral-Small-3.x"),
     Family("Ministral3ForCausalLM", "ministral3",
            "Ministral 3 and Devstral 2: Mistral's layers, yarn, and queries that grow with their position.",
@@ -114,6 +120,7 @@ DENSE_FAMILIES = (
            "Phi-3, Phi-3.5 and Phi-4: the Llama layout with fused projections, longrope for long contexts.",
            layer_fields=rules.ALL_WINDOWED, names="phi3",
            rope=RopeReading(has_partial=True, names={"su": "longrope", "yarn": "longrope"}),
+           fixed={"full_attn_mod": 1, "interpolate_factor": 1},
            unused_fields=frozenset({"resid_pdrop", "embd_pdrop"}),
            defaults=COMMON | {"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
                               "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
@@ -183,35 +190,34 @@ DENSE_FAMILIES = (
            unused_fields=frozenset({
                "attention_head_dim", "org_vocab_size", "cla_share_factor", "class_num", "dense_list", "pool_type",
                "eod_token_id", "im_end_id", "im_newline_id", "im_start_id", "image_token_id", "text_end_id",
-               "text_start_id", "video_end_id", "video_start_id", "mask_init_id", "sep_token_id",
+               "text_start_id", "video_end_id", "video_start_id", "mask_init_id", "pad_id",
            }),
            defaults=COMMON | {"vocab_size": 290943, "intermediate_size": 11008, "max_position_embeddings": 2048,
                               "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2},
            published="Hunyuan-0.5B to 7B, Hunyuan-MT-7B"),
     Family("Gemma2ForCausalLM", "gemma2",
            "Gemma 2: norms before and after, capped scores and logits, every second layer with a window.",
-           **_GEMMA, layer_fields=rules.ALTERNATING, switches=_GEMMA_NORMS,
+           **_GEMMA_2,
+           layer_fields=rules.ALTERNATING, switches=_GEMMA_NORMS,
            numbers=(_GEMMA_SCALE, _LOGIT_CAP, Number("attn_logit_softcapping", "score_cap")),
            defaults=_GEMMA_DEFAULTS | {"vocab_size": 256000, "max_position_embeddings": 8192,
                                        "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
            published="gemma-2-2b, -9b, -27b"),
     Family("Gemma3ForCausalLM", "gemma3_text",
            "Gemma 3 (text): Gemma 2's norms, norms of q and k, five of six layers with a window and a base of theirs.",
-           **(_GEMMA | {"unused_fields": _UNUSED | {"attn_logit_softcapping", "_sliding_window_pattern"}}),
+           **_GEMMA_3,
            qk_norm=True, layer_fields=rules.GEMMA3_LAYERS, switches=_GEMMA_NORMS, numbers=(_GEMMA_SCALE, _LOGIT_CAP),
            defaults=_GEMMA_DEFAULTS | {"vocab_size": 262208, "max_position_embeddings": 131072,
                                        "sliding_window_pattern": 6},
            published="gemma-3-270m, -1b; in gemma-3-4b, -12b, -27b"),
     Family("Gemma4ForCausalLM", "gemma4_text",
            "Gemma 4 (text): normed values, wide heads in full layers; experts beside the MLP, or inputs by layer.",
-           **(_GEMMA_4 | {"fixed": {}, "numbers": (_LOGIT_CAP, _PER_LAYER)}), experts=GEMMA4_EXPERTS,
-           choices=(Choice("use_bidirectional_attention", {"vision": {}, None: {}}),),
+           **_GEMMA_4, numbers=(_LOGIT_CAP, _PER_LAYER), experts=GEMMA4_EXPERTS,
            defaults=_GEMMA_4_DEFAULTS | {"hidden_size_per_layer_input": 256},
            published="in gemma-4-31B, -26B-A4B, -E2B, -E4B"),
     Family("Gemma4UnifiedForCausalLM", "gemma4_unified_text",
            "Gemma 4 (text, 12B): Gemma 4's layers without experts.",
-           **(_GEMMA_4 | {"fixed": {}}),
-           choices=(Choice("use_bidirectional_attention", {"vision": {}, None: {}}),),
+           **_GEMMA_4, numbers=(_LOGIT_CAP,),
            defaults=_GEMMA_4_DEFAULTS | {"sliding_window": 1024, "max_position_embeddings": 262144},
            published="in gemma-4-12B"),
     Family("MuseGlimmerForCausalLM", "muse_glimmer_text",

@@ -50,6 +50,7 @@ def refuse_active(values: Mapping[str, Any], family: Family) -> None:
         value = values.get(name, only)
         if value != only and (is_active(value) or is_active(only)):
             raise UnsupportedConfigError(f"{name}={value!r} is not supported; {only!r} is")
-    other = sorted(set(values.get("layer_types") or ()) - {"full_attention"})
+    types = values.get("layer_types") or []
+    other = sorted({str(name) for name in (types if isinstance(types, list) else [types])} - {"full_attention"})
     if family.layer_fields is None and other:
         raise UnsupportedConfigError(f"layer_types contains {', '.join(other)}; only full_attention is supported")

@@ -9,7 +9,7 @@ from typing import Any
 from jaxinfer.models.config_fields import UnsupportedConfigError, size
 from jaxinfer.models.experts_fields import ExpertsFields
 from jaxinfer.models.layer_fields import LayerFields
-from jaxinfer.models.rope_fields import RopeReading
+from jaxinfer.models.rope_fields import RopeReading, rope_fields
 
 
 def _same(value: float) -> float:
@@ -147,7 +147,7 @@ _MAY_BE_NONE = frozenset({"score_cap", "logit_cap", "attention_scale", "post_nor
 
 
 def _query_growth(values: Mapping[str, Any], family: Family) -> tuple[float, int] | None:
-    given = values.get("rope_parameters") or values.get("rope_scaling") or family.rope.absent
+    given = rope_fields(values)[1] or family.rope.absent
     beta, original = given.get("llama_4_scaling_beta"), given.get("original_max_position_embeddings")
     if beta is None:
         raise UnsupportedConfigError("rope_parameters lacks llama_4_scaling_beta, by which queries grow")

@@ -74,14 +74,22 @@ def _common_rope(layers: Layers) -> dict[str, Any]:
     return {} if rope is None else {"rope_parameters": write_rope(rope)}
 
 
-# Mistral and Phi-3: all layers have the window if there is one; a file with layer_types says which.
-def _read_all(values: Fields, layer: LayerConfig) -> list[LayerConfig]:
+# Mistral: all layers have the window if there is one; a file with layer_types says which.
+def _read_mistral(values: Fields, layer: LayerConfig) -> list[LayerConfig]:
     return _windowed(values, layer, slides_by_type(values, lambda number, count: window_of(values) is not None))
 
 
-def _write_all(layers: Layers) -> dict[str, Any]:
+def _write_mistral(layers: Layers) -> dict[str, Any]:
     windows = {layer.window for layer in layers}
     return _window(layers) | (_types(layers) if len(windows) > 1 else {})
+
+
+# Phi-3, Mixtral and Ministral 3: all layers have the window if there is one; layer_types are not read.
+def _read_all(values: Fields, layer: LayerConfig) -> list[LayerConfig]:
+    slides = [window_of(values) is not None] * size(values, "num_hidden_layers")
+    if slides_by_type(values, lambda number, count: slides[number]) != slides:
+        raise UnsupportedConfigError("layer_types differ from sliding_window, which is for all layers of this family")
+    return _windowed(values, layer, slides)
 
 
 # Qwen2 and Qwen3: with use_sliding_window the layers from max_window_layers on, or those of layer_types.
@@ -127,7 +135,8 @@ def _read_alternating(values: Fields, layer: LayerConfig) -> list[LayerConfig]:
 
 
 def _write_typed(layers: Layers) -> dict[str, Any]:
-    return _types(layers) | _window(layers)
+    # Some classes of transformers take no null.
+    return _types(layers) | {name: window for name, window in _window(layers).items() if window is not None}
 
 
 def _ropes_by_type(
@@ -136,7 +145,7 @@ def _ropes_by_type(
     """Return layers rotated as `rope_parameters` says by type of layers; an older `rope_scaling` is for full ones.
 
     Args:
-        full, sliding: parameters of layers of either type where nothing is given; "rope_theta" of either too.
+        full, sliding: parameters of layers of either type where none are given; where some are, "rope_theta" counts.
     """
     name, given = rope_fields(values)
     by_type = {FULL: dict(full), SLIDING: dict(sliding)}
@@ -145,16 +154,20 @@ def _ropes_by_type(
         if other:
             raise UnsupportedConfigError(f"{name} per layer type are not supported: {', '.join(other)}")
         by_type |= {key: dict(value) for key, value in given.items() if value is not None}
-    elif given:
+    elif name == "rope_scaling":
         by_type[FULL] = dict(given)
-        if name == "rope_parameters":  # one rotation for all layers
-            by_type[SLIDING] = dict(given)
+    elif given:  # transformers ignores it, or fails
+        raise UnsupportedConfigError(f"{name} must be given by type of layers, {FULL} and {SLIDING}, got {dict(given)}")
+    share = values.get("partial_rotary_factor")
+    if share not in (None, 1) and any("partial_rotary_factor" not in each for each in by_type.values()):
+        raise UnsupportedConfigError(f"partial_rotary_factor={share} is not supported; {name} by type of layers has it")
     # transformers looks for `truncate` one level too high, so it is true whatever a layer type's parameters say.
     found = {key: {k: v for k, v in parameters.items() if k != "truncate"} for key, parameters in by_type.items()}
     readings = {
-        key: RopeReading(defaults=own, has_partial=has_partial) for key, own in ((FULL, full), (SLIDING, sliding))
+        key: RopeReading(defaults={"rope_theta": own["rope_theta"]}, has_partial=has_partial)
+        for key, own in ((FULL, full), (SLIDING, sliding))
     }
-    fields = {name: value for name, value in values.items() if name not in ("rope_theta", "partial_rotary_factor")}
+    fields = {"max_position_embeddings": values["max_position_embeddings"]}
     ropes: dict[tuple[str, int], RopeConfig] = {}
 
     def rope_of(layer: LayerConfig) -> RopeConfig:
@@ -178,10 +191,17 @@ def _write_ropes(layers: Layers, *, has_partial: bool = False) -> dict[str, Any]
     return {"rope_parameters": found}
 
 
-# Gemma 3: full where the layer's number, from 1, is a multiple of sliding_window_pattern; two bases.
+def _slides_by_pattern(values: Fields) -> list[bool]:
+    """Return which layers have a window: without types, the last of every `sliding_window_pattern` layers has none."""
+    name = "sliding_window_pattern"
+    found = values.get(name) if values.get("layer_types") is None else 1
+    period = len(found) if isinstance(found, str) and found else size({name: found}, name)
+    return slides_by_type(values, lambda number, count: (number + 1) % period != 0)
+
+
+# Gemma 3: windows by a pattern; two bases.
 def _read_gemma3(values: Fields, layer: LayerConfig) -> list[LayerConfig]:
-    period = size(values, "sliding_window_pattern")
-    layers = _windowed(values, layer, slides_by_type(values, lambda number, count: (number + 1) % period != 0))
+    layers = _windowed(values, layer, _slides_by_pattern(values))
     local = values.get("rope_local_base_freq")
     return _ropes_by_type(
         values, layers,
@@ -202,19 +222,17 @@ def _read_olmo3(values: Fields, layer: LayerConfig) -> list[LayerConfig]:
     return _ropes_by_type(values, layers, full=theta, sliding={"rope_theta": 5e5})
 
 
-# EXAONE 4: every fourth layer is full, and not rotated; without a window all are full and rotated.
+# EXAONE 4: windows by a pattern, full layers not rotated; without a window all are full and rotated.
 def _read_exaone4(values: Fields, layer: LayerConfig) -> list[LayerConfig]:
     rope = read_rope(values, layer.head_dim)
     if window_of(values) is None:
         return _windowed(values, replace(layer, rope=rope), slides_by_type(values, lambda number, count: False))
-    found = values.get("sliding_window_pattern")
-    period = len(found) if isinstance(found, str) else size(values, "sliding_window_pattern")
-    layers = _windowed(values, layer, slides_by_type(values, lambda number, count: (number + 1) % period != 0))
+    layers = _windowed(values, layer, _slides_by_pattern(values))
     return [replace(layer, rope=None if layer.window is None else rope) for layer in layers]
 
 
 def _write_exaone4(layers: Layers) -> dict[str, Any]:
-    return _write_typed(layers) | _common_rope(layers)
+    return _types(layers) | _window(layers) | _common_rope(layers)
 
 
 # SmolLM3: a 1 in no_rope_layers means rotated.
@@ -357,7 +375,8 @@ _TYPED = frozenset({"layer_types", "sliding_window"})
 _SWITCHED = _TYPED | {"use_sliding_window", "max_window_layers"}
 _PATTERN = _TYPED | {"sliding_window_pattern"}
 
-ALL_WINDOWED = LayerFields(_read_all, _write_all, _TYPED)
+MISTRAL_LAYERS = LayerFields(_read_mistral, _write_mistral, _TYPED)
+ALL_WINDOWED = LayerFields(_read_all, _window, _TYPED)
 QWEN_LAYERS = LayerFields(_read_qwen, _write_switched, _SWITCHED)
 QWEN2_MOE_LAYERS = LayerFields(_read_qwen2_moe, _write_switched, _SWITCHED)
 QWEN3_MOE_LAYERS = LayerFields(_read_qwen3_moe, _write_qwen3_moe, _SWITCHED)
@@ -366,24 +385,15 @@ GEMMA3_LAYERS = LayerFields(_read_gemma3, _write_gemma3, _PATTERN | {"rope_local
 OLMO3_LAYERS = LayerFields(_read_olmo3, _write_gemma3, _TYPED, reads_rope=True)
 EXAONE4_LAYERS = LayerFields(_read_exaone4, _write_exaone4, _PATTERN, reads_rope=True)
 SMOLLM3_LAYERS = LayerFields(
-    _read_smollm3,
-    _write_smollm3,
-    frozenset({"layer_types", "no_rope_layers", "no_rope_layer_interval"}),
+    _read_smollm3, _write_smollm3, frozenset({"layer_types", "no_rope_layers", "no_rope_layer_interval"}),
     reads_rope=True,
-)
+)  # fmt: skip
 MUSE_LAYERS = LayerFields(_read_muse, _write_muse, _TYPED | {"layer_rope_theta"}, reads_rope=True)
 LAGUNA_LAYERS = LayerFields(_read_laguna, _write_laguna, _TYPED | {"num_attention_heads_per_layer"}, reads_rope=True)
 GEMMA4_LAYERS = LayerFields(
     _read_gemma4,
     _write_gemma4,
-    _TYPED
-    | {
-        "global_head_dim",
-        "num_global_key_value_heads",
-        "attention_k_eq_v",
-        "per_layer_config",
-        "num_kv_shared_layers",
-        "use_double_wide_mlp",
-    },
+    _TYPED | {"global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "per_layer_config",
+              "num_kv_shared_layers", "use_double_wide_mlp"},
     reads_rope=True,
-)
+)  # fmt: skip

@@ -20,6 +20,10 @@ _KEYS = {
 }  # fmt: skip
 
 
+# Parameters of yarn of which 0 means that they are not set.
+_ABSENT_IF_0 = frozenset({"beta_fast", "beta_slow", "mscale", "mscale_all_dim"})
+
+
 @dataclass(frozen=True)
 class RopeReading:
     """What a family's rotary parameters mean beyond the common format.
@@ -83,7 +87,10 @@ def read_rope(
         given = given or reading.absent
     if is_by_layer_type(given):
         raise UnsupportedConfigError(f"{name} per layer type are not supported: {', '.join(given)}")
-    scaling = {key: value for key, value in given.items() if value is not None and key not in reading.ignored}
+    scaling: dict[str, Any] = {
+        key: value for key, value in given.items() if value is not None and key not in reading.ignored
+    }
+    scaling = {key: value for key, value in scaling.items() if value != 0 or key not in _ABSENT_IF_0}
     old_name = scaling.pop("type", reading.defaults.get("rope_type", "default"))
     rope_type = scaling.pop("rope_type", old_name)
     rope_type = reading.names.get(rope_type, rope_type)

@@ -21,12 +21,19 @@ class Wrapper:
         prefixes: beginnings of the text model's tensors -> the beginnings that they have without the wrapper. The first
             that fits counts.
         left_out: patterns of names of the other tensors.
+        is_needed: transformers has no class of the text model alone, so that it is exported in its wrapper.
     """
 
     model_type: str
     texts: Mapping[str, str]
     prefixes: tuple[tuple[str, str], ...]
     left_out: tuple[str, ...]
+    is_needed: bool = False
+
+    def name_inside(self, name: str) -> str:
+        """Return the name within the wrapper of a tensor of the text model."""
+        inside, alone = self.prefixes[0]
+        return inside + name.removeprefix(alone) if name.startswith(alone) else name
 
 
 _TOWERS = (
@@ -51,11 +58,18 @@ WRAPPERS = {
         "mistral3", {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}, _PREFIXES, _TOWERS
     ),
     "MuseGlimmerForConditionalGeneration": Wrapper(
-        "muse_glimmer", {"muse_glimmer_text": "MuseGlimmerForCausalLM"}, _PREFIXES, _TOWERS
+        "muse_glimmer", {"muse_glimmer_text": "MuseGlimmerForCausalLM"}, _PREFIXES, _TOWERS, is_needed=True
     ),
 }  # fmt: skip
 # Fields of a wrapper that its text model reads where its own configuration does not set them.
 _SHARED = ("tie_word_embeddings", "eos_token_id", "bos_token_id", "dtype", "torch_dtype", "quantization_config")
+
+
+def needed_wrapper(text: str) -> tuple[str, Wrapper] | None:
+    """Return the architecture and the wrapper without which transformers knows no text model of this architecture."""
+    return next(
+        ((name, each) for name, each in WRAPPERS.items() if each.is_needed and text in each.texts.values()), None
+    )
 
 
 def wrapper_of(hf: Mapping[str, Any]) -> Wrapper | None:
@@ -77,7 +91,7 @@ def text_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     if wrapper is None:
         return dict(hf)
     text = hf.get(TEXT_CONFIG)
-    kind = text.get("model_type", next(iter(wrapper.texts))) if isinstance(text, Mapping) else None
+    kind = str(text.get("model_type", next(iter(wrapper.texts)))) if isinstance(text, Mapping) else "none"
     if not isinstance(text, Mapping) or kind not in wrapper.texts:
         raise UnsupportedConfigError(
             f"{TEXT_CONFIG} of {wrapper.model_type} must have one of the model types {', '.join(wrapper.texts)}, "

@@ -96,7 +96,6 @@ class Plan:
 
     Attributes:
         weights_bytes, kv_bytes: of all parameters; of `max_num_seqs` sequences of `max_model_len` tokens.
-        kv_outside_windows_bytes: of kv_bytes, KV that no token sees any more at full length. Windows free no pages yet.
         kv_alias_bytes: KV that every compiled program updates in place; less than kv_bytes if one does not.
         kv_copies: times that a compiled program writes an array of the pool anew, all programs together.
         host_waits: places in all programs where the GPU waits for the host within a launch; it should be 0.
@@ -113,12 +112,12 @@ class Plan:
         largest_max_num_seqs, largest_max_model_len: with all other settings as they are; 0 if not even one fits. More
             sequences than asked for are charged temporaries in proportion, which is more than they take.
         decode_floor_one_sequence_ms: `decode_floor_ms` for one sequence at the start of its output.
+        kv_outside_windows_bytes: of kv_bytes, KV that no token sees any more at full length. Windows free no pages yet.
     """
 
     weights_bytes: int
     kv_bytes: int
     kv_bytes_per_token: int
-    kv_outside_windows_bytes: int
     kv_alias_bytes: int | None
     kv_copies: int | None
     temp_bytes: int | None
@@ -133,6 +132,7 @@ class Plan:
     largest_max_num_seqs: int
     largest_max_model_len: int
     decode_floor_one_sequence_ms: float
+    kv_outside_windows_bytes: int
 
 
 def make_plan(request: PlanRequest, compiled: Compiled | None = None) -> Plan:
@@ -161,8 +161,6 @@ def make_plan(request: PlanRequest, compiled: Compiled | None = None) -> Plan:
         weights_bytes=budget.weights_bytes,
         kv_bytes=budget.kv_bytes,
         kv_bytes_per_token=per_token,
-        kv_outside_windows_bytes=engine.max_num_seqs
-        * outside_windows_bytes(model, dtype, length=request.sequence_tokens, devices=devices),
         kv_alias_bytes=None if compiled is None else compiled.kv_alias_bytes,
         kv_copies=None if compiled is None else compiled.kv_copies,
         temp_bytes=None if compiled is None else compiled.temp_bytes,
@@ -177,6 +175,8 @@ def make_plan(request: PlanRequest, compiled: Compiled | None = None) -> Plan:
         largest_max_num_seqs=_largest_max_num_seqs(request, budget),
         largest_max_model_len=_largest_max_model_len(request, largest_tokens),
         decode_floor_one_sequence_ms=_decode_floor_ms(request, 1, 1),
+        kv_outside_windows_bytes=engine.max_num_seqs
+        * outside_windows_bytes(model, dtype, length=request.sequence_tokens, devices=devices),
     )
 
 

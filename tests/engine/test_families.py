@@ -5,6 +5,7 @@ Windows are shorter than the prompts, and a sequence of `phi3_crossing` outgrows
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import pytest
@@ -38,13 +39,20 @@ class Case:
         return [self.recorded.greedy[i] for i in PICKED]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in NAMES])
-def case(request) -> Case:
-    _, model = load_checkpoint(checkpoint_path(request.param))
-    return Case(model, expected(request.param))
+def named(*quick: str) -> list:
+    """All recorded checkpoints, of which some run by default."""
+    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow]) for name in NAMES]
 
 
-def test_requests_alone_together_cut_preempted_and_cached_get_the_recorded_tokens(case):
+@functools.cache
+def case_of(name: str) -> Case:
+    _, model = load_checkpoint(checkpoint_path(name))
+    return Case(model, expected(name))
+
+
+@pytest.mark.parametrize("name", named(*QUICK))
+def test_requests_alone_together_cut_preempted_and_cached_get_the_recorded_tokens(name):
+    case = case_of(name)
     core = make_engine(case.model, max_num_batched_tokens=20, kv_cache_tokens=176)
     assert one_by_one(core, case.requests()) == case.wanted
     assert core.reset_prefix_cache()
@@ -57,14 +65,18 @@ def test_requests_alone_together_cut_preempted_and_cached_get_the_recorded_token
 
 @pytest.mark.unoptimized
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way == "trees" else [pytest.mark.slow]) for way in WAYS])
-def test_speculating_requests_get_the_recorded_tokens(case, way):
+@pytest.mark.parametrize("name", named("gpt_oss", "gemma4_e2b"))
+def test_speculating_requests_get_the_recorded_tokens(name, way):
+    case = case_of(name)
     core = engine_of(way, case.model, kv_cache_tokens=352)
     assert run_requests(core, case.requests()) == case.wanted
 
 
 @pytest.mark.unoptimized
-@pytest.mark.parametrize("mode", ["in_one_sequence", "batching"])
-def test_branches_that_outgrow_the_window_get_the_tokens_that_each_gets_alone(case, mode):
+@pytest.mark.parametrize("mode", ["in_one_sequence", pytest.param("batching", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", named("gpt_oss", "phi3_crossing"))
+def test_branches_that_outgrow_the_window_get_the_tokens_that_each_gets_alone(name, mode):
+    case = case_of(name)
     prefix, *suffixes = random_prompts((21, 3, 6, 1), seed=5)
     wanted = [greedy_tokens(case.model, [*prefix, *suffix], 30) for suffix in suffixes]
     core = make_engine(case.model, max_decode_steps=8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxinfer.models.config import ModelConfig
-from jaxinfer.models.rope import RopeConfig, inverse_frequencies, rope_cos_sin
+from jaxinfer.models.rope import RopeConfig, inverse_frequencies, long_frequencies, rope_cos_sin
 from kernels_pallas.rotate_and_write.reference import apply_rope
 from tests.hf_fixtures import FOLDER
 from tests.tolerances import tolerance
@@ -41,6 +41,7 @@ def test_frequencies_match(name):
 
 
 def test_the_recorded_cases_cover_every_rope_type():
+    """Except longrope and proportional, whose formulas are below, and which the checkpoints of their families cover."""
     assert {rope_of(name)[0].rope_type for name in RECORDED} == {"default", "linear", "dynamic", "llama3", "yarn"}
 
 
@@ -77,6 +78,60 @@ def test_without_a_length_a_dynamic_token_counts_itself_as_the_last():
     np.testing.assert_array_equal(implicit, explicit)
 
 
+SHORT, LONG = (1.0, 1.5, 2.0, 4.0), (2.0, 3.0, 8.0, 16.0)
+LONGROPE = RopeConfig("longrope", 1e4, 512, 128, short_factor=SHORT, long_factor=LONG)
+
+
+def test_longrope_divides_frequencies():
+    base = 1e4 ** -(np.arange(0, 8, 2) / 8)
+    frequencies, scale = inverse_frequencies(LONGROPE, 8)
+    np.testing.assert_allclose(frequencies, base / SHORT, rtol=1e-6)
+    np.testing.assert_allclose(long_frequencies(LONGROPE, 8), base / LONG, rtol=1e-6)
+    assert scale == pytest.approx((1 + np.log(512 / 128) / np.log(128)) ** 0.5, rel=1e-7)
+    assert LONGROPE.turning_length == 128 and RopeConfig().turning_length is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "scale"),
+    [
+        ({"factor": 16.0}, (1 + np.log(16) / np.log(128)) ** 0.5),
+        ({"factor": 1.0}, 1.0),
+        ({"attention_factor": 1.25, "factor": 16.0}, 1.25),
+        ({"max_position_embeddings": 128}, 1.0),
+        ({"max_position_embeddings": 64}, 1.0),
+    ],
+)
+def test_cos_and_sin_of_longrope_have_one_scale_at_all_lengths(fields, scale):
+    rope = dataclasses.replace(LONGROPE, **fields)
+    assert inverse_frequencies(rope, 8)[1] == pytest.approx(scale, rel=1e-7)
+    cos, sin = rope_cos_sin(rope, 8, jnp.array([7, 7]), jnp.array([128, 129]))
+    np.testing.assert_allclose(cos**2 + sin**2, scale**2, rtol=tolerance(1e-6))
+
+
+def test_all_tokens_of_a_sequence_above_the_original_length_have_the_long_factors():
+    positions, lengths = np.array([3, 127, 3, 127, 128, 300]), np.array([4, 128, 129, 400, 129, 400])
+    cos, sin = rope_cos_sin(LONGROPE, 8, jnp.asarray(positions), jnp.asarray(lengths))
+    divisors = np.array([SHORT, SHORT, LONG, LONG, LONG, LONG])
+    angles = positions[:, None] * 1e4 ** -(np.arange(0, 8, 2) / 8) / divisors
+    scale = inverse_frequencies(LONGROPE, 8)[1]
+    np.testing.assert_allclose(cos, np.cos(angles) * scale, atol=1e-4)
+    np.testing.assert_allclose(sin, np.sin(angles) * scale, atol=1e-4)
+    implicit = rope_cos_sin(LONGROPE, 8, jnp.asarray(positions))
+    explicit = rope_cos_sin(LONGROPE, 8, jnp.asarray(positions), jnp.asarray(positions + 1))
+    np.testing.assert_array_equal(implicit, explicit)
+
+
+@pytest.mark.parametrize(("share", "turning"), [(0.25, 2), (0.5, 4), (1.0, 8)])
+@pytest.mark.parametrize("factor", [None, 4.0])
+def test_proportional_frequencies_are_those_of_a_whole_head_for_its_first_pairs(share, turning, factor):
+    rope = RopeConfig("proportional", 1e6, partial_rotary_factor=share, factor=factor)
+    assert rope.rotary_dim(16) == 16
+    frequencies, scale = inverse_frequencies(rope, 16)
+    found = 1e6 ** -(np.arange(0, 16, 2) / 16) / (factor or 1.0)
+    np.testing.assert_allclose(frequencies, np.where(np.arange(8) < turning, found, 0.0), rtol=1e-6)
+    assert scale == 1.0
+
+
 def test_rotation_turns_pairs_of_the_two_halves():
     cos, sin = np.cos(0.3), np.sin(0.3)
     x = jnp.array([[[1.0, 0.0, 0.0, 2.0]]])  # one token, one head; pairs (0, 2) and (1, 3)
@@ -111,7 +166,18 @@ def test_half_precision_is_rotated_in_float32():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rope_type": "longrope"}, "rope_type must be one of"),
+        ({"rope_type": "su"}, "rope_type must be one of"),
+        ({"rope_type": "longrope"}, "needs short_factor"),
+        ({"rope_type": "longrope", "short_factor": (1.0,)}, "needs long_factor"),
+        (
+            {"rope_type": "longrope", "short_factor": (1.0,), "long_factor": (float("inf"),)},
+            "long_factor must consist of positive numbers, got inf",
+        ),
+        (
+            {"rope_type": "longrope", "short_factor": ("1",), "long_factor": (1.0,)},
+            "short_factor must consist of positive numbers, got '1'",
+        ),
+        ({"partial_rotary_factor": 0}, "partial_rotary_factor must be above 0 and at most 1, got 0"),
         ({"rope_type": "linear"}, "needs factor"),
         ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, "needs high_freq_factor"),
         ({"rope_type": "linear", "factor": 0}, "factor must be a positive number, got 0"),

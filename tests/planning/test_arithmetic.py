@@ -6,8 +6,10 @@ import pytest
 from flax import nnx
 
 from jaxinfer.checkpoint.directory import read_config
+from jaxinfer.models.layer_config import LayerConfig
 from jaxinfer.planning.arithmetic import (
     decode_bytes,
+    outside_windows_bytes,
     prefill_operations,
     product_operations,
     token_bytes,
@@ -94,3 +96,19 @@ def test_over_more_gpus_than_kv_heads_a_head_is_kept_more_than_once(config):
 def test_a_model_that_cannot_be_split_is_refused(config):
     with pytest.raises(ValueError, match="tensor_parallel_size=3"):
         weights_bytes(config("qwen3-8b"), BF16, devices=3)
+
+
+def test_layers_with_a_window_read_and_compute_what_is_within_it_and_keep_the_rest():
+    layers = (LayerConfig(4, 2, 16, window=100), LayerConfig(4, 2, 16))
+    windowed = model_config(num_layers=2, num_kv_heads=2, layers=layers)
+    full = model_config(num_layers=2, num_kv_heads=2)
+    dtype = jnp.dtype(jnp.bfloat16)
+    of_layer = 2 * 2 * 16 * 2  # bytes of the K and V of a token
+    read, all_read = (decode_bytes(c, dtype, rows=3, visible_tokens=3 * 1000) for c in (windowed, full))
+    assert all_read - read == 3 * 900 * of_layer
+    assert outside_windows_bytes(windowed, dtype, length=1000) == 900 * of_layer
+    assert outside_windows_bytes(full, dtype, length=1000) == 0
+    # 1000 tokens see 1, 2, .. of each other; with the window 100 at most.
+    pairs = 1000 * 1001 // 2 - (100 * 101 // 2 + 900 * 100)
+    work, all_work = (prefill_operations(c, tokens=1000, prompt_len=1000) for c in (windowed, full))
+    assert all_work - work == 4 * 4 * 16 * pairs

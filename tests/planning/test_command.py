@@ -18,6 +18,7 @@ FIGURES = (
 )  # fmt: skip
 MORE = (
     "limit_bytes", "reserve_bytes", "largest_max_num_seqs", "largest_max_model_len", "decode_floor_one_sequence_ms",
+    "kv_outside_windows_bytes",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPILED = ("kv_alias_bytes", "kv_copies", "temp_bytes", "decode_kernels_per_layer", "host_waits")
