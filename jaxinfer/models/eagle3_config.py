@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from jaxinfer.models.config import ModelConfig, UnsupportedConfigError
 from jaxinfer.models.families import FAMILIES
 from jaxinfer.models.field_rule import verdict
+from jaxinfer.models.layer_fields import FULL
 from jaxinfer.models.unknown_fields import ConfigOptions, sifted
 
 # Architectures of heads, and the family whose layer each has. The last entry of a family is its usual name.
@@ -125,7 +126,12 @@ def head_layer(hf: Mapping[str, Any]) -> ModelConfig:
     if hf.get("tie_word_embeddings") and draft_vocab_size(hf) == hf.get("vocab_size"):
         raise UnsupportedConfigError("tie_word_embeddings is not supported: a head has an output head of its own")
     shared = {name: value for name, value in hf.items() if name not in _OWN}
-    return ModelConfig.from_hf(shared | {"architectures": [family], "num_hidden_layers": 1})
+    if set(hf.get("layer_types") or ()) <= {FULL}:
+        shared.pop("layer_types", None)  # publishers copy the target's, which has more layers
+    layer = ModelConfig.from_hf(shared | {"architectures": [family], "num_hidden_layers": 1})
+    if layer.has_windows:
+        raise UnsupportedConfigError("use_sliding_window is not supported in a head")
+    return layer
 
 
 def draft_vocab_size(hf: Mapping[str, Any]) -> int:

@@ -97,7 +97,7 @@ def _read_qwen(values: Fields, layer: LayerConfig) -> list[LayerConfig]:
     is_on = flag(values, "use_sliding_window") and window_of(values) is not None
     if not is_on:
         # Without the switch transformers has no window, whatever sliding_window says.
-        slides = slides_by_type({**values, "use_sliding_window": False}, lambda number, count: False)
+        slides = slides_by_type(values, lambda number, count: False)
         return _windowed({**values, "sliding_window": None}, layer, slides)
     start = size(values, "max_window_layers", 0)
     return _windowed(values, layer, slides_by_type(values, lambda number, count: number >= start))

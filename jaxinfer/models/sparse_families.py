@@ -45,7 +45,7 @@ SPARSE_FAMILIES = (
     Family("Qwen3MoeForCausalLM", "qwen3_moe",
            "Qwen3-MoE: Qwen3's attention, and experts in place of the MLP of most layers.",
            **QWEN_3, layer_fields=rules.QWEN3_MOE_LAYERS, experts=QWEN_EXPERTS,
-           unused_fields=TRAINING,
+           fixed={"use_qk_norm": True, "shared_expert_intermediate_size": 0}, unused_fields=TRAINING,
            defaults=QWEN | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
                              "num_key_value_heads": 4, "decoder_sparse_step": 1, "moe_intermediate_size": 768,
                              "num_experts_per_tok": 8, "num_experts": 128, "norm_topk_prob": False},

@@ -61,8 +61,9 @@ WRAPPERS = {
         "muse_glimmer", {"muse_glimmer_text": "MuseGlimmerForCausalLM"}, _PREFIXES, _TOWERS, is_needed=True
     ),
 }  # fmt: skip
-# Fields of a wrapper that its text model reads where its own configuration does not set them.
-_SHARED = ("tie_word_embeddings", "eos_token_id", "bos_token_id", "dtype", "torch_dtype", "quantization_config")
+# Fields of a wrapper that hold for its text model: in any case, and where the text's own configuration lacks them.
+_OUTER = ("tie_word_embeddings", "eos_token_id", "bos_token_id")
+_SHARED = ("dtype", "torch_dtype", "quantization_config")
 
 
 def needed_wrapper(text: str) -> tuple[str, Wrapper] | None:
@@ -97,5 +98,6 @@ def text_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
             f"{TEXT_CONFIG} of {wrapper.model_type} must have one of the model types {', '.join(wrapper.texts)}, "
             f"got {kind!r}"
         )
-    shared = {name: hf[name] for name in _SHARED if hf.get(name) is not None and text.get(name) is None}
-    return {**shared, **text, "architectures": [wrapper.texts[kind]]}
+    given = {name: hf[name] for name in (*_OUTER, *_SHARED) if hf.get(name) is not None}
+    shared = {name: value for name, value in given.items() if name in _OUTER or text.get(name) is None}
+    return {**text, **shared, "architectures": [wrapper.texts[kind]]}

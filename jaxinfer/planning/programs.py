@@ -25,6 +25,7 @@ from jaxinfer.engine.strategy import StrategyMaker
 from jaxinfer.memory.budget import workspace_of
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.models.layer_config import kinds_of
 from jaxinfer.planning.compile_target import CompileTarget
 from jaxinfer.planning.hlo import PoolArray, ProgramText
 from jaxinfer.planning.plan import PlannedSpeculation
@@ -204,6 +205,12 @@ def pool_arrays(
     return found
 
 
+def _first_of_all_kinds(config: ModelConfig) -> int:
+    """Return how many of the first layers have all kinds of heads and windows."""
+    layers, kinds = config.all_layers, len(config.kinds)
+    return next(count for count in range(1, len(layers) + 1) if len(kinds_of(layers[:count])) == kinds)
+
+
 def compile_plan(
     config: ModelConfig,
     engine: EngineConfig,
@@ -215,7 +222,8 @@ def compile_plan(
 ) -> tuple[list[CompiledProgram], float]:
     """Compile all programs of a plan; return them and the kernels that a layer adds to a decode or denoising step.
 
-    The latter is the difference between the loop and that of a model of two layers, over the difference in layers, so
+    The latter is the difference between the loop and that of a model of two layers, or of the first layers of every
+    kind, over the difference in layers, so
     that what a step does once (embedding, head, sampling, the attention's plan) drops out. It need not be whole: the
     compiler does not fuse every layer alike.
 
@@ -227,7 +235,8 @@ def compile_plan(
     for name, (program, shape) in whole.planned.items():
         progress(f"{name.replace('_', ' ')}: {program.describe(shape)}")
         programs.append(whole.compile(name))
-    layers = _FEW_LAYERS if config.num_layers > _FEW_LAYERS else config.num_layers + _FEW_LAYERS
+    few = max(_FEW_LAYERS, _first_of_all_kinds(config))
+    layers = few if config.num_layers > few else config.num_layers + few
     counted = DECODE_LOOP if DECODE_LOOP in whole.planned else DENOISE_LOOP
     progress(f"{counted.replace('_', ' ')} with {layers} layers, to count the kernels of one")
     other = AbstractEngine(config.with_num_layers(layers), engine, target, dtype=dtype).compile(counted)

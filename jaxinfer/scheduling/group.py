@@ -19,4 +19,4 @@ class Group(Protocol):
     pending: deque[Request]  # members that wait for others of the group to end
     max_parallel: int
     num_unfinished: int
-    num_running: int
+    num_running: int  # members that run and begin with the trunk

@@ -50,9 +50,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     num_borrowed_pages: int = 0  # the first of these, which its trunk holds and gives back
     cache_key: Hashable = None  # namespace of the prefix cache: equal tokens are shared only within one
-    rope_length: int = (
-        0  # the length that its rotation is for, if it depends on it, else 0; part of the cache's namespace
-    )
+    rope_length: int = 0  # the length that its rotation is for, if it matters, else 0; part of the cache's namespace
     later_total_tokens: int = 0  # longrope: `max_total_tokens` from the turn on; 0: it has turned, or never does
     prefix: CacheMatch | None = None  # the cached prefix it began with, and its lock on cached pages
     num_published_tokens: int = 0  # tokens whose pages are in the cache

@@ -219,7 +219,7 @@ class Scheduler:
 
     def _count_running(self, request: Request, change: int) -> None:
         self.num_sharing_lanes += change * request.shares_lane
-        if request.group is not None:
+        if request.group is not None and request.trunk is not None:
             request.group.num_running += change
 
     def _schedule_waiting(self, plan: LaunchPlan) -> None:

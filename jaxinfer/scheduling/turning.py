@@ -22,8 +22,10 @@ def begin_short(request: Request, length: int) -> None:
 
 
 def turns(request: Request) -> bool:
-    """Whether the tokens that have landed for a request are more than its keys are for."""
-    return request.later_total_tokens > 0 and request.landed.num_tokens >= request.max_total_tokens
+    """Whether an unfinished request has more tokens than its keys are for."""
+    if not request.later_total_tokens or request.is_finished:
+        return False
+    return request.landed.num_tokens >= request.max_total_tokens
 
 
 def turn(request: Request) -> None:

@@ -157,7 +157,8 @@ def paged_attention(
     """Compute attention of a step's tokens over the pool by the visibility rule, in any dtype: see `api`."""
     tokens, num_heads, head_dim = q.shape
     kv_heads = k_pages.shape[2]
-    grouped = (q * jnp.asarray(scale, q.dtype)).reshape(tokens, kv_heads, num_heads // kv_heads, head_dim)
+    scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)  # the factor itself is not rounded
+    grouped = scaled.reshape(tokens, kv_heads, num_heads // kv_heads, head_dim)
     parts = []
     for tiles in plan.tiles:
         found = _attend_tiles(tiles, grouped, k_pages, v_pages, plan.step, cap, sinks)

@@ -53,7 +53,11 @@ def test_every_element_of_a_source_is_taken_once(config):
 def test_storing_and_taking_out_again_gives_the_same_tensor(config):
     rng = np.random.default_rng(0)
     whole = {parameter.path: np.full(parameter.shape, np.nan, np.float32) for parameter in parameters(config)}
-    tensors = {source: rng.standard_normal(shape, np.float32) for source, shape in sources(config).items()}
+    # Multiples of a power of two, to which 1 can be added exactly.
+    tensors = {
+        source: np.round(rng.standard_normal(shape, np.float32) * 4096) / 4096
+        for source, shape in sources(config).items()
+    }
 
     def source_of(placement: Placement) -> np.ndarray:
         return tensors[placement.source][placement.taken or slice(None)]

@@ -45,7 +45,9 @@ def test_the_fixtures_cover_every_family_and_rope_type():
     configs = [read_config(checkpoint_path(name))[1] for name in NAMES]
     in_transformers = {name for name, family in FAMILIES.items() if not family.has_remote_code}
     assert {config.architecture for config in configs} == in_transformers
-    assert {config.rope.rope_type for config in configs} == {"default", "linear", "dynamic", "llama3", "yarn"}
+    assert {layer.rope.rope_type for config in configs for layer in config.all_layers if layer.rope} == {
+        "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional",
+    }  # fmt: skip
     assert {config.tie_word_embeddings for config in configs} == {True, False}
     assert all(config.group_size > 1 for config in configs)
     assert any(config.head_dim * config.num_heads != config.hidden_size for config in configs)

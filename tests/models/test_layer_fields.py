@@ -101,9 +101,7 @@ def test_layers_that_slide_need_a_window(model_type):
 
 
 @pytest.mark.parametrize("model_type", ["phi3", "mixtral", "ministral3"])
-@pytest.mark.parametrize(
-    ("pattern", "window"), [("SFF", 64), ("FFF", 64), ("SSS", None), ("FSS", None)]
-)
+@pytest.mark.parametrize(("pattern", "window"), [("SFF", 64), ("FFF", 64), ("SSS", None), ("FSS", None)])
 def test_layer_types_that_a_family_does_not_read_may_not_contradict_the_window(model_type, pattern, window):
     message = refusal(model_type, num_hidden_layers=3, layer_types=types(pattern), sliding_window=window)
     assert message == "layer_types differ from sliding_window, which is for all layers of this family"
@@ -200,9 +198,7 @@ SHARING: dict[str, Any] = {"num_hidden_layers": 6, "layer_types": types("SFSSSF"
 
 @pytest.mark.parametrize("is_wide", [True, False])
 def test_the_last_layers_of_gemma_4_read_keys_of_the_last_earlier_layer_of_their_type(is_wide):
-    config = read(
-        "gemma4_text", **SHARING, num_kv_shared_layers=3, use_double_wide_mlp=is_wide, attention_k_eq_v=True
-    )
+    config = read("gemma4_text", **SHARING, num_kv_shared_layers=3, use_double_wide_mlp=is_wide, attention_k_eq_v=True)
     assert [layer.kv_from for layer in config.layers] == [None, None, None, 2, 2, 1]
     assert [layer.is_read_later for layer in config.layers] == [False, True, True, False, False, False]
     assert [layer.values_are_keys for layer in config.layers] == [False, True, False, False, False, False]

@@ -16,6 +16,7 @@ from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.textbook.branching.kv_cache import ModelKVCache
+from jaxinfer.textbook.plain_layers import check_plain_layers
 from kernels_pallas.rotate_and_write.reference import rotate
 
 SMALLEST_WIDTH = 8
@@ -37,7 +38,10 @@ class SlotAttend:
             old.at[:, :, self.slots].set(x.swapaxes(1, 2).astype(old.dtype), mode="drop")
             for old, x in zip(kv, new, strict=True)
         )
-        return masked_attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), self.seen), (k, v)
+        found = masked_attention(
+            q, k.swapaxes(1, 2), v.swapaxes(1, 2), self.seen, scale=heads.scale, cap=heads.cap, sinks=heads.sinks
+        )
+        return found, (k, v)
 
 
 class CachedForward:
@@ -53,11 +57,12 @@ class CachedForward:
         """Take a causal decoder.
 
         Raises:
-            ValueError: it is a diffusion model, or its rotary frequencies depend on the length of a prompt, of which
-                branches have several.
+            ValueError: it is a diffusion model, its layers have windows or differ, or its rotary frequencies depend on
+                the length of a prompt, of which branches have several.
         """
         if model.config.mask_token_id is not None:
             raise ValueError(f"model: {model.config.architecture} is a diffusion model, allowed are causal decoders")
+        check_plain_layers(model.config)
         if model.config.rope.depends_on_length:
             raise ValueError(f"model: its rope_type is {model.config.rope.rope_type!r}, allowed are the other types")
         self.config, self.dtype = model.config, model.dtype

@@ -15,6 +15,7 @@ from jaxinfer.attention.attend import LayerKV
 from jaxinfer.attention.dense import masked_attention
 from jaxinfer.attention.heads import ProjectedHeads
 from jaxinfer.models.decoder import DecoderLM
+from jaxinfer.textbook.plain_layers import check_plain_layers
 from kernels_pallas.rotate_and_write.reference import rotate
 
 SMALLEST_WIDTH = 8
@@ -42,7 +43,7 @@ class CacheAttend:
         q, *new = rotate(heads)
         k, v = (old.at[self.positions].set(x.astype(old.dtype), mode="drop") for old, x in zip(kv, new, strict=True))
         visible = jnp.arange(k.shape[0]) <= self.positions[:, None]
-        return masked_attention(q, k, v, visible), (k, v)
+        return masked_attention(q, k, v, visible, scale=heads.scale, cap=heads.cap, sinks=heads.sinks), (k, v)
 
 
 class CachedDecoder:
@@ -52,6 +53,12 @@ class CachedDecoder:
     """
 
     def __init__(self, model: DecoderLM) -> None:
+        """Take a causal decoder.
+
+        Raises:
+            ValueError: its layers have windows, or other things that one cache for all of them does not hold.
+        """
+        check_plain_layers(model.config)
         self.config = model.config
         self.dtype = model.dtype
         self._graph, self._state = nnx.split(model)
