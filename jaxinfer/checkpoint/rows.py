@@ -150,7 +150,8 @@ def expert_rows(names: Names) -> tuple[tuple[Row, ...], ...]:
     """Return the formats in which a family's experts are stored, the usual one first.
 
     A tensor per expert; all experts in one tensor for each of gate, up and down; gate and up fused as well, under
-    either of two names. With inputs first: as they are, or in blocks of MXFP4, which have outputs first.
+    either of two names. Experts beside an MLP are usually fused. With inputs first: as they are, or in blocks of MXFP4,
+    which have outputs first.
     """
     hf, ours = names.layer + names.experts, "layers.{i}." + _mixture_of(names)
     gate_up, down = ours + "gate_up.kernel", ours + "down.kernel"
@@ -173,8 +174,8 @@ def expert_rows(names: Names) -> tuple[tuple[Row, ...], ...]:
             ),
         )
     halves = (("gate", names.expert_gate), ("up", names.expert_up))
-    fused = hf.removesuffix("experts.")
-    return (
+    short = hf.removesuffix("experts.")
+    apart, together, fused, shortened = (
         (
             *(
                 Row(f"{hf}{{j}}.{name}.weight", gate_up, "(e slot x) h -> e x slot h", x, **_SPARSE)
@@ -191,10 +192,11 @@ def expert_rows(names: Names) -> tuple[tuple[Row, ...], ...]:
             Row(hf + "down_proj", down, outputs_first[1], **_SPARSE),
         ),
         (
-            Row(fused + "w1", gate_up, outputs_first[0], **_SPARSE),
-            Row(fused + "w2", down, outputs_first[1], **_SPARSE),
+            Row(short + "w1", gate_up, outputs_first[0], **_SPARSE),
+            Row(short + "w2", down, outputs_first[1], **_SPARSE),
         ),
     )
+    return (fused, apart, together, shortened) if names.is_beside_mlp else (apart, together, fused, shortened)
 
 
 def _decoder(names: Names) -> tuple[Row, ...]:

@@ -64,7 +64,7 @@ def regrouping(before: Parameter, after: Parameter) -> tuple[Any, ...]:
     if before.axes[axis + 1] not in ("slot", "g"):
         return (*lead, head)
     rows, fewer = before.shape[axis + 1], after.shape[axis + 1]
-    # Of queries each head has a share, the rest (k and v) is everybody's.
+    # Each head has a share of the queries, and all of the rest, which is k and v.
     share = 0 if repeats == 1 else (rows - fewer) // (repeats - 1)
     shared = fewer - share
     queries = part[:, None] * share + np.arange(share)

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _TOKENS_TO_CLEAR = 2
 
 
-type Unit = Request | Group
+type Unit = Request | Group[Request]
 """A unit that runs or waits as one: a request, or the beams of one search, which wait for each other."""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxinfer.models import layer_fields as rules
 from jaxinfer.models.experts_fields import GEMMA4_EXPERTS
-from jaxinfer.models.family import Choice, Family, Number
+from jaxinfer.models.family import ChoiceField, Family, NumberField
 from jaxinfer.models.rope_fields import RopeReading
 
 COMMON = {
@@ -50,9 +50,9 @@ _GEMMA: dict[str, Any] = ATTENTION_BIAS | {
     "unused_fields": _UNUSED, "fixed": {"use_bidirectional_attention": None},
 }  # fmt: skip
 _GEMMA_NORMS = {"norms": "around", "norm_offset": "all", "float32_norms": True}
-_GEMMA_SCALE = Number("query_pre_attn_scalar", "attention_scale", _root, _of_root)
-_LOGIT_CAP = Number("final_logit_softcapping", "logit_cap")
-_PER_LAYER = Number("hidden_size_per_layer_input", "per_layer_size", is_size=True)
+_GEMMA_SCALE = NumberField("query_pre_attn_scalar", "attention_scale", _root, _of_root)
+_LOGIT_CAP = NumberField("final_logit_softcapping", "logit_cap")
+_PER_LAYER = NumberField("hidden_size_per_layer_input", "per_layer_size", is_size=True)
 _GEMMA_DEFAULTS = {
     "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
@@ -66,7 +66,7 @@ _GEMMA_3: dict[str, Any] = _GEMMA | {
 _GEMMA_4: dict[str, Any] = _GEMMA | {
     "unused_fields": _UNUSED | {"vocab_size_per_layer_input"}, "layer_fields": rules.GEMMA4_LAYERS, "qk_norm": True,
     "absent": frozenset({"rope_theta", "rope_scaling"}), "fixed": {},
-    "choices": (Choice("use_bidirectional_attention", {None: {}, "vision": {}}),),
+    "choices": (ChoiceField("use_bidirectional_attention", {None: {}, "vision": {}}),),
     "switches": {
         "norms": "around", "float32_norms": True, "attention_scale": 1.0, "v_norm": True, "has_layer_scalar": True,
     },
@@ -138,9 +138,10 @@ DENSE_FAMILIES = (
     Family("GraniteForCausalLM", "granite",
            "Granite 3: the Llama layout with factors of embeddings, scores, results and logits.",
            **ATTENTION_BIAS, mlp_bias_field="mlp_bias",
-           numbers=(Number("embedding_multiplier", "embed_scale"), Number("attention_multiplier", "attention_scale"),
-                    Number("residual_multiplier", "residual_scale"),
-                    Number("logits_scaling", "logit_scale", _inverse, _inverse)),
+           numbers=(NumberField("embedding_multiplier", "embed_scale"),
+                    NumberField("attention_multiplier", "attention_scale"),
+                    NumberField("residual_multiplier", "residual_scale"),
+                    NumberField("logits_scaling", "logit_scale", _inverse, _inverse)),
            defaults=COMMON | {"vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048,
                               "embedding_multiplier": 1.0, "attention_multiplier": 1.0, "residual_multiplier": 1.0,
                               "logits_scaling": 1.0, "bos_token_id": 1, "eos_token_id": 2},
@@ -199,7 +200,7 @@ DENSE_FAMILIES = (
            "Gemma 2: norms before and after, capped scores and logits, every second layer with a window.",
            **_GEMMA_2,
            layer_fields=rules.ALTERNATING, switches=_GEMMA_NORMS,
-           numbers=(_GEMMA_SCALE, _LOGIT_CAP, Number("attn_logit_softcapping", "score_cap")),
+           numbers=(_GEMMA_SCALE, _LOGIT_CAP, NumberField("attn_logit_softcapping", "score_cap")),
            defaults=_GEMMA_DEFAULTS | {"vocab_size": 256000, "max_position_embeddings": 8192,
                                        "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
            published="gemma-2-2b, -9b, -27b"),
@@ -226,8 +227,8 @@ DENSE_FAMILIES = (
            layer_fields=rules.MUSE_LAYERS,
            switches={"norms": "around", "norm_offset": "layers", "float32_norms": True, "embed_norm": True,
                      "qk_norm_has_weights": False, "gate": "sigmoid"},
-           numbers=(Number("qk_scale_factor", "q_factor"), Number("output_multiplier", "logit_scale"), _LOGIT_CAP,
-                    Number("post_norm_eps", "post_norm_eps")),
+           numbers=(_LOGIT_CAP, NumberField("qk_scale_factor", "q_factor"),
+                    NumberField("output_multiplier", "logit_scale"), NumberField("post_norm_eps", "post_norm_eps")),
            unused_fields=frozenset({"hidden_act"}),
            defaults={"vocab_size": 202048, "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": 52,
                      "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,

@@ -41,8 +41,8 @@ def family_of(hf: Mapping[str, Any]) -> Family:
 
 def refuse_active(values: Mapping[str, Any], family: Family) -> None:
     quantization = values.get("quantization_config")
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    if is_active(quantization) and (method is None or method != family.quantization):
+    quant_method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if is_active(quantization) and (quant_method is None or quant_method != family.quantization):
         raise UnsupportedConfigError("quantization_config is set: quantized checkpoints are not supported")
     if values.get("use_rmsnorm") is False:
         raise UnsupportedConfigError("use_rmsnorm=False is not supported")

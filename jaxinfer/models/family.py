@@ -17,7 +17,7 @@ def _same(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberField:
     """A number in `config.json` that is an attribute of `ModelConfig`; null is None."""
 
     field: str
@@ -28,7 +28,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoiceField:
     """A field of which each value means values of attributes of `ModelConfig`; the first value that fits is written."""
 
     field: str
@@ -67,8 +67,8 @@ class Family:
     scales_embeddings: bool = False  # embeddings are multiplied with the root of their size
     grows_queries: bool = False  # `llama_4_scaling_beta` among the rotary parameters makes queries grow
     switches: Mapping[str, Any] = field(default_factory=dict)  # attributes of `ModelConfig` that it always has
-    numbers: tuple[Number, ...] = ()
-    choices: tuple[Choice, ...] = ()
+    numbers: tuple[NumberField, ...] = ()
+    choices: tuple[ChoiceField, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)  # common name of a field -> this family's name
     absent: frozenset[str] = frozenset()  # common fields that this family does not read
     fixed: Mapping[str, Any] = field(default_factory=dict)  # fields of which only one value is supported

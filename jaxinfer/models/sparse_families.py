@@ -16,7 +16,7 @@ from jaxinfer.models.experts_fields import (
     QWEN2_MOE_EXPERTS,
     QWEN_EXPERTS,
 )
-from jaxinfer.models.family import Choice, Family
+from jaxinfer.models.family import ChoiceField, Family
 from jaxinfer.models.rope_fields import RopeReading
 
 _LING = COMMON | {
@@ -108,7 +108,7 @@ SPARSE_FAMILIES = (
     Family("LagunaForCausalLM", "laguna",
            "Laguna: query heads and rotations by layer, gated attention, experts that a sigmoid scores, a shared one.",
            **ATTENTION_BIAS, qk_norm=True, layer_fields=rules.LAGUNA_LAYERS, experts=LAGUNA_EXPERTS, names="laguna",
-           choices=(Choice("gating", {
+           choices=(ChoiceField("gating", {
                True: {"gate": "softplus", "gate_of": "head"}, "per-head": {"gate": "softplus", "gate_of": "head"},
                "per-element": {"gate": "softplus", "gate_of": "element"}, False: {"gate": "none"}}),),
            fixed={"moe_apply_router_weight_on_input": False}, absent=frozenset({"rope_theta", "rope_scaling"}),

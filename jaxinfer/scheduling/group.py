@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from jaxinfer.branching.branch_state import BranchLanes
-    from jaxinfer.scheduling.request import Request
 
 
-class Group(Protocol):
+class Group[R](Protocol):
     """The part of a request's group that scheduling uses; see `RequestGroup`."""
 
     request_id: str
-    trunk: Request | None
+    trunk: R | None
     branches: BranchLanes
-    pending: deque[Request]  # members that wait for others of the group to end
+    pending: deque[R]  # members that wait for others of the group to end
     max_parallel: int
     num_unfinished: int
     num_running: int  # members that run and begin with the trunk

@@ -57,7 +57,7 @@ class Request:
     has_twin: bool = False  # another request has published the same tokens first: it publishes no more for now
     seat: int = -1  # row of the engine's host arrays while running
     stream: bool = False  # its tokens are wanted at every step
-    group: Group | None = None  # the group whose output it is a part of; None: it is on its own
+    group: Group[Request] | None = None  # the group whose output it is a part of; None: it is on its own
     branch: int = 0  # its number in the group
     trunk: Request | None = None  # computes the prefix that it shares with others of its group
     shares_lane: bool = False  # launches of rounds read its trunk once for all of its group

@@ -375,7 +375,7 @@ class Scheduler:
                 self._member_ended(request.group)
         self.running = [request for request in self.running if not request.is_finished]
 
-    def _member_ended(self, group: Group) -> None:
+    def _member_ended(self, group: Group[Request]) -> None:
         """Queue the next member of the group, if the ended one had a place; after the last one, release the trunk."""
         group.num_unfinished -= 1
         if group.pending and group.num_unfinished - len(group.pending) < group.max_parallel:

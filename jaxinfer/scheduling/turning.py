@@ -7,13 +7,29 @@ all keys change, and the request starts over as one of a long sequence, in a nam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request_status import Landed
 
 
-def begin_short(request: Request, length: int) -> None:
+class LengthOf(Protocol):
+    """What a request says of its length; see `Request`."""
+
+    max_total_tokens: int
+    later_total_tokens: int
+    rope_length: int
+    landed: Landed
+    trunk: Any
+    shares_lane: bool
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def is_finished(self) -> bool: ...
+
+
+def begin_short(request: LengthOf, length: int) -> None:
     """Let a new request begin with the factors of sequences of up to `length` tokens, if it does."""
     if request.num_tokens > length:
         request.rope_length = length + 1
@@ -21,14 +37,14 @@ def begin_short(request: Request, length: int) -> None:
         request.later_total_tokens, request.max_total_tokens = request.max_total_tokens, length + 1
 
 
-def turns(request: Request) -> bool:
+def turns(request: LengthOf) -> bool:
     """Whether an unfinished request has more tokens than its keys are for."""
     if not request.later_total_tokens or request.is_finished:
         return False
     return request.landed.num_tokens >= request.max_total_tokens
 
 
-def turn(request: Request) -> None:
+def turn(request: LengthOf) -> None:
     """Let a request be one of a long sequence; nothing that it has computed counts, and it shares no trunk."""
     request.rope_length = request.max_total_tokens
     request.max_total_tokens, request.later_total_tokens = request.later_total_tokens, 0

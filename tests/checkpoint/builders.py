@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from jaxinfer.checkpoint import export_hf
@@ -20,6 +21,7 @@ from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.models.experts_config import ExpertsConfig
 from jaxinfer.models.registry import build_model
 from jaxinfer.models.rope import RopeConfig
+from tests.hf_fixtures import NAMES
 
 # Every dimension differs from every other, so that no mixed-up axes can fit.
 _SHAPE = {
@@ -60,6 +62,15 @@ FAMILY_CONFIGS = {
         experts=ExpertsConfig(4, 2, 14, shared_size=18, dense_layers=(0,), normalizes=False),
     ),
 }  # fmt: skip
+
+# Fixtures of transformers, one for each way of storing tensors; the others have the same tensors in other sizes.
+_STORED = (
+    "gemma3", "gemma4", "gemma4_e2b", "gemma4_moe", "glm4", "glm4_moe", "gpt_oss", "gpt_oss_mxfp4", "hunyuan_v1_dense",
+    "laguna", "llama3_tied", "llama_biases_yarn", "minimax_m2", "mixtral", "muse_glimmer", "olmo3", "phi3_longrope",
+    "qwen2_linear_sharded", "qwen2_moe", "qwen2_tied", "qwen3_dynamic", "qwen3_moe", "qwen3_moe_mixed",
+    "qwen3_yarn_tied",
+)  # fmt: skip
+EVERY_FIXTURE = [pytest.param(name, marks=() if name in _STORED else pytest.mark.slow) for name in NAMES]
 
 
 def random_model(config: ModelConfig, dtype: Any = jnp.float32, seed: int = 0) -> DecoderLM:

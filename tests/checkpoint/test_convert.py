@@ -20,6 +20,7 @@ from jaxinfer.checkpoint import CheckpointError, convert_checkpoint, load_checkp
 from jaxinfer.checkpoint.safetensors_reader import StoredTensor
 from jaxinfer.models.config import UnsupportedConfigError
 from tests.checkpoint.builders import (
+    EVERY_FIXTURE,
     FAMILY_CONFIGS,
     assert_same_parameters,
     parameters_of,
@@ -27,7 +28,7 @@ from tests.checkpoint.builders import (
     write_checkpoint,
     write_large_checkpoint,
 )
-from tests.hf_fixtures import NAMES, checkpoint_path
+from tests.hf_fixtures import checkpoint_path
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,7 +66,7 @@ def test_a_model_comes_back_bit_for_bit(tmp_path, name, shard_bytes):
     assert_same_parameters(loaded, model)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY_FIXTURE)
 def test_a_checkpoint_that_transformers_wrote_is_the_same_converted_or_not(tmp_path, name):
     convert(checkpoint_path(name), tmp_path / "out")
     direct, converted = load_checkpoint(checkpoint_path(name)), load_checkpoint(tmp_path / "out")

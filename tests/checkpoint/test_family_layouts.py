@@ -71,7 +71,7 @@ def test_experts_of_gpt_oss_are_stored_with_inputs_first_gates_and_factors_by_tu
 
 
 def test_heads_whose_neighbours_are_pairs_are_stored_in_halves():
-    """Of 16 dimensions all of ERNIE's are rotated, and the first 8 of GLM-4's."""
+    """ERNIE rotates all 16 dimensions, GLM-4 the first 8."""
     found = {}
     for name in ("ernie4_5", "glm4"):
         placement = placed(config_of(name), "model.layers.0.self_attn.k_proj.bias")

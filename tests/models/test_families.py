@@ -1,4 +1,4 @@
-"""Families are known by their names, what a file omits is as in transformers, and single fields switch what is computed."""
+"""Families are known by their names, absent fields are as in transformers, and single fields are switches."""
 
 from __future__ import annotations
 

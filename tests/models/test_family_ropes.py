@@ -126,7 +126,7 @@ BY_TYPE = ("gemma3_text", "olmo3", "gemma4_text", "gemma4_unified_text", "laguna
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters must be given by type of"),
         ({"rope_parameters": {FULL: {}, "chunked_attention": {}}}, "per layer type are not supported: chunked_attenti"),
         ({"rope_parameters": {FULL: {"rope_type": "su"}}}, "rope_type='su' is not supported"),
-        ({"rope_parameters": {FULL: {"rope_type": "linear"}}}, "rope_parameters of full_attention: rope_type='linear' "),
+        ({"rope_parameters": {FULL: {"rope_type": "linear"}}}, "rope_parameters of full_attention: rope_type='linear"),
         ({"rope_parameters": {SLIDING: {"factor": 2.0}}, "layer_types": types("SF"), "num_hidden_layers": 2},
          "rope_type='default' does not know factor"),
         ({"partial_rotary_factor": 0.5, "rope_parameters": {FULL: {}}}, "partial_rotary_factor=0.5 is not supported"),

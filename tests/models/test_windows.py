@@ -1,4 +1,4 @@
-"""Which layers of Qwen's families have a sliding window, as each family's code reads it, and where none may have one."""
+"""Which layers of Qwen's families have a window, as each family's code reads it, and where none may have one."""
 
 from __future__ import annotations
 
