@@ -25,19 +25,27 @@ def _of_qwen(values: Mapping[str, Any]) -> ExpertsConfig:
 
 
 def _of_bailing(values: Mapping[str, Any]) -> ExpertsConfig:
-    inner = size(values, "moe_intermediate_size")
     score, has_bias = values["score_function"], flag(values, "moe_router_enable_expert_bias")
     if has_bias != (score == "sigmoid"):
         raise UnsupportedConfigError(
             f"score_function={score!r} with moe_router_enable_expert_bias={has_bias} is not supported; "
             "scores are softmax without a bias, or sigmoid with one"
         )
-    num_groups = size(values, "n_group", 0)
+    return _in_groups(values, "num_experts", "num_shared_experts", score=score, has_bias=has_bias)
+
+
+def _of_glm(values: Mapping[str, Any]) -> ExpertsConfig:
+    return _in_groups(values, "n_routed_experts", "n_shared_experts", score="sigmoid", has_bias=True)
+
+
+def _in_groups(values: Mapping[str, Any], routed: str, shared: str, *, score: str, has_bias: bool) -> ExpertsConfig:
+    """Return experts that may be chosen by groups, as DeepSeek-V3's are; `routed` and `shared` name their numbers."""
+    inner, num_groups = size(values, "moe_intermediate_size"), size(values, "n_group", 0)
     return ExpertsConfig(
-        num_experts=size(values, "num_experts"),
+        num_experts=size(values, routed),
         experts_per_token=size(values, "num_experts_per_tok"),
         intermediate_size=inner,
-        shared_size=inner * size(values, "num_shared_experts", 0),
+        shared_size=inner * size(values, shared, 0),
         dense_layers=tuple(range(min(size(values, "first_k_dense_replace", 0), size(values, "num_hidden_layers")))),
         score=score,
         has_bias=has_bias,
@@ -104,23 +112,6 @@ def _of_gpt_oss(values: Mapping[str, Any]) -> ExpertsConfig:
 def _of_qwen2_moe(values: Mapping[str, Any]) -> ExpertsConfig:
     shared = size(values, "shared_expert_intermediate_size", 0)
     return replace(_of_qwen(values), shared_size=shared, shared_is_gated=shared > 0)
-
-
-def _of_glm(values: Mapping[str, Any]) -> ExpertsConfig:
-    inner, num_groups = size(values, "moe_intermediate_size"), size(values, "n_group", 0)
-    return ExpertsConfig(
-        num_experts=size(values, "n_routed_experts"),
-        experts_per_token=size(values, "num_experts_per_tok"),
-        intermediate_size=inner,
-        shared_size=inner * size(values, "n_shared_experts", 0),
-        dense_layers=tuple(range(min(size(values, "first_k_dense_replace", 0), size(values, "num_hidden_layers")))),
-        score="sigmoid",
-        has_bias=True,
-        normalizes=flag(values, "norm_topk_prob"),
-        scaling=positive(values, "routed_scaling_factor"),
-        num_groups=0 if num_groups == 1 else num_groups,
-        kept_groups=0 if num_groups <= 1 else size(values, "topk_group"),
-    )
 
 
 def _of_laguna(values: Mapping[str, Any]) -> ExpertsConfig:

@@ -89,5 +89,5 @@ def test_a_wrapper_is_needed_where_transformers_has_no_class_of_the_text_model()
     assert {text for _, _, text in TEXTS if needed_wrapper(text) is None} == alone
     found = needed_wrapper("MuseGlimmerForCausalLM")
     assert found is not None and found[0] == "MuseGlimmerForConditionalGeneration"
-    assert found[1].name_inside("model.layers.0.mlp.up_proj.weight") == "model.language_model.layers.0.mlp.up_proj.weight"
+    assert found[1].name_inside("model.layers.0.input_norm") == "model.language_model.layers.0.input_norm"
     assert found[1].name_inside("lm_head.weight") == "lm_head.weight"
