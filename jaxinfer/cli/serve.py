@@ -46,7 +46,7 @@ _HELP = {
     "diffusion_config": "fields of DiffusionConfig (docs/guides/diffusion.md)",
     "gpu_memory_utilization": "share of a GPU's memory for weights, KV and workspace (default: 0.9)",
 }
-_PARSERS = "hermes, qwen3_coder, llama3_json or smollm2"
+_PARSERS = "hermes, qwen3_coder, llama3_json, smollm2 or harmony"
 KEY_VARIABLE = "JAXINFER_API_KEY"
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from jaxinfer.outputs import Logprob, RequestOutput
 from jaxinfer.server.envelope import ChunkedAnswer, Envelope
-from jaxinfer.server.parse.machine import Parser, pieces_of
-from jaxinfer.server.parse.pieces import CallArguments, CallBegin, CallEnd, Text, Thought
+from jaxinfer.server.parse.pieces import AnswerParser, CallArguments, CallBegin, CallEnd, Text, Thought, pieces_of
 from jaxinfer.server.protocol.common import StreamOptions
 from jaxinfer.server.token_details import TokenDetails
 from jaxinfer.server.token_texts import TokenTexts, prompt_logprobs
@@ -31,7 +30,7 @@ class ChatForm:
     n: int
     top_logprobs: int | None
     with_token_ids: bool
-    parser: Callable[[], Parser] | None = None
+    parser: Callable[[], AnswerParser] | None = None
     with_reasoning: bool = True
     is_named: bool = False
     details: Callable[[], TokenDetails] | None = None
@@ -41,7 +40,7 @@ class ChatForm:
 class _ChatChoice:
     """A choice as far as it is there."""
 
-    parser: Parser | None
+    parser: AnswerParser | None
     details: TokenDetails | None
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)

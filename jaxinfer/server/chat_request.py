@@ -12,7 +12,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.server.conversations import REFUSED_OF_CONVERSATIONS, tokens_of_messages
 from jaxinfer.server.errors import ApiError, of_value_error
 from jaxinfer.server.packages import HttpRequest
-from jaxinfer.server.parse.machine import Parser
+from jaxinfer.server.parse.pieces import AnswerParser
 from jaxinfer.server.protocol.chat import ChatRequest
 from jaxinfer.server.protocol.common import Sampling
 from jaxinfer.server.running import Running
@@ -85,7 +85,7 @@ class AskedChat:
         """The one prompt, as `AsyncLLM.add` takes it."""
         return [{"prompt_token_ids": self.tokens, **salt_of(self.body)}]
 
-    def parser(self) -> Callable[[], Parser] | None:
+    def parser(self) -> Callable[[], AnswerParser] | None:
         """A maker of parsers of answers; None: answers are text."""
         return self.talk.parser(self.tokens)
 

@@ -11,8 +11,7 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.server.errors import ApiError
 from jaxinfer.server.events import compact, event
 from jaxinfer.server.packages import from_json
-from jaxinfer.server.parse.machine import Parser
-from jaxinfer.server.parse.pieces import CallArguments, CallBegin, CallEnd, Piece, Text, Thought
+from jaxinfer.server.parse.pieces import AnswerParser, CallArguments, CallBegin, CallEnd, Piece, Text, Thought
 
 # For each kind of block, the type of its deltas and the field that they and the block share.
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
@@ -33,7 +32,7 @@ class MessageForm:
     num_prompt_tokens: int
     max_tokens: int
     max_model_len: int
-    parser: Callable[[], Parser] | None = None
+    parser: Callable[[], AnswerParser] | None = None
     with_thinking: bool = True
 
 

@@ -11,8 +11,16 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.server.envelope import Envelope
 from jaxinfer.server.errors import ApiError, cut
 from jaxinfer.server.events import named_event
-from jaxinfer.server.parse.machine import Parser, pieces_of
-from jaxinfer.server.parse.pieces import CallArguments, CallBegin, CallEnd, Piece, Text, Thought
+from jaxinfer.server.parse.pieces import (
+    AnswerParser,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Piece,
+    Text,
+    Thought,
+    pieces_of,
+)
 from jaxinfer.server.responses_items import CallItem, Event, GrowingItem, Logprobs, MessageItem, ReasoningItem
 from jaxinfer.server.token_texts import TokenTexts
 
@@ -31,7 +39,7 @@ class ResponseForm:
 
     echo: dict[str, Any]
     top_logprobs: int | None = None
-    parser: Parser | None = None
+    parser: AnswerParser | None = None
     with_reasoning: bool = True
     status: str = "in_progress"
 

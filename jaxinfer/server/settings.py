@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxinfer.server.parse.formats import FORMATS
+from jaxinfer.server.parse.formats import FORMATS, HARMONY
 
 WARM_UPS = ("full", "background", "off")
 # Least values of settings.
@@ -82,8 +82,9 @@ class ServerSettings:
             raise ValueError("api_keys has an empty key")
         if self.warm_up not in WARM_UPS:
             raise ValueError(f"warm_up must be one of {', '.join(WARM_UPS)}, got {self.warm_up!r}")
-        if self.tool_call_parser and self.tool_call_parser not in FORMATS:
-            raise ValueError(f"tool_call_parser must be one of {', '.join(FORMATS)}, got {self.tool_call_parser!r}")
+        known = (*FORMATS, HARMONY.name)
+        if self.tool_call_parser and self.tool_call_parser not in known:
+            raise ValueError(f"tool_call_parser must be one of {', '.join(known)}, got {self.tool_call_parser!r}")
         if self.reasoning_parser not in ("", "think"):
             raise ValueError(f"reasoning_parser must be think, got {self.reasoning_parser!r}")
         if not (self.api_keys or self.allow_unauthenticated or _is_own(self.host)):

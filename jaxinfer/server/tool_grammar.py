@@ -31,7 +31,7 @@ def grammar_of_calls(
     more = "" if is_single else f" ({between} call)*"
     lines = [f"start: {first} call{more} {last}"]
     if answer is not None:
-        lines = [f"start: answer | {first} call{more} {last}", _json_rule("answer", answer)]
+        lines = [f"start: answer | {first} call{more} {last}", json_rule("answer", answer)]
     return _grammar(lines, calls, schemas, opening=calls.open)
 
 
@@ -77,7 +77,7 @@ def _rule_of_call(calls: CallFormat, opening: str, number: int, name: str, schem
     before, after = f'{{"name": {json.dumps(name)}, "{key}": ', "}"
     if calls.body == "json" and calls.open:
         before, after = f"{opening}\n{before}", f"{after}\n{calls.close}"
-    return f"call_{number}: {_text(before)} arguments_{number} {_text(after)}\n" + _json_rule(
+    return f"call_{number}: {_text(before)} arguments_{number} {_text(after)}\n" + json_rule(
         f"arguments_{number}", schema
     )
 
@@ -89,7 +89,7 @@ def _rule_of_tags(calls: CallFormat, opening: str, number: int, name: str, schem
     for place, (key, inner) in enumerate(schema.get("properties", {}).items()):
         rule = f"value_{number}_{place}"
         is_string = isinstance(inner, Mapping) and inner.get("type") == "string"
-        rules.append(f"{rule}: {_text_in_tags(name, key, inner)}" if is_string else _json_rule(rule, inner))
+        rules.append(f"{rule}: {_text_in_tags(name, key, inner)}" if is_string else json_rule(rule, inner))
         part = f"{_text(f'<parameter={key}>{chr(10)}')} {rule} {_text(f'{chr(10)}</parameter>{chr(10)}')}"
         parts.append(part if key in required else f"({part})?")
     before, after = f"{opening}\n<function={name}>\n", f"</function>\n{calls.close}"
@@ -111,7 +111,7 @@ def _text_in_tags(name: str, key: str, schema: Mapping[str, Any]) -> str:
     return "/[^<]*/" if not least and most == "" else f"/[^<]{{{least},{most}}}/"
 
 
-def _json_rule(name: str, schema: Any) -> str:
+def json_rule(name: str, schema: Any) -> str:
     """The rule of a value that is JSON by a schema, written as the chat templates write it."""
     checked = json.loads(schema_text(without_annotations(schema), close_objects=False))
     if isinstance(checked, dict):

@@ -6,10 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxinfer.server.errors import ApiError
-from jaxinfer.server.parse.formats import CallFormat
+from jaxinfer.server.harmony_grammar import grammar_of_messages
+from jaxinfer.server.parse.formats import HARMONY, CallFormat
 from jaxinfer.server.tool_grammar import grammar_of_answers, grammar_of_calls
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def schema_of(answers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of an answer that is {"json": schema} or {"json_object": True}."""
+    return answers.get("json", _ANY_OBJECT)
 
 
 def _check_form(name: str, schema: Mapping[str, Any]) -> None:
@@ -78,6 +84,17 @@ class Tools:
         """Whether an answer is a call in any case."""
         return self.name is not None or self.choice == "required"
 
+    def _grammar_of_messages(self, answers: Mapping[str, Any] | None) -> str | None:
+        if self.must_call:
+            return grammar_of_messages(
+                self.schemas if self.name is None else {self.name: self.schemas[self.name]}, must_call=True
+            )
+        if answers is None and not any(self._are_strict.values()):
+            return None
+        schemas = {name: schema if self._are_strict[name] else _ANY_OBJECT for name, schema in self.schemas.items()}
+        answer = None if answers is None else schema_of(answers)
+        return grammar_of_messages(schemas, must_call=False, answer=answer)
+
     def grammar(self, answers: Mapping[str, Any] | None = None) -> str | None:
         """The grammar of an answer, in Lark's notation: of one that has to call a tool, or whose calls of strict tools
         keep to their schemas; None: any text will do.
@@ -88,6 +105,8 @@ class Tools:
         if self.calls is None:
             return None
         is_single = self.most_calls == 1
+        if self.calls is HARMONY:
+            return self._grammar_of_messages(answers)
         if self.must_call:
             wanted = self.schemas if self.name is None else {self.name: self.schemas[self.name]}
             return grammar_of_calls(self.calls, wanted, is_single=is_single)
@@ -101,7 +120,7 @@ class Tools:
                 "response_format",
             )  # fmt: skip
         if answers is not None:
-            return grammar_of_calls(self.calls, schemas, is_single=is_single, answer=answers.get("json", _ANY_OBJECT))
+            return grammar_of_calls(self.calls, schemas, is_single=is_single, answer=schema_of(answers))
         if not any(self._are_strict.values()):
             return None
         return grammar_of_answers(self.calls, schemas, is_single=is_single)

@@ -25,8 +25,8 @@ class CallFormat:
     Attributes:
         name: of the option `--tool-call-parser`.
         open, close: markers around calls; an empty `open`: a call is the whole answer, from its first character on.
-        body: "json" (an object with a name and arguments), "array" (of such objects) or "xml" (tags for the function
-            and for each parameter).
+        body: "json" (an object with a name and arguments), "array" (of such objects), "xml" (tags for the function and
+            for each parameter) or "messages" (each with a channel).
         separator: between calls within one pair of markers.
         bare_open: a marker with which a call may begin without `open`.
         in_templates: what the chat templates of these models contain.
@@ -63,9 +63,18 @@ FORMATS = {
 }  # fmt: skip
 
 
+# gpt-oss's messages by channels, which carry reasoning and calls; see `parse.harmony` and `harmony_grammar`.
+HARMONY = CallFormat("harmony", "", "", "messages", in_templates=("<|channel|>", "<|message|>", "<|start|>"))
+
+
+def format_named(name: str) -> CallFormat:
+    """The format of a name of `--tool-call-parser`."""
+    return HARMONY if name == HARMONY.name else FORMATS[name]
+
+
 def format_of(template: str) -> CallFormat | None:
     """The format of the calls that a chat template asks for; None: it has none that is known."""
-    for each in FORMATS.values():
+    for each in (HARMONY, *FORMATS.values()):
         if all(marker in template for marker in each.in_templates):
             return each
     return None

@@ -20,13 +20,6 @@ _MOST_FALSE = 64
 type _State = Callable[[str], None]
 
 
-def pieces_of(parser: Parser | None, text: str, *, is_last: bool) -> list[Piece]:
-    """What further text of an answer brings; without a parser, the text is content as it is."""
-    if parser is None:
-        return [Text(text)] if text else []
-    return parser.feed(text) + (parser.finish() if is_last else [])
-
-
 class Parser:
     """Parser of one answer.
 

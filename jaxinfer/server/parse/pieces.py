@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass
@@ -48,6 +49,30 @@ class CallEnd:
 
 
 type Piece = Text | Thought | CallBegin | CallArguments | CallEnd
+
+
+class AnswerParser(Protocol):
+    """A parser of one answer: what it finds depends on the characters alone, never on how they were cut."""
+
+    @property
+    def reasoning_end(self) -> int:
+        """Characters of the answer up to the end of its reasoning, with the tags; 0: it has had none yet."""
+        ...
+
+    def feed(self, text: str) -> list[Piece]:
+        """Read further text; returns what it brings."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """End the answer; returns what was held back."""
+        ...
+
+
+def pieces_of(parser: AnswerParser | None, text: str, *, is_last: bool) -> list[Piece]:
+    """What further text of an answer brings; without a parser, the text is content as it is."""
+    if parser is None:
+        return [Text(text)] if text else []
+    return parser.feed(text) + (parser.finish() if is_last else [])
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
