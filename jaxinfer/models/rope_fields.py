@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,8 @@ class RopeReading:
         has_alpha: with `alpha`, "dynamic" means another base, at every length.
         names: other names of rotary types.
         ignored: parameters that are read elsewhere, or not at all.
+        types: rotary types that the family has. Keys turn with a sequence's length in longrope, and transformers drops
+            its cache there for Phi-3 alone; in other families, its tokens depend on what was cached.
     """
 
     absent: Mapping[str, Any] = field(default_factory=dict)
@@ -43,6 +45,7 @@ class RopeReading:
     has_alpha: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
+    types: Collection[str] = frozenset(_KEYS) - {"longrope"}
 
 
 def rope_fields(values: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -94,8 +97,9 @@ def read_rope(
     old_name = scaling.pop("type", reading.defaults.get("rope_type", "default"))
     rope_type = scaling.pop("rope_type", old_name)
     rope_type = reading.names.get(rope_type, rope_type)
-    if rope_type not in _KEYS:
-        raise UnsupportedConfigError(f"rope_type={rope_type!r} is not supported; allowed: {', '.join(_KEYS)}")
+    if rope_type not in reading.types:
+        allowed = ", ".join(each for each in _KEYS if each in reading.types)
+        raise UnsupportedConfigError(f"rope_type={rope_type!r} is not supported; allowed: {allowed}")
 
     def found(key: str, default: Any) -> Any:
         """Return a parameter that may be given here or beside the rotary parameters."""

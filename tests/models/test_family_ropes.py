@@ -236,6 +236,28 @@ def test_longrope_of_phi_3_has_a_divisor_for_each_rotated_pair():
     assert "rope_scaling must set short_factor to a list of 4 numbers, got [1.0, 1.5]" in message
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"short_factor": [1.0] * 2}, "long_factor to a list of 2 numbers, got None"),
+        ({"short_factor": [1.0] * 2, "long_factor": [2.0]}, "long_factor to a list of 2 numbers, got [2.0]"),
+        (
+            {"short_factor": [1.0] * 2, "long_factor": [0.0] * 2},
+            "long_factor must consist of positive numbers, got 0.0",
+        ),
+    ],
+)
+def test_divisors_of_longrope_are_as_many_positive_numbers_as_pairs(fields, message):
+    assert message in refusal("phi3", **PHI, rope_scaling={"type": "longrope", **fields})
+
+
+@pytest.mark.parametrize("name", ["linear", "dynamic", "llama3", "proportional"])
+def test_phi_3_has_no_other_rotations(name):
+    """transformers refuses them too."""
+    message = refusal("phi3", **PHI, rope_scaling={"type": name, "factor": 2.0})
+    assert f"rope_type='{name}' is not supported; allowed: default, longrope" in message
+
+
 def test_gpt_oss_is_yarn_without_truncation_where_nothing_is_said():
     own: dict[str, Any] = {"factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
     assert only_rope("gpt_oss") == rope("yarn", 150000.0, 4096, **own)
