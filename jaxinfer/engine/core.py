@@ -353,9 +353,14 @@ class EngineCore:
         if not before.is_finished:
             self.scheduler.release(request, was_running=before is RequestStatus.RUNNING)
 
-    def fork(self, parent: Request, child: Request) -> None:
-        """Let `child` continue from `parent`, whose tokens have all landed; see `Scheduler.fork`."""
+    def number(self, child: Request) -> None:
+        """Number a request that will be forked. A recovery may find it as soon as a search names it, so this comes
+        before."""
         self._arrivals.number(child)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let `child`, which has its number, continue from `parent`, whose tokens have all landed; see
+        `Scheduler.fork`."""
         self._requests[child.request_id] = child
         moves = self.scheduler.fork(parent, child)
         program = self.programs.commit_tail

@@ -168,6 +168,7 @@ class BeamRun:
         child.group, child.trunk = parent.group, parent.trunk
         child.begin_with(tokens)
         child.continue_guard_of(parent)
+        self._core.number(child)
         return child
 
     def _candidates(self, beam: Request) -> list[tuple[int, float]]:

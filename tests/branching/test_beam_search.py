@@ -102,6 +102,31 @@ def test_beams_share_pages_and_those_given_up_return_theirs(idle_engine):
     assert allocator.num_held == 0
 
 
+def test_an_interruption_between_a_choice_and_its_forks_changes_no_beam(idle_engine, monkeypatch):
+    """A beam that no fork has registered is found by the recovery, with its number."""
+    params, prompt = BeamSearchParams(4, 9), random_prompts([30])[0]
+    core = idle_engine(max_num_seqs=8, kv_cache_tokens=512)
+    before = make_request("before", random_prompts([9])[0], max_tokens=2)
+    wanted = BeamRun(core, "wanted", prompt, BeamSearch(params, frozenset())).start()
+    core.add_request(before)
+    drain(core)
+    run, fork, numbers = BeamRun(core, "beam", prompt, BeamSearch(params, frozenset())).start(), core.fork, []
+
+    def interrupted(parent, child):
+        if not numbers:
+            numbers.extend(beam.arrival for beam in run.beams)
+            raise KeyboardInterrupt
+        fork(parent, child)
+
+    monkeypatch.setattr(core, "fork", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        drain(core)
+    assert len(set(numbers)) == 4 and min(numbers) > before.arrival
+    drain(core)
+    assert [one.tokens for one in run.search.hypotheses] == [one.tokens for one in wanted.search.hypotheses]
+    assert core.scheduler.kv.allocator.num_held == 0
+
+
 def test_a_search_can_be_given_up(idle_engine):
     core, [prompt] = idle_engine(max_num_seqs=8, kv_cache_tokens=512), random_prompts([40])
     run = BeamRun(core, "beams", prompt, BeamSearch(BeamSearchParams(4, 40))).start()

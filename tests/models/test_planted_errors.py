@@ -159,5 +159,6 @@ def test_a_sink_that_is_left_out_or_counted_twice_moves_the_logits(name, times):
     model = model_of(name)
     for layer in model.layers:
         sinks = layer.attention.sinks
+        assert sinks is not None
         sinks.set_value(sinks[...] + (np.log(times) if times else -1e9))
     assert distance(name, model) > NOTICED
