@@ -103,9 +103,14 @@ def _read_qwen(values: Fields, layer: LayerConfig) -> list[LayerConfig]:
     return _windowed(values, layer, slides_by_type(values, lambda number, count: number >= start))
 
 
+def _write_qwen3_moe(layers: Layers) -> dict[str, Any]:
+    is_on = any(layer.window is not None for layer in layers)  # the switch is off by default
+    return _window(layers) | {"use_sliding_window": True} if is_on else {}
+
+
 def _write_switched(layers: Layers) -> dict[str, Any]:
-    has_windows = any(layer.window is not None for layer in layers)
-    return _window(layers) | _types(layers) | {"use_sliding_window": has_windows}
+    found = _write_qwen3_moe(layers)
+    return found | _types(layers) if found else {}
 
 
 # Qwen3-MoE: with use_sliding_window all layers; layer_types and max_window_layers are not read.
@@ -115,10 +120,6 @@ def _read_qwen3_moe(values: Fields, layer: LayerConfig) -> list[LayerConfig]:
     if not is_on and any(slides_by_type(values, lambda number, count: False)):
         raise UnsupportedConfigError("layer_types contains sliding_attention, which this family does not read")
     return _windowed(values, layer, [is_on] * count)
-
-
-def _write_qwen3_moe(layers: Layers) -> dict[str, Any]:
-    return _window(layers) | {"use_sliding_window": any(layer.window is not None for layer in layers)}
 
 
 # Qwen2-MoE: with use_sliding_window every second layer below max_window_layers.

@@ -158,8 +158,9 @@ class BranchLife(RuleBasedStateMachine):
     def as_many_members_run_as_may(self):
         scheduler = self.sim.scheduler
         for group in self.groups:
-            running = sum(request.group is group and not request.is_trunk for request in scheduler.running)
-            assert running == group.num_running <= group.max_parallel
+            running = [request for request in scheduler.running if request.group is group and not request.is_trunk]
+            assert len(running) <= group.max_parallel
+            assert sum(request.trunk is not None for request in running) == group.num_running
             unfinished = sum(not member.is_finished for member in group.members)
             assert unfinished == group.num_unfinished
             # Those that may run wait or run, and no more.
