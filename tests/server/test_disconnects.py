@@ -41,6 +41,7 @@ def leaving(tmp_path_factory) -> Iterator[Server]:
         found.patience = 120.0
         with full_seats(found):
             leave_in_queue(found, random.Random(1))
+        found.until(found.is_idle)
         for moment in MOMENTS:
             moment(found, random.Random(2))
             found.until(found.is_idle)
