@@ -11,7 +11,16 @@ from jaxinfer.outputs import RequestOutput
 from jaxinfer.server.errors import ApiError
 from jaxinfer.server.events import compact, event
 from jaxinfer.server.packages import from_json
-from jaxinfer.server.parse.pieces import AnswerParser, CallArguments, CallBegin, CallEnd, Piece, Text, Thought
+from jaxinfer.server.parse.pieces import (
+    AnswerParser,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Piece,
+    Text,
+    Thought,
+    pieces_of,
+)
 
 # For each kind of block, the type of its deltas and the field that they and the block share.
 _DELTAS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
@@ -71,11 +80,7 @@ class MessageAnswer:
         for part in output.outputs:
             self._num_output += len(part.token_ids)
             self._finish_reason, self._stop_reason = part.finish_reason, part.stop_reason
-            pieces: list[Piece] = [Text(part.text)] if part.text else []
-            if self._parser is not None:
-                pieces = self._parser.feed(part.text)
-                pieces += self._parser.finish() if part.finished else []
-            for piece in pieces:
+            for piece in pieces_of(self._parser, part.text, is_last=part.finished):
                 found += self._events(piece)
         if output.finished:
             found += self._close()

@@ -84,11 +84,14 @@ class Tools:
         """Whether an answer is a call in any case."""
         return self.name is not None or self.choice == "required"
 
+    @property
+    def _wanted(self) -> dict[str, Mapping[str, Any]]:
+        """Schemas of the tools of which an answer has to call one."""
+        return self.schemas if self.name is None else {self.name: self.schemas[self.name]}
+
     def _grammar_of_messages(self, answers: Mapping[str, Any] | None) -> str | None:
         if self.must_call:
-            return grammar_of_messages(
-                self.schemas if self.name is None else {self.name: self.schemas[self.name]}, must_call=True
-            )
+            return grammar_of_messages(self._wanted, must_call=True)
         if answers is None and not any(self._are_strict.values()):
             return None
         schemas = {name: schema if self._are_strict[name] else _ANY_OBJECT for name, schema in self.schemas.items()}
@@ -108,8 +111,7 @@ class Tools:
         if self.calls is HARMONY:
             return self._grammar_of_messages(answers)
         if self.must_call:
-            wanted = self.schemas if self.name is None else {self.name: self.schemas[self.name]}
-            return grammar_of_calls(self.calls, wanted, is_single=is_single)
+            return grammar_of_calls(self.calls, self._wanted, is_single=is_single)
         schemas = {
             name: schema if self._are_strict[name] else self._loose(self.calls, schema)
             for name, schema in self.schemas.items()
