@@ -18,7 +18,7 @@ from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduling.refusals import BREAKS_AT_FIRST, Excluded, Refusals
 from jaxinfer.scheduling.request_status import Landed, RequestStatus
 from jaxinfer.scheduling.token_marks import TokenMarks
-from jaxinfer.scheduling.turning import turn, turns
+from jaxinfer.scheduling.turning import turn_if_due
 
 if TYPE_CHECKING:
     from jaxinfer.constraints.automaton import TokenAutomaton
@@ -321,8 +321,7 @@ class Request:
                 self.guard_state = self.guard.along(self.output_token_ids[: -1 if self.is_held else None])
             except ConstraintError as error:
                 self.finish(RequestStatus.FINISHED_ERROR, error=str(error))
-        if turns(self):
-            turn(self)
+        turn_if_due(self)
         self.epoch += 1
         self.num_walking = 0
         self.num_computed_tokens = self.num_published_tokens = self.num_borrowed_pages = self.num_to_skip = 0

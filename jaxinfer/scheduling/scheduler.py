@@ -32,7 +32,7 @@ from jaxinfer.scheduling.scheduler_output import (
     SchedulerOutput,
 )
 from jaxinfer.scheduling.trunks import Trunks
-from jaxinfer.scheduling.turning import turn, turns
+from jaxinfer.scheduling.turning import turn_if_due, turns
 from jaxinfer.scheduling.waiting_room import WaitingRoom
 
 __all__ = ["CachedRequestData", "Landing", "NewRequestData", "Scheduler", "SchedulerLimits", "SchedulerOutput"]
@@ -202,8 +202,7 @@ class Scheduler:
             victim.is_computed = False  # a member that begins with it has it computed again
             return
         self._count_running(victim, -1)
-        if turns(victim):
-            turn(victim)
+        turn_if_due(victim)
         self.waiting.add(victim, first=True)
 
     def _park_held(self, plan: LaunchPlan) -> bool:

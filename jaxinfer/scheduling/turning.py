@@ -44,8 +44,11 @@ def turns(request: LengthOf) -> bool:
     return request.landed.num_tokens >= request.max_total_tokens
 
 
-def turn(request: LengthOf) -> None:
-    """Let a request be one of a long sequence; nothing that it has computed counts, and it shares no trunk."""
+def turn_if_due(request: LengthOf) -> None:
+    """Let a request that `turns` be one of a long sequence; nothing that it has computed counts, and it shares no
+    trunk."""
+    if not turns(request):
+        return
     request.rope_length = request.max_total_tokens
     request.max_total_tokens, request.later_total_tokens = request.later_total_tokens, 0
     request.trunk, request.shares_lane = None, False
