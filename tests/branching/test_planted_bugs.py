@@ -63,7 +63,7 @@ def pending_members_had_a_place(member_ended):
         member_ended(self, group)
         group.pending = pending
         if pending:
-            self.waiting.prepend_request(pending.popleft())
+            self.waiting.add(pending.popleft(), first=True)
 
     return planted
 
