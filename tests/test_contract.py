@@ -13,13 +13,11 @@ from tests.builders import make_request, random_prompts
 from tests.faults.trial import Answers, Trial
 from tests.faults.ways import WAYS, Item
 
-pytestmark = pytest.mark.unoptimized
-
 # Their pool holds all of their requests, or they are never preempted.
 NOT_PREEMPTED = {"branched", "beam", "block", "bidirectional"}
 NOT_CACHED = {"bidirectional"}
 DRAFTING = {"ngram", "draft_model", "eagle3"}
-WARM_WITH_SLOW = {"eagle3"}  # their warm-up takes a minute or two
+WARM_WITH_SLOW = {"eagle3", "draft_model", "bidirectional"}  # their warm-up takes up to two minutes
 
 
 @pytest.fixture(scope="class", params=WAYS)

@@ -18,8 +18,6 @@ from jaxinfer.tokenizer import Tokenizer
 from tests.builders import make_engine, model_config, random_model
 from tests.tiny_checkpoints import token_id, vocab_size, write_tokenizer
 
-pytestmark = pytest.mark.unoptimized
-
 VOCAB, MAX_LEN, EOS = 101, 14, 7
 INTS = [0, 1, 3, -1, 2**31 - 1, 2**31, 2**32, 2**63, 2**64 - 1, 2**64, 10**40, -(2**63)]
 INTS += [np.int8(5), np.uint8(255), np.int32(2**31 - 1), np.int64(-1), np.uint64(2**64 - 1)]

@@ -11,7 +11,6 @@ from jaxinfer.frontend.detokenizer import IncrementalDetokenizer
 from jaxinfer.scheduling.pace import Pace
 from tests.tiny_checkpoints import assert_idle, story_ids, story_llm, story_text
 
-pytestmark = pytest.mark.unoptimized
 GREEDY = SamplingParams(temperature=0.0)
 
 

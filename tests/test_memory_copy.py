@@ -20,6 +20,8 @@ from jaxinfer.programs.program import KV
 from tests.branching.builders import make_group
 from tests.builders import make_engine, model_config, random_model, random_prompts
 
+pytestmark = pytest.mark.optimized
+
 PAGE_SIZE, TRUNK_PAGES, BRANCHES = 4, 10, 4
 PREFIX = random_prompts([TRUNK_PAGES * PAGE_SIZE + 2])[0]  # its last two tokens fill no page
 SUFFIXES = random_prompts([2, 5, 9, 13], seed=1)

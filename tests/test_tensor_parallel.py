@@ -84,7 +84,6 @@ def test_four_devices_give_the_same_branches_in_either_mode(of_four, of_one):
     assert of_four["branches"] == of_one["branches"]
 
 
-@pytest.mark.unoptimized
 def test_draws_are_bound_on_eight_devices_as_on_one(checkpoint):
     """Whose words are no whole number of bits' words; counts lie with the words that they are of."""
     workers = [start(checkpoint, size, devices=size) for size in (1, 8)]
@@ -138,7 +137,6 @@ def test_two_processes_of_one_device_each_give_the_same_tokens(checkpoint, alone
     assert [(one["tokens"], one["devices"]) for one in found] == [(alone, 2)] * 2
 
 
-@pytest.mark.unoptimized
 def test_four_devices_that_share_every_expert_denoise_the_same_tokens_in_as_many_rounds(tmp_path):
     config = ModelConfig.from_hf(
         CONFIG | {"architectures": ["LLaDA2MoeModelLM"], "moe_intermediate_size": 24, "num_experts": 8,
@@ -162,7 +160,6 @@ def test_four_devices_that_share_every_expert_denoise_the_same_tokens_in_as_many
     assert max(sizes) <= rows * CONFIG["vocab_size"]
 
 
-@pytest.mark.unoptimized
 def test_four_devices_denoise_whole_sequences_with_smoothed_embeddings_as_one_does(tmp_path):
     rope = RopeConfig(max_position_embeddings=256, original_max_position_embeddings=256)
     config = model_config("LLaDAMoEModelLM", num_heads=8, hidden_size=128, vocab_size=128, mask_token_id=127, rope=rope)

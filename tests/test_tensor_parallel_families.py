@@ -35,7 +35,6 @@ CONFIGS = {
 }  # fmt: skip
 
 
-@pytest.mark.unoptimized
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in ("gpt_oss", "gemma4") else [pytest.mark.slow]) for name in CONFIGS]
 )

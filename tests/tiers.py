@@ -13,7 +13,8 @@ CONTRACT = "tests/test_contract.py, in every way to decode"
 # File or folder below tests/ -> beginnings of names of tests, with where the default tier tests the same.
 SLOW: dict[str, dict[str, str]] = {
     "diffusion/test_embedded.py": {
-        "test_answers_are_the_same_in_company[greedy]": "[sampled]",
+        "test_answers_are_the_same_in_company[sampled]": CONTRACT,
+        "test_answers_are_the_same_in_company[greedy]": CONTRACT,
     },
     "engine/test_bound_draws.py": {
         "test_bound_requests_beside_each_other_get_their_tokens_in_every_way[ngram]": CONTRACT,
@@ -34,12 +35,18 @@ SLOW: dict[str, dict[str, str]] = {
         "test_branches_go_on_beside_chunks[in_one_sequence-draft model]": "[loops]",
     },
     "engine/test_constraints.py": {
+        "test_constrained_requests_get_the_tokens_of_the_oracle[trees]": "[draft model]",
+        "test_masks_that_come_and_go_change_no_token[trees]": "[loops]",
+        "test_awaited_tokens_are_forgotten_and_forced_again[preempted]": "the other ways to be forgotten",
+        "test_a_planted_bug_is_noticed[a mask that stays]": "the other planted bugs",
         "test_constrained_requests_get_the_tokens_of_the_oracle[ngram]": "[draft model]",
         "test_constrained_requests_get_the_tokens_of_the_oracle[chains]": "[trees]",
         "test_tokens_are_those_of_the_oracle_whenever_draws_have_masks[trees": "[loops",
         "test_branches_have_constraints_of_their_own[loops-batching]": "[loops-in_one_sequence]",
     },
     "engine/test_core_greedy.py": {
+        "test_requests_in_one_batch_get_the_oracles_tokens[LlamaForCausalLM]": "[Qwen3ForCausalLM]",
+        "test_prompts_cut_into_chunks_get_the_oracles_tokens[Qwen3ForCausalLM-33]": "[Qwen3ForCausalLM-16]",
         "test_requests_in_one_batch_get_the_oracles_tokens[Qwen2ForCausalLM]": "[Qwen3ForCausalLM]",
         "test_requests_alone_get_the_oracles_tokens[LlamaForCausalLM]":
             "[Qwen3ForCausalLM]; logits in tests/models/test_hf_parity.py",
@@ -73,6 +80,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_drafter_that_is_nan_changes_no_token[a draft model-top-k]": "[greedy]",
     },
     "speculative/test_engine.py": {
+        "test_requests_get_the_tokens_of_plain_decoding[ngram-AnyGamma]": "[itself-AnyGamma]",
         "test_more_rows_than_can_verify_as_many_drafts_get_fewer": "tests/speculative/test_shapes.py",
         "test_requests_get_the_tokens_of_plain_decoding[eagle3": CONTRACT,
         "test_settings_of_the_engine_do_not_change_tokens": CONTRACT,
@@ -82,9 +90,11 @@ SLOW: dict[str, dict[str, str]] = {
         "": CONTRACT,
     },
     "speculative/test_llm.py": {
+        "test_the_embedded_draft_model_drafts_for_the_embedded_target": CONTRACT,
         "test_the_embedded_head_drafts_trees_for_the_embedded_target": "the draft model's",
     },
     "speculative/test_eagle3_trees.py": {
+        "test_behind_a_cached_prefix_the_head_goes_on": CONTRACT,
         "test_trees_are_those_of_numpy[0.8]": "[0.0]",
         "test_branches_get_the_trees_of_each_alone": "tests/branching/test_speculating_branches.py",
         "test_prompts_in_chunks_leave_no_gap": CONTRACT,
@@ -92,6 +102,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_preempted_request_gets_the_same_trees": CONTRACT,
     },
     "speculative/test_drafter.py": {
+        "test_a_planted_bug_is_found_out[verification reads and writes one place too far]": "the others",
         "test_a_planted_bug_is_found_out[verification samples": "the others",
         "test_a_planted_bug_is_found_out[stale KV after full acceptance]": "the others",
         "test_a_planted_bug_is_found_out[a draft too many is accepted]": "the others",
@@ -110,9 +121,12 @@ SLOW: dict[str, dict[str, str]] = {
         "test_groups_and_other_requests_share_launches_in_a_small_pool": CONTRACT,
     },
     "branching/test_beam_search.py": {
+        "test_too_few_pages_or_seats_change_no_beam[limits0]":
+            "test_beams_that_do_not_fit_into_the_pool_together_take_turns",
         "test_beams_that_do_not_fit_into_the_pool_together_take_turns[2-4]": "the others",
         "test_beams_that_do_not_fit_into_the_pool_together_take_turns[1-8]": "the others",
-        "test_too_few_pages_or_seats_change_no_beam[limits1]": "[limits0]",
+        "test_too_few_pages_or_seats_change_no_beam[limits1]":
+            "test_beams_that_do_not_fit_into_the_pool_together_take_turns",
     },
     "branching/test_random_groups.py": {
         "test_random_groups_give_the_tokens_of_each_sequence_alone[cached, crowded]": "[cached]",
@@ -124,6 +138,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_credits_of_rounds_before_count": "tests/diffusion/test_bidirectional.py",
     },
     "diffusion/test_engine_planted_bugs.py": {
+        "test_a_page_is_cached_with_the_final_keys_and_values_of_its_last_block": CONTRACT,
         "test_an_end_counts_once_everything_before_it_is_known": "the others",
         "test_planted_bugs_are_found[counter_is_kept]": "the others",
         "test_planted_bugs_are_found[commit_round_is_left_out]": "the others",
@@ -136,6 +151,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_rules[credit-smoothed]": "[hierarchy-smoothed]",
     },
     "diffusion/test_bidirectional_llm.py": {
+        "test_streams_bring_blocks[LLaDAMoEModelLM]": "[LLaDAModelLM]",
         "test_branches_are_answered_as_if_alone[LLaDAMoEModelLM]": "[LLaDAModelLM]",
         "test_samples_of_a_prompt_are_those_of_their_seeds[LLaDAMoEModelLM]": "[LLaDAModelLM]",
         "test_prompts_are_answered_as_by_the_loop[LLaDAMoEModelLM]": "[LLaDAModelLM]",
@@ -162,19 +178,26 @@ SLOW: dict[str, dict[str, str]] = {
         "test_tokens_and_counters_are_those_of_the_loop": "test_every_iteration_is_that_of_the_loop[LLaDA2MoeModelLM]",
     },
     "textbook/diffusion/test_placement.py": {
+        "test_devices_that_share_a_model_denoise_as_the_loop_does[LLaDA2MoeModelLM]":
+            "tests/textbook/diffusion/test_block_causal.py, on one device",
         "test_arrays_are_on_the_device_that_is_named": "tests/textbook/test_devices.py",
-        "test_devices_that_share_a_model_denoise_as_the_loop_does[LLaDAModelLM]": "[LLaDA2MoeModelLM]",
-        "test_devices_that_share_a_model_denoise_as_the_loop_does[LLaDAMoEModelLM]": "[LLaDA2MoeModelLM]",
+        "test_devices_that_share_a_model_denoise_as_the_loop_does[LLaDAModelLM]":
+            "tests/textbook/diffusion/test_worker.py, on one device",
+        "test_devices_that_share_a_model_denoise_as_the_loop_does[LLaDAMoEModelLM]":
+            "tests/textbook/diffusion/test_worker.py, on one device",
     },
     "faults/test_faults.py": {
-        "test_no_line_that_raises_changes_a_token[eagle3]": "[draft_model]",
-        "test_no_line_that_raises_changes_a_token[ngram]": "[draft_model]",
+        "test_no_line_that_raises_changes_a_token[draft_model]":
+            "[plain] and [block]; tests/faults/test_fake_engine.py",
+        "test_no_line_that_raises_changes_a_token[eagle3]": "[plain]",
+        "test_no_line_that_raises_changes_a_token[ngram]": "[plain]",
         "test_no_line_that_raises_changes_a_token[bidirectional]": "[block]",
     },
     "faults/test_fake_engine.py": {
         "test_every_line_may_raise_at_every_moment[steps]": "[loops]",
     },
     "test_tensor_parallel.py": {
+        "test_draws_are_bound_on_eight_devices_as_on_one": "tests/engine/test_bound_draws.py, on one device",
         "test_two_processes_of_one_device_each": "four devices of one process",
         "test_four_devices_that_speculate_give_the_same_tokens": "drafts on one device; plain on four",
         "test_four_devices_that_share_every_expert": "dense layers on four",
@@ -184,6 +207,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_an_autoregressive_mixture_gives_the_recorded_tokens": "tests/models/test_mixture_numpy.py",
     },
     "test_llm_hf_parity.py": {
+        "test_greedy_tokens_match[qwen3_dynamic-64_0]": "logits in tests/models/test_hf_parity.py",
         "test_greedy_tokens_match[llama3_tied-256_0]": "logits in tests/models/test_hf_parity.py",
         "test_greedy_tokens_match[qwen2_linear_sharded-256_0]": "logits in tests/models/test_hf_parity.py",
     },
@@ -227,6 +251,20 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_plan_lists_for_every_block": "tests/kernels/test_branch_attention_interpreted.py",
     },
     "aot/test_whole_steps.py": {
+        "test_every_program_is_compiled[llama-3.1-8b]": "[qwen3-8b]",
+        "test_every_program_updates_all_of_the_kv_in_place[llama-3.1-8b]": "[qwen3-8b]",
+        "test_no_program_copies_an_array_of_the_pool[llama-3.1-8b]": "[qwen3-8b]",
+        "test_no_program_makes_the_gpu_wait_for_the_host[llama-3.1-8b]": "[qwen3-8b]",
+        "test_temporaries_are_those_of_logits_and_activations[llama-3.1-8b]": "[qwen3-8b]",
+        "test_a_layer_of_a_decode_step_launches_few_kernels[llama-3.1-8b]": "[qwen3-8b]",
+        "test_all_of_it_fits[llama-3.1-8b]": "[qwen3-8b]",
+        "test_rounds_and_what_feeds_a_drafter_leave_both_caches_in_place_and_never_wait[draft_model-prefill]":
+            "[draft_model-drafter_catch_up]",
+        "test_rounds_and_what_feeds_a_drafter_leave_both_caches_in_place_and_never_wait[ngram-speculative_rounds]":
+            "[draft_model-speculative_rounds]",
+        "test_rounds_of_trees_leave_both_caches_in_place_and_never_wait[branch_tree_rounds-5]": "[tree_rounds-8]",
+        "test_a_single_row_and_the_other_gpus_are_served_in_place_too[h100]": "[b200]",
+        "test_counts_of_tokens_are_updated_where_they_lie[prefill]": "[decode_loop]",
         "test_every_program_is_compiled[qwen3-0.6b]": "[qwen3-8b]",
         "test_every_program_updates_all_of_the_kv_in_place[qwen3-0.6b]": "[qwen3-8b]",
         "test_no_program_copies_an_array_of_the_pool[qwen3-0.6b]": "[qwen3-8b]",
@@ -237,13 +275,55 @@ SLOW: dict[str, dict[str, str]] = {
         "test_several_gpus_run_the_kernels_on_heads_of_their_own_and_send_no_weights[decode_loop-16]":
             "[decode_loop-4]",
         "test_rounds_of_trees_leave_both_caches_in_place_and_never_wait[tree_rounds-1]": "[tree_rounds-8]",
-        "test_rounds_of_trees_leave_both_caches_in_place_and_never_wait[prefill-8]": "[draft_model-prefill]",
+        "test_rounds_of_trees_leave_both_caches_in_place_and_never_wait[prefill-8]": "[drafter_catch_up-8]",
+    },
+    "aot/test_experts.py": {
+        "test_steps_with_experts_leave_the_cache_in_place_and_never_wait[llada2_moe-1-denoise_loop]":
+            "[llada2_moe-32-prefill]",
+        "test_steps_with_experts_leave_the_cache_in_place_and_never_wait[llada2_moe-32-denoise_loop]":
+            "[llada2_moe-32-prefill]",
+        "test_steps_with_experts_leave_the_cache_in_place_and_never_wait[qwen3_moe-1-decode_loop]":
+            "[qwen3_moe-64-decode_loop]",
+        "test_steps_with_experts_leave_the_cache_in_place_and_never_wait[qwen3_moe-64-prefill]":
+            "[llada2_moe-32-prefill]",
+    },
+    "aot/test_windowed_steps.py": {
+        "test_windows_leave_the_pool_in_place[gemma-3-27b-it-prefill]": "[gpt-oss-20b-prefill]",
+        "test_windows_leave_the_pool_in_place[gemma-3-27b-it-branch_loop]": "[gpt-oss-20b-branch_loop]",
+    },
+    "aot/test_branch_attention.py": {
+        "test_a_case_of_the_table_compiles_in_the_form_that_is_served[a_random_step_3]": "the first three",
+        "test_a_case_of_the_table_compiles_in_the_form_that_is_served[a_random_step_4]": "the first three",
+        "test_a_case_of_the_table_compiles_in_the_form_that_is_served[a_random_step_5]": "the first three",
+        "test_a_case_of_the_table_compiles_in_the_form_that_is_served[a_random_step_6]": "the first three",
+        "test_a_case_of_the_table_compiles_in_the_form_that_is_served[a_random_step_7]": "the first three",
+        "test_a_case_of_the_table_compiles_in_the_form_that_is_served[a_random_step_8]": "the first three",
+        "test_a_case_of_the_table_compiles_in_the_form_that_is_served[a_random_step_9]": "the first three",
     },
     "aot/test_bidirectional.py": {
         "test_refreshes_and_windows_leave_the_cache_in_place_and_wait_only_for_experts_of_whole_sequences[prefill-plain]":
             "[prefill-smoothed]",
         "test_refreshes_and_windows_leave_the_cache_in_place_and_wait_only_for_experts_of_whole_sequences[denoise_loop-plain]":
             "[denoise_loop-smoothed]",
+    },
+    "test_tensor_parallel_families.py": {
+        "test_four_devices_give_the_tokens_of_one[gemma4]": "[gpt_oss]",
+    },
+    "frontend/test_jobs.py": {
+        "test_jobs_beside_each_other_answer_as_alone": "tests/async_llm/test_serving.py",
+    },
+    "engine/test_masked_launches.py": {
+        "test_rows_that_need_the_host_after_each_token_are_launched_together[trees]": "[loops]",
+    },
+    "diffusion/test_constrained_llm.py": {
+        "test_answers_are_the_same_again_and_in_company": CONTRACT,
+    },
+    "textbook/branching/test_decode_engine.py": {
+        "test_all_three_modes_have_the_oracles_tokens_where_branches_end_apart_and_join_late":
+            "tests/textbook/branching/test_decode.py",
+    },
+    "engine/test_token_sources.py": {
+        "test_second_draws_and_forced_tokens_are_those_of_the_plain_loop[late]": "[in time]",
     },
 }  # fmt: skip
 

@@ -10,8 +10,6 @@ from jaxinfer.bench.measurement import recording
 from jaxinfer.bench.workload import WorkItem
 from tests.tiny_checkpoints import story_ids, story_llm
 
-pytestmark = pytest.mark.unoptimized
-
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):

@@ -11,8 +11,6 @@ from jaxinfer.strategies.beams import BeamRun
 from tests.builders import drain, make_request, model_config, random_model, random_prompts, run_requests
 from tests.oracle import next_token_logits
 
-pytestmark = pytest.mark.unoptimized
-
 EOS = frozenset(range(0, 101, 9))
 
 

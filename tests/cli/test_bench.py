@@ -7,8 +7,6 @@ import pytest
 from jaxinfer.cli.main import main
 from tests.tiny_checkpoints import MAX_LEN, write_checkpoint
 
-pytestmark = pytest.mark.unoptimized
-
 LIMITS = ["--max-num-seqs", "1", "--max-num-batched-tokens", "16", "--kv-cache-tokens", "256"]
 LATENCIES = {"mean", "p50", "p90", "p95", "p99"}
 COUNTS = {"num_requests", "prompt_tokens", "output_tokens", "steps", "launches", "preemptions", "compiles"}

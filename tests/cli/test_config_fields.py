@@ -15,8 +15,6 @@ from jaxinfer.models.config import UnsupportedConfigError
 from tests.checkpoint.builders import tiny_config, write_checkpoint
 from tests.checkpoint.heads import TARGET, head_config, write_head
 
-pytestmark = pytest.mark.unoptimized
-
 LIMITS = {"max_model_len": 32, "max_num_seqs": 2, "max_num_batched_tokens": 64, "kv_cache_tokens": 64}
 PUBLISHED = Path(__file__).resolve().parents[1] / "fixtures" / "configs" / "published"
 

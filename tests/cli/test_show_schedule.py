@@ -3,12 +3,8 @@
 import io
 import re
 
-import pytest
-
 from jaxinfer.cli.show_schedule import tracing
 from tests.builders import make_request, random_prompts, run_requests
-
-pytestmark = pytest.mark.unoptimized
 
 
 def test_every_launch_and_every_token_is_written(idle_engine):

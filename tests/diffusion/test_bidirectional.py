@@ -38,7 +38,7 @@ def model() -> DecoderLM:
     ("cache", "smooth"),
     [
         *(pytest.param(name, SMOOTH, id=f"{name}-smoothed") for name in ("none", "prefix", "vicinity")),
-        *(pytest.param(name, {}, id=f"{name}-plain", marks=pytest.mark.unoptimized) for name in ("dual", "vicinity")),
+        *(pytest.param(name, {}, id=f"{name}-plain") for name in ("dual", "vicinity")),
         *(pytest.param(name, {}, id=f"{name}-plain", marks=pytest.mark.slow) for name in ("none", "prefix")),
         pytest.param("dual", SMOOTH, id="dual-smoothed", marks=pytest.mark.slow),
         *(
@@ -64,7 +64,6 @@ RULES = {
 }
 
 
-@pytest.mark.unoptimized
 @pytest.mark.parametrize("smooth", [pytest.param({}, marks=pytest.mark.slow), SMOOTH], ids=["plain", "smoothed"])
 @pytest.mark.parametrize("rule", RULES)
 def test_rules(rule, smooth, model):

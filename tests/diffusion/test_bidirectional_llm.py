@@ -22,8 +22,6 @@ LIMITS = {
 }  # fmt: skip
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 
-pytestmark = pytest.mark.unoptimized
-
 
 @pytest.fixture(scope="module", params=sorted(BIDIRECTIONAL_FAMILIES))
 def directory(request, tmp_path_factory) -> Path:

@@ -114,7 +114,7 @@ def windows_see_themselves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 IN_PROGRAMS = (convex_mix, constant_weight, windows_see_themselves_alone)
-PLANTED = [no_refresh, counter_by_block, *(pytest.param(bug, marks=pytest.mark.unoptimized) for bug in IN_PROGRAMS)]
+PLANTED = [no_refresh, counter_by_block, *IN_PROGRAMS]
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)

@@ -35,8 +35,6 @@ from tests.diffusion.builders import MASK, diffusion_engine, diffusion_model_con
 from tests.diffusion.builders import requests as free_requests
 from tests.diffusion.constrained_oracle import Constrained, constrained
 
-pytestmark = pytest.mark.unoptimized
-
 VOCAB, EOS = 101, 99
 LOOSE, HALF, TIGHT, RUNS = automata(VOCAB, EOS, seed_of_runs=14)
 KINDS: dict[str, dict[str, Any]] = {

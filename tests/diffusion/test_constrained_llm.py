@@ -17,8 +17,6 @@ from jaxinfer.scheduling.request import Request
 from jaxinfer.tokenizer import Tokenizer
 from tests.builders import model_config
 
-pytestmark = pytest.mark.unoptimized
-
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {

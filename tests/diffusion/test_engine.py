@@ -109,7 +109,6 @@ CONFIGS = {
 LONG = ("factor", "one token a round")
 
 
-@pytest.mark.unoptimized
 @pytest.mark.parametrize("name", ["hierarchy", *(pytest.param(each, marks=pytest.mark.slow) for each in LONG)])
 def test_rules(name, model):
     config, rule = CONFIGS[name]
@@ -117,7 +116,6 @@ def test_rules(name, model):
     assert got == [generated(model, request, rule).tokens for request in requests()[:4]]
 
 
-@pytest.mark.unoptimized
 def test_credits_of_rounds_before_count(model):
     config = DiffusionConfig(threshold=0.2, unmask="credit", credit_alpha=0.9, boost_gamma=0.3, decay_beta=0.7)
     rule = oracle.by_threshold(0.2)
@@ -128,7 +126,6 @@ def test_credits_of_rounds_before_count(model):
     assert found != [generated(model, request, rule).tokens for request in requests()[:5]]
 
 
-@pytest.mark.unoptimized
 def test_committed_tokens_are_edited(model):
     config = DiffusionConfig(threshold=0.1, edit_threshold=0.12, max_post_edit_steps=2)
     got = one_by_one(diffusion_engine(model, config), requests()[:5])

@@ -95,8 +95,8 @@ def prompts_are_causal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "bug",
     [
-        pytest.param(counter_is_kept, marks=pytest.mark.unoptimized),
-        pytest.param(commit_round_is_left_out, marks=pytest.mark.unoptimized),
+        counter_is_kept,
+        commit_round_is_left_out,
         prompts_are_causal,  # in the programs of a right engine
     ],
     ids=lambda bug: bug.__name__,
@@ -106,7 +106,6 @@ def test_planted_bugs_are_found(bug, model, wanted, monkeypatch):
     assert one_by_one(diffusion_engine(model), requests()) != wanted
 
 
-@pytest.mark.unoptimized
 def test_a_page_is_cached_with_the_final_keys_and_values_of_its_last_block(model, monkeypatch):
     """Planted bug: the last block of a sequence is cached as it was when it had masks."""
 
@@ -158,7 +157,6 @@ def test_the_mask_is_never_drawn(sure):
     assert not any(MASK in tokens for tokens in got)
 
 
-@pytest.mark.unoptimized
 def test_drawing_masks_would_go_on_forever(sure, monkeypatch):
     """Planted bug: a round commits masks."""
     logits = denoise.logits_without

@@ -17,8 +17,6 @@ from tests.diffusion import oracle
 from tests.speculative import decoder_numpy
 from tests.speculative.decoder_numpy import Checkpoint
 
-pytestmark = pytest.mark.unoptimized
-
 MASK, BLOCK, VOCAB = 60, 4, 61
 CONFIG = {"threshold": 0.1, "expected_tpf": 1}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=15)

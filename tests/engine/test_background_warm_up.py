@@ -14,8 +14,6 @@ from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.warm_up import WarmUp
 from tests.builders import drain, make_engine, make_request, model_config, one_by_one, random_model, random_prompts
 
-pytestmark = pytest.mark.unoptimized
-
 
 @pytest.fixture(scope="module")
 def model():

@@ -201,7 +201,6 @@ def serve(core: EngineCore, arriving: list[Request]) -> dict[str, list[int]]:
     return {request.request_id: request.output_token_ids for request in arriving}
 
 
-@pytest.mark.unoptimized
 @pytest.mark.parametrize("way", WAYS)
 def test_requests_that_arrive_while_others_run_get_their_tokens(way, engines, expected, pairs):
     core = engines(way)
@@ -211,7 +210,6 @@ def test_requests_that_arrive_while_others_run_get_their_tokens(way, engines, ex
     assert len(pairs) > 5 and (RowKind.DECODE if way == "loops" else RowKind.VERIFICATION) in kinds
 
 
-@pytest.mark.unoptimized
 @pytest.mark.parametrize(
     ("mode", "way"), [("in_one_sequence", "loops"), ("batching", "loops"), ("in_one_sequence", "draft model")]
 )
@@ -227,7 +225,6 @@ def test_branches_go_on_beside_chunks(mode, way, engines, single, pairs):
     assert pairs
 
 
-@pytest.mark.unoptimized
 def test_the_tokens_of_the_step_are_read_before_those_of_the_rounds(engines):
     core = engines("loops")
     first, second = (make_request(name, SHARED[at:], max_tokens=30) for at, name in enumerate("ab"))

@@ -41,8 +41,6 @@ from tests.speculative.builders import (
     speculating_engine,
 )
 
-pytestmark = pytest.mark.unoptimized
-
 SHARED = random_prompts([17], seed=8)[0]
 BOUNDS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -33,8 +33,6 @@ from tests.oracle import next_token_logits
 from tests.sampling.reference import log_softmax
 from tests.speculative.builders import WAYS, engine_of
 
-pytestmark = pytest.mark.unoptimized
-
 SLOW = pytest.mark.slow
 VOCAB, EOS = 101, 100
 LOOSE, HALF, TIGHT, RUNS = automata(VOCAB, EOS)

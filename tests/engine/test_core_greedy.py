@@ -17,6 +17,8 @@ from tests.builders import (
 )
 from tests.oracle import greedy_tokens
 
+pytestmark = pytest.mark.optimized
+
 LENGTHS = (1, 3, 16, 17, 40, 64, 65, 100)
 TOKENS = 12
 # Decode loops and four rows for one family; programs that the others would only compile once more are left out.

@@ -60,14 +60,12 @@ def test_requests_get_the_oracles_tokens_alone_together_and_from_the_cache(model
     assert core.get_metrics().prefix_cache_hits > hits
 
 
-@pytest.mark.unoptimized
 def test_requests_that_speculate_get_the_same_tokens(model, wanted):
     core = speculating_engine(model, model)
     assert run_requests(core, requests()) == wanted
     assert core.get_metrics().spec_decode_num_accepted_tokens > 20
 
 
-@pytest.mark.unoptimized
 def test_blocks_of_a_model_with_experts_get_the_tokens_of_the_loop():
     model = random_model(diffusion_model_config("LLaDA2MoeModelLM"))
     core = diffusion_engine(model)

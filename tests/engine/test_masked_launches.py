@@ -10,8 +10,6 @@ from tests.constraints.late_workers import LateWorkers
 from tests.constraints.toys import automata
 from tests.speculative.builders import engine_of
 
-pytestmark = pytest.mark.unoptimized
-
 
 @pytest.mark.parametrize("way", ["loops", "trees"])
 def test_rows_that_need_the_host_after_each_token_are_launched_together(way, monkeypatch):

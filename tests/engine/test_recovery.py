@@ -18,8 +18,6 @@ from jaxinfer.scheduling.scheduler import Scheduler
 from tests.branching.builders import make_group
 from tests.builders import drain, make_engine, make_request, model_config, random_model, random_prompts, run_requests
 
-pytestmark = pytest.mark.unoptimized
-
 
 class Boom(RuntimeError):
     pass

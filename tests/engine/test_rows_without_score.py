@@ -33,8 +33,6 @@ from tests.diffusion.bidirectional_builders import bidirectional_config, diffusi
 from tests.diffusion.builders import MASK, diffusion_engine, diffusion_model_config
 from tests.speculative.builders import NUM_DRAFTS, random_head, speculating_engine
 
-pytestmark = pytest.mark.unoptimized
-
 SIZE = 101
 FAILING = 1  # the request
 MOST_STEPS = 200

@@ -19,8 +19,6 @@ from tests.constraints.toys import RandomAutomaton, automata
 from tests.engine.test_constraints import LateWorkers
 from tests.speculative.builders import speculating_engine, speculation_of
 
-pytestmark = pytest.mark.unoptimized
-
 VOCAB, EOS = 101, 100
 LOOSE, HALF, TIGHT, RUNS = automata(VOCAB, EOS)
 ANY = RandomAutomaton(VOCAB, [EOS], share=1.0, ends=0)

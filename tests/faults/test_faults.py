@@ -12,8 +12,6 @@ from tests.faults.lines import Line, Recording
 from tests.faults.trial import Trial, double_fault, faults_of
 from tests.faults.ways import WAYS, Way
 
-pytestmark = pytest.mark.unoptimized
-
 SEED = 38
 LINES_OF_A_WAY, DOUBLE_FAULTS_OF_A_WAY = 24, 6
 # Each of their lines is tried, in one of the ways.

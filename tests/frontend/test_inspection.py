@@ -1,11 +1,7 @@
 """Counts of what an engine holds."""
 
-import pytest
-
 from jaxinfer.frontend.inspection import inspect_engine
 from tests.builders import make_request
-
-pytestmark = pytest.mark.unoptimized
 
 
 def test_an_idle_engine_holds_nothing(idle_engine):

@@ -10,8 +10,6 @@ from jaxinfer import LLM, SamplingParams
 from jaxinfer.checkpoint import convert_checkpoint
 from tests.hf_fixtures import checkpoint_path, expected
 
-pytestmark = pytest.mark.unoptimized
-
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "bailing_v2"])
 def test_an_autoregressive_mixture_gives_the_recorded_tokens(name, tmp_path):

@@ -10,8 +10,6 @@ from jaxinfer.cli import plan_command as command
 from jaxinfer.cli.main import main
 from jaxinfer.cli.plan import EXIT_DOES_NOT_FIT
 
-pytestmark = pytest.mark.unoptimized
-
 FIGURES = (
     "weights_bytes", "kv_bytes", "kv_bytes_per_token", "kv_alias_bytes", "kv_copies", "temp_bytes", "fits",
     "largest_kv_tokens", "decode_kernels_per_layer", "host_waits", "decode_floor_ms", "prefill_floor_ms",

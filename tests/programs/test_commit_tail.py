@@ -17,6 +17,8 @@ from jaxinfer.programs.program import KV, TARGET
 from jaxinfer.programs.runner import Runner, initial_state
 from tests.builders import model_config, random_model
 
+pytestmark = pytest.mark.optimized
+
 LAYERS, HEADS, DIM = 3, 2, 4
 NUM_SLOTS = 48
 ADDRESSED_BY_NOBODY = (-1, -7, -(2**31), NUM_SLOTS, NUM_SLOTS + 3, 2**31 - 1)

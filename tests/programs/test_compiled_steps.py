@@ -10,6 +10,8 @@ from jaxinfer.planning.hlo import ProgramText
 from jaxinfer.programs.batch_layout import BatchShape
 from tests.builders import make_engine, model_config, random_model
 
+pytestmark = pytest.mark.optimized
+
 STEPS = {
     "one token": (1, 0),
     "features first": (8, 0),

@@ -14,6 +14,8 @@ from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, unpack
 from jaxinfer.programs.forward import forward
 from tests.builders import model_config, random_model
 
+pytestmark = pytest.mark.optimized
+
 SHAPE = BatchShape(decode_rows=4, prefill_rows=2, prefill_tokens=12, pages_per_row=4)
 
 

@@ -16,6 +16,8 @@ from jaxinfer.sampling.greatest import (
     top_of_rows,
 )
 
+pytestmark = pytest.mark.optimized
+
 
 # Whole blocks of words, one block, small blocks and blocks of one word.
 @pytest.mark.parametrize("vocab", [10 * WORDS_PER_BLOCK, WORDS_PER_BLOCK, 500, 509])

@@ -7,6 +7,8 @@ import pytest
 from jaxinfer.sampling.sampler import sample
 from tests.sampling.reference import Filters, sampling_batch
 
+pytestmark = pytest.mark.optimized
+
 sampler = jax.jit(sample)
 VOCAB, ROWS = 700, 16
 GREEDY = Filters(temperature=0.0)

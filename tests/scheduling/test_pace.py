@@ -116,7 +116,6 @@ def test_now_and_then_it_is_the_other_way_round(each, usual):
     assert found.count(usual) == 196 and len(set(found)) == 2
 
 
-@pytest.mark.unoptimized
 @pytest.mark.parametrize("compiles", [False, True])
 def test_launches_beside_which_something_is_compiled_are_not_timed(compiles, idle_engine, monkeypatch):
     core, timed = idle_engine(), []
@@ -134,7 +133,6 @@ def test_launches_beside_which_something_is_compiled_are_not_timed(compiles, idl
     assert bool(timed) != compiles
 
 
-@pytest.mark.unoptimized
 def test_a_launch_that_was_left_in_flight_is_not_timed(idle_engine, monkeypatch):
     """It was launched ahead of the token that ended the last sequence, and is read with the next request's."""
     core, timed, noted = idle_engine(), [], []

@@ -11,8 +11,6 @@ from jaxinfer.textbook.diffusion.worker import DiffusionWorker
 from jaxinfer.tokenizer import Tokenizer
 from tests.builders import model_config, random_model
 
-pytestmark = pytest.mark.unoptimized
-
 SETTINGS = {"block_size": 4, "threshold": 0.1, "page_size": 8, "cont_weight": 0.0}
 
 

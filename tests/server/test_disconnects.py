@@ -148,7 +148,7 @@ MOMENTS = (leave_in_prompt, leave_in_stream, leave_whole_answer, leave_in_call, 
 QUEUED_AT_ONCE = 5
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(500, marks=pytest.mark.slow)])
 def test_clients_that_leave_at_any_moment_leave_nothing(leaving, count):
     rng = random.Random(count)
     before = metric(leaving, "server_clients_left_total")

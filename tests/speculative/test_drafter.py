@@ -202,7 +202,6 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.unoptimized
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found_out(bug, model, monkeypatch, idle_engine):
     where, name, plant, shows_as = PLANTED[bug]

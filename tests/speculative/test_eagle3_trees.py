@@ -24,8 +24,6 @@ from tests.speculative.builders import speculating_engine, speculation_of
 from tests.speculative.decoder_numpy import Checkpoint, random_target
 from tests.speculative.eagle3_files import load_target_and_head
 
-pytestmark = pytest.mark.unoptimized
-
 VOCAB, DEPTH, TOP_K, NODES = 61, 3, 4, 18
 CLOSE = 1e-4
 

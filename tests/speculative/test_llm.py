@@ -14,8 +14,6 @@ from jaxinfer.checkpoint.directory import EMBEDDED_DRAFT, embedded_checkpoint
 from jaxinfer.cli.show_drafts import drafts_line, print_drafts
 from jaxinfer.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
-pytestmark = pytest.mark.unoptimized
-
 LIMITS = {"max_model_len": 256, "max_num_seqs": 2, "max_num_batched_tokens": 64, "kv_cache_tokens": 1024}
 QUESTIONS = [
     [{"role": "user", "content": "Write a guide with three points: build a drum."}],

@@ -9,8 +9,6 @@ from tests.builders import model_config, random_model
 from tests.random_requests import random_request
 from tests.speculative.builders import NUM_DRAFTS, AnyGamma, disturbed, speculating_engine, speculation_of
 
-pytestmark = pytest.mark.unoptimized
-
 REQUESTS = 200
 
 

@@ -20,8 +20,6 @@ from jaxinfer.strategies.ngram import Ngrams
 from tests.builders import make_request, model_config, random_model, run_requests
 from tests.speculative.builders import speculating_engine
 
-pytestmark = pytest.mark.unoptimized
-
 ECHO = "echo"
 
 

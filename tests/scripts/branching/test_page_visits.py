@@ -4,8 +4,6 @@ import pytest
 
 from branching.page_visits import PAGE_SIZE, page_visits
 
-pytestmark = pytest.mark.unoptimized
-
 
 @pytest.mark.parametrize("branches", [1, 3, 16])
 def test_a_lane_loads_the_trunk_once_and_rows_once_for_each_branch(branches):

@@ -7,8 +7,6 @@ from cpu_bench.comparisons import generate, random_requests
 from cpu_bench.random_models import qwen3_config, write_random_checkpoint
 from jaxinfer import LLM
 
-pytestmark = pytest.mark.unoptimized
-
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "intermediate_size": 48,
          "vocab_size": 96}  # fmt: skip
 ENGINE = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 48, "kv_cache_tokens": 128}

@@ -8,8 +8,6 @@ import pytest
 from jaxinfer.sampling.sampler import SamplingBatch, sample
 from training.acceptance import Acceptance, Proposals, chains, proposals
 
-pytestmark = pytest.mark.unoptimized
-
 
 def sampling(temperature: float, count: int) -> SamplingBatch:
     keys = jnp.tile(jnp.array([0, 7], jnp.uint32), (count, 1))

@@ -14,8 +14,6 @@ from training.tokenizer import CHAT_TEMPLATE, load_tokenizer
 from training.tool_format import TOOL_CHAT_TEMPLATE, knows_tools
 from training.writing import write_checkpoint
 
-pytestmark = pytest.mark.unoptimized
-
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):

@@ -38,8 +38,6 @@ from training.dense_experts import BALANCE, DENSE_EXPERTS, with_experts
 from training.loop import TrainingConfig, make_optimizer, make_step, module_of
 from training.packing import Document, Packer
 
-pytestmark = pytest.mark.unoptimized
-
 BLOCK, MASK, FILLER = 4, 63, 62
 DENSE = dense_config(hidden_size=32, head_dim=8, num_layers=3)
 BASE = build_model(DENSE, rngs=nnx.Rngs(0))

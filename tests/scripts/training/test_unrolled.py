@@ -29,8 +29,6 @@ from training.unrolled import (
     unrolled_losses,
 )
 
-pytestmark = pytest.mark.unoptimized
-
 VOCAB, HIDDEN, WORDS, STEPS = 40, 16, 12, 4
 LAYER = ModelConfig(
     "LlamaForCausalLM", vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=24, num_layers=1, num_heads=4,

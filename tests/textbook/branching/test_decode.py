@@ -12,8 +12,6 @@ from jaxinfer.textbook.branching import BranchForward, CachedForward, decode_bra
 from tests.builders import model_config, random_model, random_prompts
 from tests.oracle import greedy_tokens, next_token_logits
 
-pytestmark = pytest.mark.unoptimized
-
 TOLERANCE = 1e-4  # of logits that are about 10
 OWN_MODES = ("padded", "in_one_sequence")
 PREFIX = random_prompts([9])[0]

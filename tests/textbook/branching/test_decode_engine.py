@@ -30,7 +30,6 @@ def decoded_in_all_modes(llm: LLM, prefix: Sequence[int], branches: Sequence[Seq
     return found, [wanted] * 3
 
 
-@pytest.mark.unoptimized
 def test_all_three_modes_have_the_oracles_tokens_where_branches_end_apart_and_join_late(tmp_path: Path):
     # A rotary configuration that Hugging Face's format expresses.
     rope = RopeConfig(max_position_embeddings=256, original_max_position_embeddings=256)

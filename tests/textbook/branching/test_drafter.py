@@ -12,8 +12,6 @@ from jaxinfer.textbook.branching import BranchStateManager, CachedForward, Draft
 from tests.builders import model_config, random_model, random_prompts
 from tests.oracle import next_token_logits
 
-pytestmark = pytest.mark.unoptimized
-
 TOP_K, DEPTH, NODES, CAPACITY = 3, 3, 9, 128
 CLOSE = 1e-4
 PREFIX = random_prompts([6])[0]

@@ -13,8 +13,6 @@ from tests.speculative import eagle3_numpy
 from tests.speculative.decoder_numpy import capture_layers, forward, random_target
 from tests.speculative.eagle3_files import load_target_and_head
 
-pytestmark = pytest.mark.unoptimized
-
 VOCAB, TOP_K, DEPTH, NODES, CAPACITY, CLOSE = 61, 3, 3, 12, 128, 1e-4
 PREFIX, *PROMPTS = random_prompts([6, 3, 1, 4], vocab_size=VOCAB)
 

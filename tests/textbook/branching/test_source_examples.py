@@ -13,8 +13,6 @@ import jaxinfer.textbook.branching as branching
 from jaxinfer.textbook.branching import AlignmentManager, BranchStateManager, DrafterBIM, KVCache
 from tests.builders import model_config, random_model, random_prompts
 
-pytestmark = pytest.mark.unoptimized
-
 DEVICE = "cpu"
 
 

@@ -22,8 +22,6 @@ from tests.diffusion.builders import BLOCK as TRAINED_BLOCK
 from tests.diffusion.builders import diffusion_model_config
 from tests.textbook.diffusion.builders import WAYS, batch_of, check_iterations, decoded, drive, worker_of
 
-pytestmark = pytest.mark.unoptimized
-
 WAY = "vicinity smoothed"
 
 

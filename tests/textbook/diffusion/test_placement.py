@@ -58,7 +58,6 @@ def check(found: dict[str, Any], family: str, way: str) -> None:
     np.testing.assert_allclose(found["logits"], np.where(np.isfinite(logits), logits, 0), atol=2e-4)
 
 
-@pytest.mark.unoptimized
 @pytest.mark.parametrize("family", DEVICES)
 def test_devices_that_share_a_model_denoise_as_the_loop_does(family, tmp_path):
     size = DEVICES[family]
@@ -73,7 +72,6 @@ def test_devices_that_share_a_model_denoise_as_the_loop_does(family, tmp_path):
     ]
 
 
-@pytest.mark.unoptimized
 def test_arrays_are_on_the_device_that_is_named():
     found = finish(start(family="LLaDAModelLM", way="dual", device="cpu:3"))
     for name in ("one", "same"):

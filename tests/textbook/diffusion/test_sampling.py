@@ -18,8 +18,6 @@ from tests.sampling.checker import WrongDistributionError, check_draws
 from tests.sampling.reference import Filters, probabilities_of
 from tests.textbook.diffusion.builders import BLOCK, PLAIN, WAYS, batch_of, decoded, drive, worker_of
 
-pytestmark = pytest.mark.unoptimized
-
 WORDS = 7  # of a small vocabulary, the last of which is the mask
 FILTERS = {
     "temperature": Filters(0.7),

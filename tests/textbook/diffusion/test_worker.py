@@ -39,8 +39,6 @@ from tests.textbook.diffusion.builders import (
     worker_of,
 )
 
-pytestmark = pytest.mark.unoptimized
-
 
 @pytest.fixture(scope="module")
 def model() -> DecoderLM:
