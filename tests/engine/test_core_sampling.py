@@ -9,6 +9,8 @@ from tests.oracle import greedy_tokens, next_token_logits, sampled_tokens
 from tests.sampling.checker import check_draws
 from tests.sampling.reference import Filters, probabilities_of
 
+pytestmark = pytest.mark.optimized
+
 PROMPT = random_prompts([20])[0]
 SAMPLING = {"temperature": 1.5, "top_p": 0.95}
 

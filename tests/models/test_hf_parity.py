@@ -13,6 +13,8 @@ from jaxinfer.models.families import FAMILIES
 from tests.hf_fixtures import NAMES, Expected, checkpoint_path, expected
 from tests.plain_greedy import PlainGreedy
 
+pytestmark = pytest.mark.optimized
+
 
 @dataclass(frozen=True)
 class Case:

@@ -9,6 +9,8 @@ from tests.sampling.cases import LARGE, LOGITS, SMALL
 from tests.sampling.checker import DRAWS, check_sampler
 from tests.sampling.reference import Filters, probabilities_of, sampling_batch
 
+pytestmark = pytest.mark.optimized
+
 sampler = jax.jit(sample)
 LARGE_DRAWS = 8192
 
