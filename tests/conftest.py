@@ -48,13 +48,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A test that is not marked `optimized` compiles what it needs, its fixtures included, in half the time. What is
-    compiled for a GPU, here or there, is always compiled as for users."""
+    """A test that is not marked `optimized` compiles what it needs, its fixtures included, in three quarters of the
+    time. What is compiled for a GPU, here or there, is always compiled as for users."""
     import jax
 
-    optimized = item.config.getoption("--gpu") or item.nodeid.startswith("tests/aot/")
-    optimized = optimized or item.get_closest_marker("optimized") is not None
-    jax.config.update("jax_disable_most_optimizations", not optimized)
+    is_for_gpu = item.config.getoption("--gpu") or item.nodeid.startswith("tests/aot/")
+    is_optimized = is_for_gpu or item.get_closest_marker("optimized") is not None
+    jax.config.update("jax_disable_most_optimizations", not is_optimized)
     return (yield)
 
 

@@ -31,7 +31,8 @@ from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 CONFIGS = Path(__file__).resolve().parent.parent / "fixtures" / "configs"
 # Where depth adds nothing but time, four layers; one model as deep as it is.
-LAYERS = {"llama-3.1-8b": 4, "qwen3-0.6b": 4, "qwen3-8b": 36}
+DEEP = "qwen3-8b"
+LAYERS = {"llama-3.1-8b": 4, "qwen3-0.6b": 4, DEEP: 36}
 BF16 = jnp.dtype(jnp.bfloat16)
 ROWS, LENGTH = 64, 4096
 
@@ -44,7 +45,9 @@ MOST_KERNELS_OF_A_TREE = 380
 MOST_KERNELS_OF_A_SECOND_DRAW = 140
 
 
-@pytest.fixture(scope="module", params=LAYERS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[] if name == DEEP else [pytest.mark.slow]) for name in LAYERS]
+)
 def planned(request, tmp_path_factory) -> tuple[ModelConfig, dict[str, Any]]:
     """A model and what the command says of it."""
     directory = tmp_path_factory.mktemp(request.param)
