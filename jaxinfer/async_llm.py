@@ -32,6 +32,7 @@ from jaxinfer.tokenizer import Tokenizer
 
 __all__ = ["AsyncLLM", "EngineDeadError", "RequestStream"]
 
+_WAIT_SECONDS = 0.02  # between looks at requests that a pause waits for
 _KINDS = ("delta", "final")
 _MOST_THREADS = 16  # that make requests: most of them wait for grammars
 
@@ -265,6 +266,54 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Evict all cached prefixes; returns False if unfinished requests still use some, which stay."""
         return await self._thread.call(self._client.core.reset_prefix_cache)
+
+    async def update_weights(self, weights: Any, version: Any = None, model: str = "target") -> None:
+        """Replace the weights of a model between two steps; see `LLM.update_weights`. Requests wait meanwhile."""
+        await self._thread.call(functools.partial(self._client.update_weights, weights, version, model))
+
+    @property
+    def weights_version(self) -> Any:
+        """The version that the latest update was given, or the number of updates so far."""
+        return self._client.core.weights.version
+
+    async def weights_digest(self, model: str = "target") -> str:
+        """Return a digest of a model's weights; see `LLM.weights_digest`."""
+        return await self._thread.call(functools.partial(self._client.core.weights.digest, model))
+
+    async def pause_generation(self, mode: str = "keep") -> None:
+        """Launch nothing until `resume_generation`; requests queue meanwhile. See `LLM.pause_generation`."""
+        pausing = self._client.core.pausing
+        await self._thread.call(functools.partial(pausing.begin, mode))
+        while await self._thread.call(pausing.still_waits):
+            await asyncio.sleep(_WAIT_SECONDS)
+
+    async def resume_generation(self, recompute_kv: bool = False) -> None:
+        """Continue after a pause; see `LLM.resume_generation`."""
+        pausing = self._client.core.pausing
+        await self._thread.call(functools.partial(pausing.resume, recompute_kv=recompute_kv))
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether `pause_generation` was called and `resume_generation` was not."""
+        return self._client.core.pausing.is_paused
+
+    @property
+    def why_idle(self) -> str | None:
+        """Why nothing is launched, in words: a pause, sleep, or weights that are gone; None: launches run."""
+        return self._client.core.why_idle()
+
+    async def sleep(self, level: int = 1) -> None:
+        """Free the memory of weights and KV on the device; see `LLM.sleep`."""
+        await self._thread.call(functools.partial(self._client.core.sleeping.sleep, level))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring back what sleeps; see `LLM.wake_up`."""
+        await self._thread.call(functools.partial(self._client.wake_up, tags))
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether weights or KV are not on the device."""
+        return bool(self._client.core.sleeping.missing)
 
     async def inspect(self) -> EngineInspection:
         """Count what the engine holds, and check that every page is in exactly one state."""

@@ -9,8 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+from flax import nnx
+
 from jaxinfer.attention.tensor_parallel import make_mesh
 from jaxinfer.checkpoint.directory import embedded_checkpoint, find_checkpoint, read_config, read_generation_config
+from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.compile_cache import enable_compile_cache
 from jaxinfer.config import EngineConfig, check_model_len, page_size_for, resolve_dtype
@@ -19,8 +23,11 @@ from jaxinfer.engine.core import EngineCore
 from jaxinfer.field_checks import check_positive_integer
 from jaxinfer.frontend.client import EngineClient
 from jaxinfer.frontend.input_processor import InputProcessor
+from jaxinfer.frontend.weights_source import WeightsSource
+from jaxinfer.live_model import config_of_live, placed_live
 from jaxinfer.memory.budget import MemoryBudget, plan_memory
 from jaxinfer.memory.share import set_jax_share
+from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.unknown_fields import ConfigOptions
 from jaxinfer.strategies.choose import denoiser_of, diffusion_of, most_sequences
 from jaxinfer.strategies.draft_options import SpeculativeConfig
@@ -32,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 def build_client(
     *,
-    model: str | os.PathLike[str] | None,
+    model: str | os.PathLike[str] | nnx.Module | tuple[ModelConfig, Any] | None,
     tokenizer: str | os.PathLike[str] | None,
     skip_tokenizer_init: bool,
     dtype: Any,
@@ -55,6 +62,7 @@ def build_client(
     warm_up: str | bool,
     prefix_cache_tokens: int | None,
     prefix_cache_policy: str,
+    logprobs_mode: str,
 ) -> tuple[EngineClient, MemoryBudget]:
     """Build an engine; returns its client and its memory budget. Arguments and errors are those of `LLM`."""
     if warm_up not in ("background", False):
@@ -70,10 +78,14 @@ def build_client(
     ):  # fmt: skip
         if value is not None:
             check_positive_integer(name, value)
-    directory = find_checkpoint(embedded_checkpoint() if model is None else model)
-    _, config = read_config(directory, **fields)
+    directory = None
+    if model is None or isinstance(model, (str, os.PathLike)):
+        directory = find_checkpoint(embedded_checkpoint() if model is None else model)
+    config = config_of_live(model) if directory is None else read_config(directory, **fields)[1]
     diffusion = diffusion_of(config, diffusion_config, speculative)
     if diffusion is not None:
+        if logprobs_mode != "raw_logprobs":
+            raise ValueError(f"a diffusion model has raw_logprobs alone, got logprobs_mode={logprobs_mode!r}")
         max_num_seqs = most_sequences(diffusion, config, max_num_seqs, max_num_batched_tokens)
         enable_prefix_caching &= not config.is_bidirectional  # the KV of a token depends on later tokens
         page_size = page_size_for(config, None if page_size == EngineConfig.page_size else page_size)
@@ -89,21 +101,29 @@ def build_client(
         max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
         page_size=page_size, enable_prefix_caching=enable_prefix_caching, scheduling_policy=scheduling_policy,
         attention_backend=attention_backend, branch_mode=branch_mode, seed=seed,
-        prefix_cache_tokens=prefix_cache_tokens, prefix_cache_policy=prefix_cache_policy,
+        prefix_cache_tokens=prefix_cache_tokens, prefix_cache_policy=prefix_cache_policy, logprobs_mode=logprobs_mode,
         # Until memory is planned, room for one request.
         kv_cache_tokens=max_model_len + page_size if kv_cache_tokens is None else kv_cache_tokens,
     )  # fmt: skip
     # Small files first, so that their faults are reported before the weights are loaded.
-    generation_config = read_generation_config(directory)
+    generation_config = {} if directory is None else read_generation_config(directory)
     tokenizer_directory = Path(tokenizer) if tokenizer is not None else directory
     tokenizer_of_model = None
-    if not skip_tokenizer_init and (tokenizer is not None or Tokenizer.exists(tokenizer_directory)):
+    has_tokenizer = tokenizer is not None or (directory is not None and Tokenizer.exists(directory))
+    if not skip_tokenizer_init and tokenizer_directory is not None and has_tokenizer:
         tokenizer_of_model = Tokenizer(tokenizer_directory)
     drafter = None
     if speculative is not None:
         speculative = with_drafter(speculative, directory)
-        drafter = check_drafter(speculative, directory, config, max_model_len, **fields)
-    config, module = load_checkpoint(directory, dtype=resolved, mesh=mesh, config=config)
+        drafter = check_drafter(speculative, tokenizer_directory, config, max_model_len, **fields)
+    lent: bool | list[bool] = False
+    if directory is None:
+        module, lent = placed_live(model, dtype=parse_dtype(dtype), mesh=mesh)
+        resolved = jnp.dtype(module.config.dtype)
+    source = WeightsSource(config, directory, tokenizer_directory, resolved, mesh, fields, speculative, max_model_len)
+    if directory is not None:
+        _, module = load_checkpoint(directory, dtype=resolved, mesh=mesh, config=config)
+    config = module.config
     maker = None if diffusion is None else denoiser_of(diffusion, config)
     if speculative is not None:
         maker = load_speculator(speculative, config, drafter, dtype=resolved, mesh=mesh, **fields)
@@ -115,9 +135,9 @@ def build_client(
     engine_config = dataclasses.replace(engine_config, kv_cache_tokens=budget.kv_tokens)
     make = None if maker is None else maker.strategy(engine_config, module, dtype=resolved, mesh=mesh)
     strategy = {} if make is None else {"make_strategy": make}
-    core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, **strategy)
+    core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, lent=lent, drafter_is_lent=False, **strategy)
     edit_threshold = None if diffusion is None else diffusion.edit_threshold
     inputs = InputProcessor(engine_config, config, generation_config, tokenizer_of_model, core.workers, edit_threshold)
     if warm_up:
         core.warm_up_in_background()
-    return EngineClient(core, inputs, tokenizer_of_model), budget
+    return EngineClient(core, inputs, tokenizer_of_model, source), budget

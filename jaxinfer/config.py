@@ -13,7 +13,7 @@ from jaxinfer.attention.backend import ATTENTION_BACKENDS
 from jaxinfer.cache.eviction import EVICTION_POLICIES
 from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.field_checks import check_positive_integer
-from jaxinfer.limits import BRANCH_MODES, SCHEDULING_POLICIES
+from jaxinfer.limits import BRANCH_MODES, LOGPROBS_MODES, SCHEDULING_POLICIES
 from jaxinfer.models.config import ModelConfig
 
 
@@ -39,6 +39,8 @@ class EngineConfig:
         max_decode_steps: most decode steps in one launch, if no request needs the host in between; 1: one step.
         overlap: launch a step before the results of the previous one are read.
         strict_compiles: a compile after warm-up is an error.
+        logprobs_mode: "raw_logprobs" are of the model's own distribution, "processed_logprobs" of the one that a token
+            is drawn from.
 
     Raises:
         ValueError: a field is out of range; the message has its name, its value and what is allowed.
@@ -60,6 +62,7 @@ class EngineConfig:
     max_decode_steps: int = 16
     overlap: bool = True
     strict_compiles: bool = False
+    logprobs_mode: str = "raw_logprobs"
 
     def __post_init__(self) -> None:
         for name in (
@@ -103,9 +106,14 @@ class EngineConfig:
             ("attention_backend", ATTENTION_BACKENDS),
             ("prefix_cache_policy", EVICTION_POLICIES),
             ("branch_mode", BRANCH_MODES),
+            ("logprobs_mode", LOGPROBS_MODES),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+
+    @property
+    def processes_logprobs(self) -> bool:
+        return self.logprobs_mode == "processed_logprobs"
 
     @property
     def num_pages(self) -> int:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from flax import nnx
+
 from jaxinfer.branching.beam_search import BeamSearchParams
 from jaxinfer.build import build_client
 from jaxinfer.diffusion.config import DiffusionConfig
@@ -14,6 +16,8 @@ from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.frontend.beam_search import BeamSearchJob
 from jaxinfer.frontend.progress import CompileNotice
 from jaxinfer.frontend.prompts import as_prompt_list, is_conversation
+from jaxinfer.frontend.scoring import ScoringMethods
+from jaxinfer.frontend.weights_methods import WeightsMethods
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.outputs import BeamSearchOutput, RequestOutput
 from jaxinfer.sampling_params import SamplingParams
@@ -23,14 +27,15 @@ from jaxinfer.strategies.draft_options import SpeculativeConfig
 from jaxinfer.tokenizer import Tokenizer
 
 
-class LLM:
+class LLM(WeightsMethods, ScoringMethods):
     """Inference engine for a language model: many prompts at once, with continuous batching over one KV pool.
 
     One thread at a time may use it; several can share an `AsyncLLM`.
 
     Args:
         model: a converted directory, a Hugging Face directory, a hub id or the name of an embedded checkpoint ("tiny",
-            "tiny-draft", "tiny-diffusion"); None is "tiny".
+            "tiny-draft", "tiny-diffusion"); None is "tiny". Or a model by its arrays, a module or a pair of
+            configuration and state: they are used as they are where type and placement fit, and never written over.
         tokenizer: directory of the tokenizer files, if not the model's.
         skip_tokenizer_init: load no tokenizer; prompts are token ids then.
         dtype: of weights and KV: "auto" (bfloat16 on GPU, float32 on CPU), "float32", "bfloat16" or "float16".
@@ -59,6 +64,8 @@ class LLM:
         tensor_parallel_size: number of devices over which every layer is sharded.
         attention_backend: "auto", "xla" or "pallas" (a kernel for Hopper GPUs).
         seed: for requests without a seed of their own.
+        logprobs_mode: "raw_logprobs" of the model's own distribution, or "processed_logprobs" of the one that a token
+            was drawn from: after penalties, biases and temperature, over what top-k, top-p and min-p keep.
         strict_config: refuse every unknown field of a `config.json`, even one that the reference does not read.
         ignore_config_fields: unknown fields to ignore in the model's and the drafter's `config.json`; for fields that
             you know change no output.
@@ -76,7 +83,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | None = None,
+        model: str | os.PathLike[str] | nnx.Module | tuple[ModelConfig, Any] | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
         skip_tokenizer_init: bool = False,
         dtype: Any = "auto",
@@ -99,6 +106,7 @@ class LLM:
         warm_up: str | bool = False,
         prefix_cache_tokens: int | None = None,
         prefix_cache_policy: str = "lru",
+        logprobs_mode: str = "raw_logprobs",
     ) -> None:
         self.client, self.memory_budget = build_client(
             model=model, tokenizer=tokenizer, skip_tokenizer_init=skip_tokenizer_init, dtype=dtype,
@@ -109,6 +117,7 @@ class LLM:
             tensor_parallel_size=tensor_parallel_size, attention_backend=attention_backend, seed=seed,
             strict_config=strict_config, ignore_config_fields=ignore_config_fields, warm_up=warm_up,
             prefix_cache_tokens=prefix_cache_tokens, prefix_cache_policy=prefix_cache_policy,
+            logprobs_mode=logprobs_mode,
         )  # fmt: skip
         self._outbox = self.client.inbox()  # for callers of `step`
         self._skeletons: dict[str, SkeletonOfThought] = {}

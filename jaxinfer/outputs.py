@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+
+class EngineFailure(str):
+    """Why a request has ended with an error, where the reason is the engine's and not the request's."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """Log probability of a token by the model's own distribution, its rank (1: most likely) and its text."""
+    """Log probability of a token, see `logprobs_mode` of `LLM`, its rank (1: most likely) and its text."""
 
     logprob: float
     rank: int
@@ -35,6 +42,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None  # the stop token or string that matched; None for end of sequence
     token_sources: list[str] | None = None  # for each token: "drawn", "draft" (accepted), "redrawn" or "forced"
     blocks: list[DenoisedBlock] | None = None  # of a diffusion model, after each round
+    weights_versions: list[tuple[Any, int]] | None = None  # (version of the weights, number of tokens), in their order
 
     @property
     def finished(self) -> bool:

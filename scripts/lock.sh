@@ -17,6 +17,7 @@ compile requirements.lock --extra server --group build --group test --group trai
 for cuda in 12 13; do
     compile "requirements-cuda$cuda.lock" --extra "cuda$cuda" --group build --group test
 done
+compile requirements-tunix.lock --group build --group test --group tunix
 # The site and clients need nothing of the engine's environment.
 for group in docs commands; do
     .venv-lock/bin/uv pip compile --quiet --no-config --upgrade --universal --python-version 3.12 --generate-hashes \

@@ -30,7 +30,8 @@ def main() -> None:
     runner, vocab = llm.core.runner, llm.core.model_config.vocab_size
     # What a plain step needs is there, though the engines of diffusion models never run one.
     state = {**initial_state(llm.core.kv, 4, vocab, bounds_place(runner.mesh, vocab)), **runner.state}
-    runner = Runner(runner.models, state, select_backend(llm.core.config.attention_backend), mesh=runner.mesh)
+    models = {name: weights.module for name, weights in runner.weights.items()}
+    runner = Runner(models, state, select_backend(llm.core.config.attention_backend), mesh=runner.mesh)
     text = runner.compile(llm.core.programs.step, shape).as_text()
     # Each exchange between devices, by its kind and the shape of what it makes.
     exchanges = re.findall(r" = [a-z0-9]+\[([0-9,]*)\]\S* ((?:all|reduce-scatter|collective)[a-z-]*)\(", text)

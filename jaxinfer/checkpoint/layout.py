@@ -91,9 +91,16 @@ class Layout:
         for rows in self.alternatives:
             sources = [row.source.format(i=first, j=0) for row in rows if not row.when or row.when in self.fields]
             if all(source in known or source.removeprefix(BASE_PREFIX) in known for source in sources):
-                usual = set(self.alternatives[0])
-                return replace(self, rows=(*(row for row in self.rows if row not in usual), *rows))
+                return self._with(rows)
         return self
+
+    def variants(self) -> tuple[Layout, ...]:
+        """Return the layout with each of its alternative rows."""
+        return tuple(map(self._with, self.alternatives)) or (self,)
+
+    def _with(self, rows: tuple[Row, ...]) -> Layout:
+        usual = set(self.alternatives[0])
+        return replace(self, rows=(*(row for row in self.rows if row not in usual), *rows))
 
 
 _FIELDS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Unpack
 
 import jax
@@ -99,13 +99,18 @@ def load_parameters(
     Raises:
         CheckpointError: a parameter is damaged, or does not fit into the dtype.
     """
-    arrays = {}
+    return dict(iter_parameters(source, stored, final, mesh))
+
+
+def iter_parameters(
+    source: ParameterViews, stored: Sequence[Parameter], final: Sequence[Parameter], mesh: Mesh | None
+) -> Iterator[tuple[str, jax.Array]]:
+    """Load parameters one after the other, as `load_parameters` does; yields each with its path."""
     for before, after in zip(stored, final, strict=True):
         index = ... if before.shape == after.shape else regrouping(before, after)
         array = _on_devices(source.view(before.path, index), after, mesh)
         # Waiting keeps one parameter on the host: queued transfers would keep their sources in memory.
-        arrays[before.path] = jax.block_until_ready(array)
-    return arrays
+        yield before.path, jax.block_until_ready(array)
 
 
 def tensor_size(mesh: Mesh | None) -> int:

@@ -6,6 +6,7 @@ import fnmatch
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jax.sharding import PartitionSpec
@@ -81,16 +82,24 @@ class Placement:
 
     def store(self, source: np.ndarray, parameter: np.ndarray) -> None:
         """Write the taken part of the source tensor into its share of the whole parameter; cast if dtypes differ."""
+        parameter[self.part] = self.values(source)
+
+    def values(self, source: Any, xp: Any = np) -> Any:
+        """Return the share of the parameter that the taken part of the source tensor fills.
+
+        Args:
+            xp: the module that computes: numpy, or jax.numpy with a traced source.
+        """
         values = source.reshape(self.grouped_shape)
         if self.head is not None:
             values = values.take(self._order_of_head(), axis=self.head)
         if self.added:
-            values = values.astype(np.float32) + np.float32(self.added)
+            values = values.astype(xp.float32) + xp.float32(self.added)
         if self.is_normed:
-            values = values.astype(np.float32)
-            values = values / (np.linalg.norm(values, axis=0, keepdims=True) + _SMALLEST_NORM)
+            values = values.astype(xp.float32)
+            values = values / (xp.linalg.norm(values, axis=0, keepdims=True) + _SMALLEST_NORM)
         values = values.transpose(self.order)
-        parameter[self.part] = values + np.arange(len(values)) if self.offsets else values
+        return values + xp.arange(len(values)) if self.offsets else values
 
     def to_source(self, target: np.ndarray) -> np.ndarray:
         """Return the taken part of the source tensor from the whole parameter; inverse of `store`, except for norms."""

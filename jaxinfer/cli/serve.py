@@ -25,7 +25,10 @@ _NUMBERS = (
     "max_model_len", "max_num_seqs", "max_num_batched_tokens", "page_size", "kv_cache_tokens", "tensor_parallel_size",
     "prefix_cache_tokens", "seed",
 )  # fmt: skip
-_TEXTS = ("tokenizer", "dtype", "branch_mode", "scheduling_policy", "attention_backend", "prefix_cache_policy")
+_TEXTS = (
+    "tokenizer", "dtype", "branch_mode", "scheduling_policy", "attention_backend", "prefix_cache_policy",
+    "logprobs_mode",
+)  # fmt: skip
 _OBJECTS = ("speculative_config", "diffusion_config")
 _HELP = {
     "max_model_len": "longest prompt plus output, in tokens (default: the model's)",
@@ -42,6 +45,7 @@ _HELP = {
     "scheduling_policy": " or ".join(SCHEDULING_POLICIES) + " (default: fcfs)",
     "attention_backend": "auto, xla or pallas (default: auto)",
     "prefix_cache_policy": "which cached pages go first: lru, lfu, fifo or priority (default: lru)",
+    "logprobs_mode": "raw_logprobs or processed_logprobs, that tokens are drawn from (default: raw_logprobs)",
     "speculative_config": "fields of SpeculativeConfig (docs/guides/speculative.md)",
     "diffusion_config": "fields of DiffusionConfig (docs/guides/diffusion.md)",
     "gpu_memory_utilization": "share of a GPU's memory for weights, KV and workspace (default: 0.9)",
@@ -83,6 +87,9 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tool-call-parser", metavar="NAME", help=f"{_PARSERS} (default: by the chat template)")
     group.add_argument("--reasoning-parser", metavar="NAME", help="think (default: by the chat template)")
     group.add_argument("--log-requests", action="store_true", help="a line for each request, without its text")
+    group.add_argument(
+        "--weights-endpoints", action="store_true", help="serve /pause, /resume and /update_weights (from a directory)"
+    )
     group.add_argument("--debug-endpoints", action="store_true", help="serve /debug/engine: what the engine holds")
     group.add_argument(
         "--warm-up", choices=["full", "background", "off"],
@@ -125,7 +132,8 @@ def run_serve(args: argparse.Namespace) -> int:
     settings = ServerSettings(
         host=args.host, port=args.port, api_keys=keys, allow_unauthenticated=args.allow_unauthenticated,
         served_model_names=args.served_model_name or (), cors_origins=args.cors_origins or (),
-        page=not args.no_page, log_requests=args.log_requests, debug_endpoints=args.debug_endpoints, **given,
+        page=not args.no_page, log_requests=args.log_requests, debug_endpoints=args.debug_endpoints,
+        weights_endpoints=args.weights_endpoints, **given,
     )  # fmt: skip
 
     async def serve() -> int:

@@ -147,6 +147,7 @@ class WalkLimits(NamedTuple):
     num_in_flight: int  # further tokens that launches may land: a shorter run of forced tokens would not pay
     forces_ends: bool  # whether the token that ends the output may be one of them
     wants_mask: bool  # whether the next draw is to have a mask in any case
+    forces: bool = True  # whether tokens that follow in any case are taken without a draw
 
 
 def walk(guard: Guard, state: GuardState, tokens: Sequence[int], limits: WalkLimits) -> Walk:
@@ -189,6 +190,8 @@ def _forced(
     to wait for what is in flight."""
     run: list[int] = []
     after = state
+    if not limits.forces:
+        return (), state, False
     room = min(MOST_FORCED, limits.max_output_tokens - limits.num_output_tokens - kept - (not limits.forces_ends))
     while len(run) < room:
         try:

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 _NICENESS = 5
 # How often an idle thread looks for others that are stuck.
 _LOOK_SECONDS = 1.0
+# Where all threads have been at their pieces for so long, one more is started: one slow grammar holds no others up.
+_SLOW_SECONDS = 0.5
 
 
 @dataclass(eq=False)
@@ -37,12 +39,12 @@ class Workers:
     """A few threads that run pieces of work in the order in which they were submitted.
 
     A call inside a library cannot be stopped. A thread that takes too long for one piece is given up: the piece fails,
-    and another thread takes its place, a limited number of times.
+    and another thread takes its place, a limited number of times. While all threads are slow there are more of them.
 
     Args:
         count: number of threads, which start with the first piece.
         patience: most seconds for one piece.
-        most_replaced: threads that may be given up; after that, `submit` raises.
+        most_replaced: threads that may be given up; after that, `submit` raises. And how many more there may be.
     """
 
     def __init__(self, count: int = 2, *, patience: float = 20.0, most_replaced: int = 4) -> None:
@@ -73,6 +75,7 @@ class Workers:
                 raise self._no_more()
             while len(self._workers) < self._count:
                 self._start()
+            self._relieve(time.monotonic())
         futures: list[Future[T]] = []
         for work in works:
             future: Future[T] = Future()
@@ -111,6 +114,22 @@ class Workers:
                     self._start()
             if self._num_replaced > self._most_replaced and not self._workers:
                 self._fail_queued()
+            elif not self._pieces.empty():
+                self._relieve(now)
+
+    def _relieve(self, now: float) -> None:
+        """Start one more thread if all of them are slow. The lock is held."""
+        are_slow = all(worker.future is not None and now - worker.since > _SLOW_SECONDS for worker in self._workers)
+        if are_slow and len(self._workers) < self._count + self._most_replaced:
+            self._start()
+
+    def leave(self, worker: _Worker) -> bool:
+        """Let an idle thread end if there are more of them than wanted; return whether it does."""
+        with self._lock:
+            leaves = len(self._workers) > self._count
+            if leaves:
+                self._workers.remove(worker)
+            return leaves
 
     def note_ended(self) -> None:
         """Note that a thread that was given up has ended after all: another one may be."""
@@ -154,8 +173,9 @@ def _run(
                 piece = pieces.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 workers = of()
-                if workers is not None:
-                    workers.give_up_stuck()
+                if workers is None or workers.leave(worker):
+                    return
+                workers.give_up_stuck()
                 continue
             if piece is None:
                 return

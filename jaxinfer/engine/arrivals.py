@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jaxinfer.config import EngineConfig
 from jaxinfer.models.rope import RopeConfig
@@ -48,9 +48,13 @@ class Arrivals:
         """Number requests, and keep apart cached prefixes that they may not share. Numbers only grow."""
         rope, members = self._rope, members_of(item)
         for request in members:
-            if rope.depends_on_length and request.num_prompt_tokens > rope.max_position_embeddings:
+            request.logprobs_are_processed = self._config.processes_logprobs
+            num_prompt = request.num_prompt_tokens
+            if request.scoring is not None:
+                num_prompt = request.scoring.prompt_length(num_prompt)
+            if rope.depends_on_length and num_prompt > rope.max_position_embeddings:
                 # The rotation of its tokens, and so their cached keys, depend on the length of the whole prompt.
-                request.rope_length = request.num_prompt_tokens
+                request.rope_length = num_prompt
             if rope.turning_length is not None:
                 begin_short(request, rope.turning_length)
             request.arrival = self._count
@@ -60,3 +64,15 @@ class Arrivals:
                 item.share_nothing()
             if item.trunk is not None:
                 item.trunk.arrival = members[0].arrival
+
+
+def unfinished(requests: Mapping[str, Request], request_ids: Sequence[str]) -> list[Request]:
+    """Return the unfinished requests of these ids, or of groups of these ids, among registered ones."""
+    found: list[Request] = []
+    for name in request_ids:
+        request = requests.get(name)
+        if request is not None:
+            found.append(request)
+        else:
+            found += [one for one in requests.values() if one.group and one.group.request_id == name]
+    return [request for request in found if not request.is_finished]

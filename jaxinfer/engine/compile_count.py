@@ -41,6 +41,15 @@ class CompileCount:
         elif self._is_strict:  # raise before the compile takes its time
             self.compiled()
 
+    def in_update(self, *, is_first: bool) -> None:
+        """Note that XLA has compiled something in an update of weights: the first one of a model may.
+
+        Nothing is raised, which would leave an update half done.
+        """
+        if self.is_warm and not is_first:
+            self._metrics.num_compiles_after_warm_up_total += 1
+            logger.warning("compiled in an update of weights that is not the first")
+
     def compiled(self) -> None:
         """Note that XLA has compiled something in a step.
 

@@ -9,31 +9,35 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from jaxinfer.attention.backend import select_backend
-from jaxinfer.attention.tensor_parallel import sharding_of_pages
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.cache.prefix_cache import PrefixCache
 from jaxinfer.config import EngineConfig
 from jaxinfer.constraints.workers import Workers
-from jaxinfer.engine.arrivals import Arrivals, members_of
+from jaxinfer.engine.arrivals import Arrivals, members_of, unfinished
 from jaxinfer.engine.compile_count import CompileCount
+from jaxinfer.engine.device_state import make_device_state
 from jaxinfer.engine.engine_warm_up import EngineWarmUp
 from jaxinfer.engine.errors import CompileAfterWarmUpError, StalledError
 from jaxinfer.engine.host_state import HostState, requeue
 from jaxinfer.engine.input_batch import InputBatch
 from jaxinfer.engine.launcher import Launcher, LaunchListener
 from jaxinfer.engine.metrics import EngineMetrics, ProgressLog
+from jaxinfer.engine.pausing import Pausing
 from jaxinfer.engine.plain_decoding import PlainDecoding
-from jaxinfer.engine.search import Search
+from jaxinfer.engine.search import Search, advance_all
+from jaxinfer.engine.sleeping import Sleeping
 from jaxinfer.engine.strategy import Strategy
 from jaxinfer.engine.suspects import Suspects
 from jaxinfer.engine.transactions import Transactions
+from jaxinfer.engine.weights import EngineWeights
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.buckets import Buckets
 from jaxinfer.programs.commit_tail import packed_moves
 from jaxinfer.programs.compiles import hearing_of_compiles
 from jaxinfer.programs.engine_programs import EnginePrograms
-from jaxinfer.programs.program import BOUNDS, KV, TARGET, bounds_place
-from jaxinfer.programs.runner import Runner, initial_state
+from jaxinfer.programs.program import KV, TARGET
+from jaxinfer.programs.runner import Runner
+from jaxinfer.programs.weights import detached, hollow
 from jaxinfer.scheduling.request import Request, RequestStatus
 from jaxinfer.scheduling.request_group import RequestGroup
 from jaxinfer.scheduling.scheduler import Landing, Scheduler
@@ -57,7 +61,12 @@ class EngineCore:
     raises, everything else is first rebuilt from them, and what had not landed is computed again, to the same tokens.
     Arrivals and aborts are notes, which are taken at the start of a step, or at once if none runs.
 
+    Args:
+        lent: whether a caller holds the model's arrays too, or of each leaf; those are never written over.
+        drafter_is_lent: the same of a drafter.
+
     Attributes:
+        weights: of its models, and their updates.
         compile_listeners, launch_listeners: called with each compile, in words, and with each launch, before it runs.
         landing_listeners: called within the step with what has landed or ended; after an interruption maybe twice.
         searches: searches that steer some of the requests.
@@ -70,53 +79,46 @@ class EngineCore:
         *,
         dtype,
         mesh=None,
+        lent: bool | Sequence[bool] = True,
+        drafter_is_lent: bool = True,
         make_strategy: Callable[[EnginePrograms, Buckets], Strategy] = lambda programs, buckets: PlainDecoding(
             programs.decode_loop, buckets
         ),
     ) -> None:
         self.config = config
+        model = detached(model)
         self.model_config = model.config
         self.metrics = EngineMetrics()
-        self._compiles = CompileCount(self.metrics, is_strict=config.strict_compiles)
-        self.compile_listeners = self._compiles.listeners
+        self.compiles = CompileCount(self.metrics, is_strict=config.strict_compiles)
+        self.compile_listeners = self.compiles.listeners
         self.buckets = Buckets.from_config(config)
         self.programs = EnginePrograms.of(
             self.buckets, vocab_size=model.config.vocab_size, max_decode_steps=config.max_decode_steps,
-            page_size=config.page_size,
+            page_size=config.page_size, processed=config.processes_logprobs,
         )  # fmt: skip
         self.strategy = make_strategy(self.programs, self.buckets)
         self.programs = self.programs.followed_by(self.strategy.follower)
 
-        def make_state() -> dict[str, object]:
-            num_pages = config.num_pages + self.strategy.num_tail_pages
-            cache = KVPool.allocate(
-                model.config, num_pages=num_pages, page_size=config.page_size, dtype=dtype,
-                sharding=sharding_of_pages(mesh),
-            )  # fmt: skip
-            vocab = model.config.vocab_size
-            state = initial_state(cache, config.max_num_seqs, vocab, bounds_place(mesh, vocab))
-            if self.strategy.takes_prompts:
-                del state[BOUNDS]  # its draws have no bounds
-            return {**state, **self.strategy.make_state()}
-
-        self._make_state = make_state
+        self.make_state = partial(make_device_state, config, model.config, self.strategy, dtype=dtype, mesh=mesh)
         self.runner = Runner(
-            {TARGET: model, **self.strategy.models}, make_state(),
-            select_backend(config.attention_backend),
+            {TARGET: model, **self.strategy.models}, self.make_state(), select_backend(config.attention_backend),
             programs=[*(() if self.strategy.takes_prompts else self.programs.all), *self.strategy.programs],
-            mesh=mesh, on_compile=self._compiles.traced,
+            mesh=mesh, on_compile=self.compiles.traced,
+            lent={TARGET: lent, **dict.fromkeys(self.strategy.models, drafter_is_lent)},
         )  # fmt: skip
+        hollow(model, *self.strategy.models.values())
         self.transactions = Transactions(self._advance, self._blame, self._recover)
         self._requests = self.transactions.requests
         self.landing_listeners = self.transactions.listeners
         self.launch_listeners: list[LaunchListener] = []
         self.workers = Workers()
         self._host = self._make_host()
+        self.weights, self.pausing, self.sleeping = EngineWeights(self), Pausing(self), Sleeping(self)
         self.searches: list[Search] = []
         self._waits_for: set[str] = set()
         self._suspects = Suspects()
         self._progress_log = ProgressLog()
-        self._warm_up = EngineWarmUp(self.runner, self._compiles)
+        self._warm_up = EngineWarmUp(self.runner, self.compiles)
         self._arrivals = Arrivals(config, model.config.rope)
 
     def _make_host(self, before: HostState | None = None) -> HostState:
@@ -148,12 +150,15 @@ class EngineCore:
     def warm_up(self, *, progress: bool = True) -> int:
         """Compile every program that requests can need, and return how many there are.
 
-        From then on a compile is counted, logged and, with `strict_compiles`, an error.
+        From then on a compile is counted, logged and, with `strict_compiles`, an error. Raises RuntimeError if weights
+        or KV are not on the device.
         """
+        if reason := self.sleeping.reason() or self.weights.obstacle():
+            raise RuntimeError(reason)
         count = self._warm_up.run(progress=progress)
         if not self.has_unfinished_requests():
             self.strategy.measure(self.runner, self.scheduler.kv.allocator)
-        self._compiles.is_warm = True
+        self.compiles.is_warm = True
         return count
 
     def warm_up_in_background(self) -> None:
@@ -195,7 +200,7 @@ class EngineCore:
         Returns:
             The requests that end: now or, if a step runs, at the start of the next one.
         """
-        found = self._unfinished(request_ids)
+        found = unfinished(self._requests, request_ids)
         self.transactions.note(partial(self._abort, request_ids))
         return found
 
@@ -206,11 +211,18 @@ class EngineCore:
     def resume(self, reason: str) -> None:  # see `pause`
         self.transactions.note(partial(self._waits_for.discard, reason))
 
+    def why_idle(self) -> str | None:
+        """Return why nothing is launched, for a person; None: launches run."""
+        if self._waits_for:
+            return f"nothing is launched: {'; '.join(sorted(self._waits_for))}"
+        return self.sleeping.reason() or self.pausing.reason() or self.weights.obstacle()
+
     def _enter(self, items: Sequence[Request | RequestGroup], search: Search | None) -> None:
         """Register requests, which recoveries restore from then on, and queue them."""
         if search is not None and not search.beams:
             return  # it was dropped before it began
         requests = [request for item in items for request in members_of(item)]
+        self.weights.note(requests)
         for item in items:
             self._arrivals.number(item)
         if search is not None and search not in self.searches:
@@ -224,26 +236,13 @@ class EngineCore:
             else:
                 self.scheduler.add_request(item)
 
-    def _unfinished(self, request_ids: Sequence[str]) -> list[Request]:
-        """Return the unfinished requests of these ids, or of groups of these ids."""
-        found: list[Request] = []
-        for name in request_ids:
-            request = self._requests.get(name)
-            if request is not None:
-                found.append(request)
-            else:
-                found += [one for one in self._requests.values() if one.group and one.group.request_id == name]
-        return [request for request in found if not request.is_finished]
-
     def _abort(self, request_ids: Sequence[str]) -> None:
-        for request in self._unfinished(request_ids):
+        for request in unfinished(self._requests, request_ids):
             self.finish(request, RequestStatus.FINISHED_ABORTED)
 
     def has_unfinished_requests(self) -> bool:
         """Whether steps have something left to do or to hand out."""
         return self.transactions.is_pending or bool(self.searches)
-
-    # Steps
 
     def step(self) -> list[Landing]:
         """Launch the next step and account for the results of the one before.
@@ -257,16 +256,17 @@ class EngineCore:
             CompileAfterWarmUpError: with `strict_compiles`.
             StalledError: requests are unfinished, and nothing can be done for them.
         """
-        with hearing_of_compiles(self._compiles.compiled):
+        with hearing_of_compiles(self.compiles.compiled):
             return self.transactions.step()
 
     def _advance(self) -> None:
-        self._warm_up.go_on()
-        moved = self.transactions.notes.take()
+        moved = self.transactions.take_notes()
+        if may_launch := self.why_idle() is None:
+            self._warm_up.go_on()
         if self._suspects.clear(self._requests):
             self.scheduler.waiting.let_all_run()
             moved = True
-        moved |= self._let_searches_choose()
+        moved |= advance_all(self.searches)
         scheduler, launcher = self.scheduler, self.launcher
         moved |= launcher.land_walked()
         launcher.concerned = scheduler.running
@@ -274,7 +274,7 @@ class EngineCore:
         if self.strategy.wants_landing or scheduler.awaits_tokens(rounds):
             moved |= self._land(leave=0)
         launched, stalls = False, self.runner.num_stalls
-        if not self._waits_for:
+        if may_launch:
             launched = launcher.launch(rounds)
             moved |= launcher.has_moved
         # A launch that waited for its compile is read at once: the next one may have to be compiled too.
@@ -286,7 +286,7 @@ class EngineCore:
         if launcher.num_walking:
             launcher.land_walked(seconds=_WAIT_SECONDS)
             return
-        if not self._waits_for:
+        if may_launch:
             raise StalledError(f"no request can run, and nothing is in flight: {self._host.in_words()}")
         self.transactions.notes.wait(_WAIT_SECONDS)
 
@@ -296,11 +296,14 @@ class EngineCore:
         found = launcher.num_in_flight > leave
         while launcher.num_in_flight > leave:
             launcher.land()
-            self._let_searches_choose()
+            advance_all(self.searches)
         return found
 
-    def _let_searches_choose(self) -> bool:
-        return any([search.advance() for search in list(self.searches)])
+    def land_all(self) -> None:
+        """Read every launch in flight, and let all walks end."""
+        self._land(leave=0)
+        while self.launcher.num_walking:
+            self.launcher.land_walked(seconds=_WAIT_SECONDS)
 
     def _blame(self, error: Exception) -> None:
         """Note that a step has failed; raise the error if no request can be its cause, or if it is for the caller."""
@@ -313,6 +316,10 @@ class EngineCore:
     def _recover(self) -> None:
         """Rebuild everything from registered requests and their landed tokens. If interrupted, it is begun again."""
         self.metrics.num_recoveries_total += 1
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Let all requests start over, with a host state and, where it is lost, a device state that know none."""
         self.searches[:] = [search for search in self.searches if search.beams]
         for search in self.searches:
             search.restore()
@@ -323,7 +330,8 @@ class EngineCore:
                 request.finish(RequestStatus.FINISHED_ABORTED)  # a beam that no search names
             request.start_over()
         self.launcher.drop()
-        self.runner.salvage(self._make_state)
+        if self.sleeping.has_state:
+            self.runner.salvage(self.make_state)
         self.strategy.start_over()
         unfinished = [request for request in self._requests.values() if not request.is_finished]
         host = self._make_host(self._host)
@@ -379,10 +387,6 @@ class EngineCore:
         self.transactions.make_whole()
         self.prefix_cache.clear()
         return self.prefix_cache.num_pages == 0
-
-    def draw_prefix_cache(self, show: Callable[[list[int]], str] | None = None) -> str:
-        """Draw the tree of cached prefixes; `show` formats a node's tokens."""
-        return "prefix caching is off" if self.prefix_cache is None else self.prefix_cache.dump(show)
 
     def get_metrics(self) -> EngineMetrics:
         """Return a copy of the metrics, with current gauges."""

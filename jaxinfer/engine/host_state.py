@@ -69,6 +69,7 @@ class HostState:
         if before is not None:
             self.scheduler.num_preemptions = before.scheduler.num_preemptions
             self.scheduler.pace = before.scheduler.pace
+            self.scheduler.waiting.admits_new = before.scheduler.waiting.admits_new
         num_pages = config.num_pages + strategy.num_tail_pages
         self.input_batch = InputBatch(
             buckets, strategy, page_size=config.page_size, num_pages=num_pages, step=programs.step,
@@ -135,7 +136,7 @@ def requeue(scheduler: Scheduler, requests: Iterable[Request], only: frozenset[s
     scheduler.requests = {request.request_id: request for request in order}
     for request in order:
         if scheduler.lands_again:
-            request.num_to_skip = request.num_output_tokens
+            request.num_to_skip = request.num_output_tokens - request.versions.latest
         group = request.group
         if group is not None:
             group.num_unfinished += 1

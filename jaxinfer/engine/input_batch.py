@@ -219,7 +219,10 @@ class InputBatch:
         seat = request.seat = self.free_seats.pop()
         self.seat_of[request.request_id] = seat
         self.num_pages[seat] = 0
-        self.rope_length[seat] = max(request.num_prompt_tokens, request.rope_length)
+        num_prompt = request.num_prompt_tokens
+        if request.scoring is not None:  # the other tokens are computed as if they had been drawn
+            num_prompt = request.scoring.prompt_length(num_prompt)
+        self.rope_length[seat] = max(num_prompt, request.rope_length)
         self.max_len[seat] = request.max_total_tokens
         params = request.sampling_params
         self.temperature[seat] = params.temperature

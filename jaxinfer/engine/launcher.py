@@ -25,6 +25,7 @@ from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.engine.strategy import RoundsResult, Strategy
 from jaxinfer.engine.walkers import Walkers
+from jaxinfer.programs.batch_layout import LISTS
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import StepOutput
@@ -191,7 +192,7 @@ class Launcher:
     def _launch_rounds(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
         result = self.strategy.launch(output, built, self.runner)
         launched = _Launch(output, built, result.token_ids, result.width, result, result.was_redrawn)
-        if result.sampled_after is not None and wants_logprobs(output):
+        if result.sampled_after is not None and wants_logprobs(output) & LISTS:
             num_tokens = (int(built.logits_rows.max()) + 1) * result.width
             launched.logprobs = self._logprobs(
                 *result.sampled_after, num_tokens, seats_of_lists(output, built, result.width)
@@ -205,11 +206,14 @@ class Launcher:
         programs, launch = self.programs, self.runner.launch
         result: StepOutput = launch(programs.step, built.packed.shape, built.packed.buffer)
         known_logprobs = None
-        targets = known_targets(output, built)
-        if targets is not None:
-            positions = result.hidden.shape[0]
-            padded = np.pad(targets, (0, positions - len(targets)))
-            known_logprobs = self._logprobs(result.hidden, padded, len(targets))
+        known = known_targets(output, built)
+        if known is not None:
+            targets, temperatures = known
+            padding = (0, result.hidden.shape[0] - len(targets))
+            known_logprobs = self._logprobs(
+                result.hidden, np.pad(targets, padding), len(targets),
+                temperatures=np.pad(temperatures, padding, constant_values=1),
+            )  # fmt: skip
         return _Launch(
             output, built, result.token_ids, was_redrawn=result.was_redrawn,
             logprobs=result.logprobs if wants_logprobs(output) else None,
@@ -222,18 +226,22 @@ class Launcher:
         targets: jax.Array | np.ndarray,
         num_tokens: int,
         seats: Mapping[int, int] | None = None,
+        temperatures: np.ndarray | None = None,
     ) -> TokenLogprobs:
         """Launch log probabilities of the first `num_tokens` of `targets`, int32 [T], each after its hidden state.
 
         Args:
             seats: target -> the seat whose mask binds its list of likely tokens.
+            temperatures: float32 [T], that logits are divided by; None: by 1.
         """
-        seat = np.full(hidden.shape[0], -1, np.int32)
+        count = hidden.shape[0]
+        seat = np.full(count, -1, np.int32)
         for place, number in (seats or {}).items():
             seat[place] = number
         return self.runner.launch(
-            self.programs.prompt_logprobs, hidden.shape[0], hidden, targets, np.asarray(num_tokens, np.int32), seat
-        )
+            self.programs.prompt_logprobs, count, hidden, targets, np.asarray(num_tokens, np.int32), seat,
+            np.ones(count, np.float32) if temperatures is None else temperatures,
+        )  # fmt: skip
 
     def land(self) -> None:
         """Read the oldest launch's results and account for them."""
@@ -262,8 +270,9 @@ class Launcher:
         if launch.known_logprobs is not None:
             take_known_logprobs(launch.output, launch.built, launch.known_logprobs)
         entries = None
-        if launch.logprobs is not None:
-            entries = logprobs_of_launch(launch.built, launch.logprobs, launch.width)
+        noted = None if launch.rounds is None else launch.rounds.noted
+        if launch.logprobs is not None or (noted is not None and wants_logprobs(launch.output)):
+            entries = logprobs_of_launch(launch.built, launch.logprobs, launch.width, noted, landed)
         metrics = self.metrics
         drafts = _drafts_in(launch, tokens)
         walks = self._walkers.walk(

@@ -83,6 +83,9 @@ class EngineMetrics:
     diffusion_forwards_total: int = 0  # rounds of denoising, of each request
     diffusion_tokens_total: int = 0  # tokens of these rounds that landed
     diffusion_tokens_per_forward: float = 0.0  # tokens per round, a gauge
+    weights_version: str = "0"  # of the weights, as text
+    num_weights_updates_total: int = 0  # updates of weights
+    weights_update_seconds_total: float = 0.0  # spent on them, the landing of launches in flight apart
     host_seconds_total: float = 0.0  # spent by scheduler, batch building and accounting
     time_to_first_token_seconds: Histogram = field(
         default_factory=Histogram
@@ -160,6 +163,8 @@ class EngineMetrics:
                     total += count
                     lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
                 lines += [f"{name}_sum {value.sum}", f"{name}_count {total}"]
+            elif isinstance(value, str):
+                lines += [f"# TYPE {name} gauge", f'{name}{{version="{escaped_label(value)}"}} 1']
             elif isinstance(value, list):
                 lines.append(f"# TYPE {name} counter")
                 lines += [f'{name}{{position="{place}"}} {count}' for place, count in enumerate(value)]
@@ -167,6 +172,11 @@ class EngineMetrics:
                 kind = "counter" if item.name.endswith("_total") or item.name in _COUNTERS else "gauge"
                 lines += [f"# TYPE {name} {kind}", f"{name} {value}"]
         return "\n".join(lines) + "\n"
+
+
+def escaped_label(value: str) -> str:
+    """Return the value of a label as Prometheus' text format has it."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class ProgressLog:

@@ -66,6 +66,9 @@ class UsualStrategy:
     def left(self, request_ids: Iterable[str]) -> None:
         pass
 
+    def weights_changed(self, model: str, requests: Sequence[Request]) -> Sequence[Continuation]:
+        return ()
+
     def start_over(self) -> None:
         pass
 
@@ -76,7 +79,7 @@ class PlainDecoding(UsualStrategy):
     programs: Sequence[Program] = ()
 
     def __init__(self, program: DecodeLoop, buckets: Buckets) -> None:
-        self.program: Program = program
+        self.program = program
         self.shapes = tuple(shape for shape in program.shapes if not shape.lane_pages)
         self._lanes = [shape for shape in program.shapes if shape.lane_pages]
         self.rounds = Rounds(RowKind.DECODE, most=program.max_steps)
@@ -93,8 +96,9 @@ class PlainDecoding(UsualStrategy):
     def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
         result: LoopOutput = runner.launch(self.program, built.packed.shape, built.packed.buffer)
         return RoundsResult(
-            result.tokens, sampled_after=(result.hidden, result.sampled), was_redrawn=result.was_redrawn
-        )
+            result.tokens, sampled_after=(result.hidden, result.sampled) if result.lists is None else None,
+            was_redrawn=result.was_redrawn, logprobs=result.lists, noted=result.noted,
+        )  # fmt: skip
 
 
 def smallest_of_lanes(shapes: Sequence[BatchShape], sequences: int, pages_per_row: int) -> BatchShape:

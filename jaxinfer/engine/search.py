@@ -23,3 +23,8 @@ class Search(Protocol):
     def restore(self) -> None:
         """Bring the requests back to the latest choice, however far it was carried out."""
         ...
+
+
+def advance_all(searches: Sequence[Search]) -> bool:
+    """Let searches choose whose requests have landed; return whether any did."""
+    return any([search.advance() for search in list(searches)])

@@ -26,6 +26,7 @@ from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.stand_ins import StandIn
 from jaxinfer.programs.step import Follower
 from jaxinfer.sampling.logprobs import TokenLogprobs
+from jaxinfer.sampling.noted import Noted
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import Rounds
@@ -47,6 +48,7 @@ class RoundsResult:
     ran: jax.Array | None = None  # bool [N, Q], rounds in which rows took part; None: those that landed something
     logprobs: TokenLogprobs | None = None  # [Q * W], of the tokens that each row landed last, if known
     num_accepted: jax.Array | None = None  # int32 [N, Q], tokens of rounds that were accepted drafts; None: no drafts
+    noted: Noted | None = None  # [N * W, Q], of these tokens, if the batch wants notes
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,17 @@ class Strategy(Protocol):
 
     def left(self, request_ids: Iterable[str]) -> None:
         """Note that requests have left their seats, because they finished or were preempted."""
+        ...
+
+    def weights_changed(self, model: str, requests: Sequence[Request]) -> Sequence[Continuation]:
+        """Note that a model has other weights: what was computed with the old ones does not count.
+
+        Args:
+            requests: those that run.
+
+        Returns:
+            As `landed` does.
+        """
         ...
 
     def start_over(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from jaxinfer.outputs import EngineFailure
 from jaxinfer.scheduling.group import Group
 from jaxinfer.scheduling.request import Request, RequestStatus
 
@@ -62,7 +63,7 @@ class Suspects:
             self._alone = []
             for request in by_unit[known[0]]:
                 logger.error("request %s fails alone: it ends with the error", request.request_id)
-                request.finish(RequestStatus.FINISHED_ERROR, error=f"{type(error).__name__}: {error}")
+                request.finish(RequestStatus.FINISHED_ERROR, error=EngineFailure(f"{type(error).__name__}: {error}"))
             return True
         self._suspect(known, by_unit)
         self._alone = known[: (len(known) + 1) // 2]

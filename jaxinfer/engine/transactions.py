@@ -46,6 +46,7 @@ class Transactions:
         self.recovers = False
         self._outgoing: list[Landing] = []  # what the step that runs, or ran last, hands out
         self._open: list[bool] = []  # the mark: not empty while a step runs, and after one that was interrupted
+        self._is_broken = False  # work within this step has raised in the middle
         self._keeps_outgoing = False  # for the next step: an interrupted one has not handed it out
 
     @property
@@ -99,9 +100,22 @@ class Transactions:
     def _may_run(self) -> bool:
         return self.owner is None or self.owner is threading.current_thread()
 
-    def between_steps(self, work: Callable[[], object]) -> None:
-        """Run work that changes what steps change. Listeners are told what it ends; no step has to return that."""
+    def between_steps(self, work: Callable[[], object], *, hands_out: bool = False) -> None:
+        """Run work that changes what steps change. Listeners are told what lands or ends in it.
+
+        A note may call this, at the start of the step that takes it.
+
+        Args:
+            hands_out: the next step returns that too.
+        """
         self._check_alone()
+        if self.runs:
+            try:
+                work()
+            except BaseException:
+                self._is_broken = True  # its caller may keep the exception to itself
+                raise
+            return
         keeps = bool(self._open) or self._keeps_outgoing
         if self._open:
             self._recover()
@@ -114,8 +128,16 @@ class Transactions:
             self._announce()
         finally:
             self.runs = False
-        self._keeps_outgoing = keeps
+        self._keeps_outgoing = keeps or (hands_out and bool(self._outgoing))
         self._open.clear()
+
+    def take_notes(self) -> bool:
+        """Do what was noted, within a step; return whether there was anything. If work has broken off, the engine is
+        rebuilt before the step continues."""
+        found = self.notes.take()
+        if self._is_broken:
+            self._recover()
+        return found
 
     def make_whole(self) -> None:
         """Recover, if a step was interrupted and none runs."""
@@ -124,6 +146,7 @@ class Transactions:
 
     def _recover(self) -> None:
         self._mark_handed_out()
+        self._is_broken = False
         self.recovers = True
         self._remake()
         self.recovers = False

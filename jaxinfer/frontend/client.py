@@ -9,10 +9,12 @@ from typing import Any
 from jaxinfer.engine.arrivals import members_of
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.metrics import EngineMetrics
+from jaxinfer.engine.sleeping import checked_tags
 from jaxinfer.frontend.input_processor import InputProcessor
 from jaxinfer.frontend.jobs import Answer, Item, Job
 from jaxinfer.frontend.output_processor import Inbox, OutputProcessor
 from jaxinfer.frontend.progress import CompileWatcher, GenerationProgress
+from jaxinfer.frontend.weights_source import WeightsSource
 from jaxinfer.outputs import RequestOutput
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduling.request_group import RequestGroup
@@ -30,10 +32,19 @@ class EngineClient:
         core: the engine.
         inputs: makes and checks requests.
         tokenizer: of prompts and outputs; None: both are token ids.
+
+    Args:
+        source: what the weights were loaded with.
     """
 
-    def __init__(self, core: EngineCore, inputs: InputProcessor, tokenizer: Tokenizer | None) -> None:
-        self.core, self.inputs, self.tokenizer = core, inputs, tokenizer
+    def __init__(
+        self,
+        core: EngineCore,
+        inputs: InputProcessor,
+        tokenizer: Tokenizer | None,
+        source: WeightsSource,
+    ) -> None:
+        self.core, self.inputs, self.tokenizer, self._source = core, inputs, tokenizer, source
         self._processor = OutputProcessor(core, tokenizer)
         core.landing_listeners.append(self._processor.process)
 
@@ -67,9 +78,20 @@ class EngineClient:
             raise
 
     def step(self) -> None:
-        """Run one step of the engine if there is work."""
-        if self.core.has_unfinished_requests():
-            self.core.step()
+        """Run one step of the engine if there is work.
+
+        Raises:
+            RuntimeError: the weights are not whole: nothing is launched until an update.
+        """
+        core = self.core
+        if core.has_unfinished_requests():
+            core.step()
+            if (
+                core.has_unfinished_requests()
+                and core.sleeping.reason() is None
+                and (reason := core.weights.obstacle())
+            ):
+                raise RuntimeError(reason)
 
     def run(self, items: Sequence[Item], *, use_tqdm: bool) -> list[RequestOutput]:
         """Run requests to their end; returns outputs in the order of `items`."""
@@ -85,6 +107,7 @@ class EngineClient:
 
         Steps serve all requests of the engine: outputs of other callers' requests go to their inboxes.
         """
+        self._check_running()
         inbox = self.inbox()
         unfinished = {item.request_id for item in items}
         with self._showing_compiles(watcher):
@@ -124,11 +147,30 @@ class EngineClient:
             listeners.remove(watcher.compiling)
             watcher.compiled()
 
+    def _check_running(self) -> None:
+        """Raise RuntimeError with the reason if nothing is launched: a wait would have no end."""
+        reason = self.core.why_idle()
+        if reason is not None:
+            raise RuntimeError(reason)
+
     def _step_for(self, unfinished: Sequence[str] | set[str], watcher: CompileWatcher) -> None:
+        self._check_running()
         if not self.core.has_unfinished_requests():
             raise RuntimeError(f"the engine has nothing left to do, and has no end of {sorted(unfinished)}")
         self.core.step()
         watcher.compiled()
+
+    def update_weights(self, weights: Any, version: Any, model: str) -> None:
+        """Replace the weights of a model; see `LLM.update_weights`."""
+        self._source.update(self.core.weights, weights, version, model)
+
+    def wake_up(self, tags: Sequence[str] | None) -> None:
+        """Wake the engine up; see `LLM.wake_up`."""
+        sleeping = self.core.sleeping
+        were_dropped = sleeping.level == 2 and "weights" in checked_tags(tags) & sleeping.missing
+        if were_dropped:  # before they count as awake: reading may fail
+            self._source.reload(self.core.weights)
+        sleeping.wake_up(tags)
 
     def draw_prefix_cache(self) -> str:
         """Draw the tree of cached prefixes with their text, or with token ids if there is no tokenizer."""
@@ -139,7 +181,8 @@ class EngineClient:
                 return _shortened(" ".join(map(str, tokens)))
             return repr(_shortened(tokenizer.decode(tokens, skip_special_tokens=False)))
 
-        return self.core.draw_prefix_cache(show)
+        cache = self.core.prefix_cache
+        return "prefix caching is off" if cache is None else cache.dump(show)
 
     def abort(self, *request_ids: str) -> int:
         """Abort requests and groups by id; returns how many sequences were unfinished."""

@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 
 from jaxinfer.outputs import CompletionOutput, DenoisedBlock, Logprob, RequestOutput
+from jaxinfer.scheduling.version_runs import Version, joined
 
 
 class Mailbox:
@@ -71,6 +72,7 @@ class _Part:
         self._logprobs: list[dict[int, Logprob]] | None = None
         self._sources: list[str] | None = None
         self._blocks: list[DenoisedBlock] | None = None
+        self._versions: list[tuple[Version, int]] | None = None
 
     def add(self, new: CompletionOutput) -> None:
         before = self._latest
@@ -95,6 +97,8 @@ class _Part:
         if new.blocks is not None:
             self._blocks = [] if self._blocks is None else self._blocks
             self._blocks += new.blocks
+        if new.weights_versions is not None:
+            self._versions = joined(self._versions or [], new.weights_versions)
 
     def merged(self) -> CompletionOutput:
         assert self._latest is not None
@@ -102,5 +106,5 @@ class _Part:
             return self._latest
         return replace(
             self._latest, text="".join(self._texts), token_ids=self._token_ids, logprobs=self._logprobs,
-            token_sources=self._sources, blocks=self._blocks,
+            token_sources=self._sources, blocks=self._blocks, weights_versions=self._versions,
         )  # fmt: skip

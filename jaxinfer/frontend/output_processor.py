@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from jaxinfer.frontend.detokenizer import IncrementalDetokenizer
-from jaxinfer.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxinfer.outputs import CompletionOutput, EngineFailure, Logprob, RequestOutput
 from jaxinfer.scheduling.request import Request, RequestStatus
 from jaxinfer.scheduling.request_group import RequestGroup
 from jaxinfer.scheduling.scheduler_output import Landing
@@ -164,7 +164,7 @@ class OutputProcessor:
                 name = follower.request.request_id
                 logger.error("no text could be made of request %s, attempt %d of 2", name, attempt, exc_info=error)
                 follower.detokenizer = None
-                failed = f"{type(error).__name__}: {error}"
+                failed = EngineFailure(f"{type(error).__name__}: {error}")
         follower.failed = failed
         return None
 
@@ -282,6 +282,7 @@ class OutputProcessor:
             blocks=request.blocks[sent.num_blocks :] if params.return_blocks else None,
             finish_reason=request.status.value if request.is_finished else None,
             stop_reason=request.stop_reason,
+            weights_versions=request.versions.runs(first, last),
         )
         return RequestOutput(
             request_id=request.request_id,

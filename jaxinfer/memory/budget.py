@@ -39,6 +39,7 @@ class MemoryBudget:
     kv_bytes_per_token: int
     kv_tokens: int
     reserve_bytes: int = 0  # kept free for what is not counted
+    others_bytes: int = 0  # what the process has on the device besides
 
     @property
     def kv_bytes(self) -> int:
@@ -47,7 +48,7 @@ class MemoryBudget:
     @property
     def largest_kv_tokens(self) -> int:
         """The most tokens that a KV pool can hold beside everything else."""
-        taken = self.weights_bytes + self.workspace_bytes + self.reserve_bytes
+        taken = self.weights_bytes + self.workspace_bytes + self.reserve_bytes + self.others_bytes
         return max(0, self.limit_bytes - taken) // self.kv_bytes_per_token
 
     @property
@@ -61,6 +62,7 @@ class MemoryBudget:
             ("weights", _size(self.weights_bytes)),
             ("workspace", _size(self.workspace_bytes)),
             ("reserve", _size(self.reserve_bytes)),
+            ("held by others", _size(self.others_bytes)),
             ("KV pool", f"{_size(self.kv_bytes)} = {self.kv_tokens} tokens of {self.kv_bytes_per_token} bytes"),
             ("largest KV pool", f"{self.largest_kv_tokens} tokens"),
         ]
@@ -105,22 +107,25 @@ def plan_memory(
         limit = engine_limit(device.memory_stats()["bytes_limit"], gpu_memory_utilization)
         reserve = reserve_of(limit)
         workspace = largest_workspace(model, engine, dtype=dtype, mesh=mesh, maker=maker)
+        # A trainer's optimizer, or another engine: weights that were lent are the engine's own here.
+        others = max(0, device.memory_stats()["bytes_in_use"] - weights)
     else:
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        workspace = reserve = 0
+        workspace = reserve = others = 0
     if config.mask_token_id is None:
         workspace += Bounds.bytes_of(engine.max_num_seqs, config.vocab_size, num_devices)
     if maker is not None:  # trees are stored in slots that no request has; seats may keep more than a token
         workspace += maker.tail_tokens(engine) * per_token + maker.state_bytes(engine, config, dtype)
-    room = MemoryBudget(limit, weights, workspace, per_token, 0, reserve).largest_kv_tokens
+    room = MemoryBudget(limit, weights, workspace, per_token, 0, reserve, others).largest_kv_tokens
     if kv_cache_tokens is None:
         wanted = room if on_gpu else DEFAULT_CPU_KV_BYTES // per_token
         kv_cache_tokens = max(one, min(wanted // page_size * page_size, one * engine.max_num_seqs))
-    budget = MemoryBudget(limit, weights, workspace, per_token, kv_cache_tokens, reserve)
+    budget = MemoryBudget(limit, weights, workspace, per_token, kv_cache_tokens, reserve, others)
     if not budget.fits:
         raise ValueError(
             f"kv_cache_tokens={kv_cache_tokens} takes {_size(budget.kv_bytes)} beside {_size(weights)} of weights, "
-            f"{_size(workspace)} of workspace and {_size(reserve)} of reserve, more than the {_size(limit)} there are: "
+            f"{_size(workspace)} of workspace, {_size(reserve)} of reserve and {_size(others)} that others hold, more "
+            f"than the {_size(limit)} there are: "
             f"at most {budget.largest_kv_tokens // page_size * page_size} tokens fit"
         )
     return budget
@@ -143,7 +148,7 @@ def largest_workspace(
     buckets = Buckets.from_config(engine)
     programs = EnginePrograms.of(
         buckets, vocab_size=model.config.vocab_size, max_decode_steps=engine.max_decode_steps,
-        page_size=engine.page_size,
+        page_size=engine.page_size, processed=engine.processes_logprobs,
     )  # fmt: skip
     # Temporaries do not depend on the pool's size: the pages of one full page table are enough for the compiler.
     shape = programs.step.largest

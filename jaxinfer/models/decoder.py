@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -68,6 +69,7 @@ class DecoderLM(nnx.Module):
         residual: Residual = PLAIN,
         capture: Sequence[int] = (),
         added: jax.Array | None = None,
+        remat: bool = False,
     ) -> Computed:
         """Compute hidden states, keys and values of every layer, and features for a drafter.
 
@@ -81,6 +83,7 @@ class DecoderLM(nnx.Module):
                 `features_first`, tokens are [T].
             capture: ascending numbers of the layers whose inputs are the features.
             added: [..., T, hidden], added to the embeddings of the tokens.
+            remat: gradients compute each layer again, from its inputs.
         """
         rotations = self._rotations(positions, lengths)
         embeddings = self._embedded(token_ids)
@@ -93,8 +96,9 @@ class DecoderLM(nnx.Module):
                 captured.append(residual.to_tokens(x))
             source = self.config.layer(number).kv_from
             own = None if more is None else residual.from_tokens(more[..., number, :])
-            x, y, layer_kv = layer(
-                x, normed, before if source is None else after[source], rotations[number], attend, residual, own
+            compute = partial(layer, attend=attend, residual=residual)
+            x, y, layer_kv = (jax.checkpoint(compute) if remat else compute)(
+                x, normed, before if source is None else after[source], rotations[number], own=own
             )
             after.append(layer_kv)
         assert len(captured) == len(capture), f"{capture} are not layers of a model that has {len(self.layers)}"

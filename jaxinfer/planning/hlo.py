@@ -115,10 +115,11 @@ class ProgramText:
         """
         return sum(map(_launches, self.scheduled))
 
-    def kernels_of_branches(self, scope: str) -> int:
-        """Return how many of `kernels` are in branches of conditionals that were traced in a `jax.named_scope`."""
+    def kernels_of_branches(self, *scopes: str) -> int:
+        """Return how many of `kernels` are in branches of conditionals that were traced in any `jax.named_scope` of
+        these."""
         seen: set[str] = set()
-        named = re.compile(rf'op_name="[^"]*\b{re.escape(scope)}\b')
+        named = re.compile(rf'op_name="[^"]*\b({"|".join(map(re.escape, scopes))})\b')
         called = [
             name
             for i in self.scheduled

@@ -35,6 +35,7 @@ from jaxinfer.programs.program import KV, TARGET, Program, sharding_of_logits
 from jaxinfer.programs.runner import Runner, initial_state
 from jaxinfer.sampling.bounds import BoundsPlace
 from jaxinfer.sampling.next_tokens import SECOND_DRAW
+from jaxinfer.sampling.noted import NOTES
 from jaxinfer.strategies.choose import denoiser_of
 from jaxinfer.strategies.speculator import Speculator
 
@@ -55,7 +56,8 @@ class CompiledProgram:
     kv_alias_bytes: int | None  # KV that it updates in place or leaves alone; None: it touches none
     kv_copies: int  # times that it writes an array of the pool anew
     kernels: int
-    second_draw_kernels: int  # how many of them run only after a mask refused a draw
+    note_kernels: int  # how many of them run only where log probabilities of drawn tokens are noted
+    second_draw_kernels: int  # how many of the others run only after a mask refused a draw
     host_waits: int  # places where the GPU waits for the host within a launch
 
 
@@ -128,6 +130,7 @@ class AbstractEngine:
         with self.target.lowering():
             compiled = self.runner.compile(program, shape)
         text = ProgramText(compiled.as_text() or "")
+        notes = text.kernels_of_branches(NOTES)
         return CompiledProgram(
             name=name,
             shape=shape,
@@ -136,7 +139,8 @@ class AbstractEngine:
             kv_alias_bytes=self._kv_left_in_place(text, program) if set(self.pools) & set(program.writes) else None,
             kv_copies=sum(len(text.kv_copies(array)) for array in {x for pool in self.pools.values() for x in pool}),
             kernels=text.kernels(),
-            second_draw_kernels=text.kernels_of_branches(SECOND_DRAW),
+            note_kernels=notes,
+            second_draw_kernels=text.kernels_of_branches(SECOND_DRAW, NOTES) - notes,
             host_waits=len(text.host_waits()),
         )
 
@@ -156,7 +160,7 @@ def engine_programs(config: ModelConfig, engine: EngineConfig) -> EnginePrograms
     """Return the programs that the engine itself warms up."""
     return EnginePrograms.of(
         Buckets.from_config(engine), vocab_size=config.vocab_size, max_decode_steps=engine.max_decode_steps,
-        page_size=engine.page_size,
+        page_size=engine.page_size, processed=engine.processes_logprobs,
     )  # fmt: skip
 
 

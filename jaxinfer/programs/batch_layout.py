@@ -13,6 +13,8 @@ from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 from jaxinfer.programs.packing import Extent, Packed, unpacked
 from jaxinfer.sampling.sampler import SamplingBatch
 
+LISTS, NOTES = 1, 2  # of `StepBatch.wants_logprobs`
+
 
 @dataclass(frozen=True)
 class BatchShape:
@@ -146,13 +148,23 @@ class StepBatch(AttentionMetadata):
     block_tokens: jax.Array  # int32 [D, B]
     block_start: jax.Array  # int32 [R]
     block_round: jax.Array  # int32 [R]
-    wants_logprobs: jax.Array  # int32 [], 1: log probabilities of drawn tokens are wanted
+    # int32 [], log probabilities of drawn tokens that are wanted: LISTS, with lists of the most likely ones, of which
+    # rounds give those of a row's last one, and NOTES, of all drawn tokens alone; or the sum of both.
+    wants_logprobs: jax.Array
     # For launches of lanes (else L is 0): the index in its lane of each sequence's pages, from its `first_page`th on.
     first_page: jax.Array  # int32 [Q]
     lane_page: jax.Array  # int32 [Q, L]
     samples: Samples  # [Q]
     num_steps: jax.Array  # int32 [R], like `row_seat`: steps of a decode loop, or rounds, that each takes part in
     drafter_follows: jax.Array  # int32 [], 1: a drafter, if there is one, computes the step's tokens as well
+
+    @property
+    def wants_lists(self) -> jax.Array:  # bool []
+        return (self.wants_logprobs & LISTS) > 0
+
+    @property
+    def wants_notes(self) -> jax.Array:  # bool []
+        return (self.wants_logprobs & NOTES) > 0
 
     @property
     def is_of_lanes(self) -> bool:

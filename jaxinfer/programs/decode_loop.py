@@ -19,7 +19,9 @@ from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_seats, write_seats
 from jaxinfer.programs.step import padded_to
 from jaxinfer.sampling.bounds import Bounds
-from jaxinfer.sampling.next_tokens import next_tokens, redrawn, within_masks
+from jaxinfer.sampling.logprobs import TokenLogprobs
+from jaxinfer.sampling.next_tokens import noted_tokens, redrawn, within_masks
+from jaxinfer.sampling.noted import Noted, Noting, no_lists
 
 
 @jax.tree_util.register_dataclass
@@ -33,6 +35,8 @@ class LoopOutput:
     # padding, and the tokens int32 [T] that were sampled after each. Else zeros.
     hidden: jax.Array
     sampled: jax.Array
+    noted: Noted  # [N, Q], of these tokens, if the batch wants that; else zeros
+    lists: TokenLogprobs | None  # [Q], of each row's last one, in an engine of processed log probabilities
 
 
 type _State = tuple[KVPool, Seats, Bounds, LoopOutput]
@@ -48,6 +52,7 @@ def decode_loop(
     *,
     max_steps: int,
     hidden_sizes: Sequence[int] = (),
+    processed: bool = False,
 ) -> _State:
     """Run `batch.num_steps` decode steps of each row; once all have ended or have no room, the rest are no-ops.
 
@@ -57,11 +62,12 @@ def decode_loop(
         batch: decode rows or lanes alone, all from seats.
         max_steps: the most steps that the compiled program can run.
         hidden_sizes: numbers of hidden states that a later program reads.
+        processed: see `Noting`.
 
     Returns:
         The pool, the seats, the bounds, and what landed.
     """
-    num_slots = kv.num_slots
+    num_slots, noting = kv.num_slots, Noting(batch.wants_notes, processed)
 
     def turn(index: jax.Array, state: _State) -> _State:
         kv, seats, bounds, output = state
@@ -74,14 +80,26 @@ def decode_loop(
         def run(kv: KVPool, seats: Seats) -> tuple[KVPool, Seats, jax.Array, LoopOutput]:
             kv, hidden = forward(model, kv, now, backend)
             drawn_after, sampling = hidden[now.logits_index], now.samples.sampling
-            sampled = next_tokens(model, drawn_after, sampling, bounded)
-            refused = bounded.refused(sampled)
-            sampled = redrawn(sampled, refused, lambda: within_masks(model, drawn_after, sampling, bounded))
-            seats, landed = write_seats(seats, now, sampled)
-            kept = lax.cond(
-                batch.wants_logprobs > 0, _with_last, lambda output, *_: output, output, landed, drawn_after, sampled
+            first = noted_tokens(model, drawn_after, sampling, bounded, noting)
+            refused = bounded.refused(first[0])
+            sampled, noted = redrawn(
+                first, refused, lambda: within_masks(model, drawn_after, sampling, bounded, noting)
             )
-            return kv, seats, landed, replace(kept, was_redrawn=kept.was_redrawn | refused)
+            seats, landed = write_seats(seats, now, sampled)
+            kept = output
+            if output.lists is None:
+                kept = lax.cond(
+                    batch.wants_lists, _with_last, lambda output, *_: output, output, landed, drawn_after, sampled
+                )
+            else:
+                lists = noting.with_lists(
+                    output.lists, landed != -1, batch.wants_lists, model, drawn_after, sampled, sampling, bounded
+                )
+                kept = replace(output, lists=lists)
+            notes = jax.tree.map(
+                lambda all_steps, now: lax.dynamic_update_index_in_dim(all_steps, now, index, axis=0), kept.noted, noted
+            )
+            return kv, seats, landed, replace(kept, was_redrawn=kept.was_redrawn | refused, noted=notes)
 
         def rest(kv: KVPool, seats: Seats) -> tuple[KVPool, Seats, jax.Array, LoopOutput]:
             return kv, seats, jnp.full(output.tokens.shape[1], -1, jnp.int32), output
@@ -96,6 +114,7 @@ def decode_loop(
     nothing = LoopOutput(
         jnp.full((max_steps, count), -1, jnp.int32), jnp.zeros(count, bool),
         jnp.zeros((size, model.config.hidden_size), model.dtype), jnp.zeros(size, jnp.int32),
+        Noted.nothing(max_steps, count), no_lists(count, model.config.vocab_size) if processed else None,
     )  # fmt: skip
     return lax.fori_loop(0, max_steps, turn, (kv, seats, bounds, nothing))
 
@@ -117,6 +136,7 @@ class DecodeLoop:
     max_steps: int
     shapes: Sequence[BatchShape] = ()
     hidden_sizes: Sequence[int] = ()
+    processed: bool = False  # log probabilities, see `Noting`
     reads = (TARGET,)
     writes = (KV, SEATS, BOUNDS)
 
@@ -141,6 +161,6 @@ class DecodeLoop:
         kv, seats, bounds = (device.state[name] for name in self.writes)
         kv, seats, bounds, output = decode_loop(
             device.models[TARGET], kv, seats, bounds, unpack(buffer, shape), device.backend,
-            max_steps=self.max_steps, hidden_sizes=self.hidden_sizes,
+            max_steps=self.max_steps, hidden_sizes=self.hidden_sizes, processed=self.processed,
         )  # fmt: skip
         return {KV: kv, SEATS: seats, BOUNDS: device.placed(bounds)}, device.readable(output)

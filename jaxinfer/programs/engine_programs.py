@@ -24,15 +24,21 @@ class EnginePrograms:
     commit_tail: CommitTail
 
     @classmethod
-    def of(cls, buckets: Buckets, *, vocab_size: int, max_decode_steps: int, page_size: int) -> EnginePrograms:
-        """Return the programs with all shapes that an engine of these limits can need."""
+    def of(
+        cls, buckets: Buckets, *, vocab_size: int, max_decode_steps: int, page_size: int, processed: bool = False
+    ) -> EnginePrograms:
+        """Return the programs with all shapes that an engine of these limits can need.
+
+        Args:
+            processed: log probabilities, see `Noting`.
+        """
         sizes = tuple(buckets.hidden_sizes)
         lanes = buckets.all_lanes(lane_pages_for(max_decode_steps, page_size))
         return cls(
-            Step(tuple(buckets.all_steps()), hidden_sizes=sizes),
+            Step(tuple(buckets.all_steps()), hidden_sizes=sizes, processed=processed),
             Entry(EntryShape.all_of(buckets.max_num_seqs, vocab_size)),
             PromptLogprobs(sizes),
-            DecodeLoop(max_decode_steps, (*buckets.all_loops(), *lanes), sizes),
+            DecodeLoop(max_decode_steps, (*buckets.all_loops(), *lanes), sizes, processed),
             CommitTail(((1, page_size),)),
         )
 

@@ -24,7 +24,8 @@ _FEW = 8
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs:
     """Program of log probabilities; its shape is the number of (padded) hidden states, its inputs are these, the tokens
-    after them, how many of them are wanted, and the seats whose masks bind their lists of likely tokens."""
+    after them, how many of them are wanted, the seats whose masks bind their lists of likely tokens, and what their
+    logits are divided by."""
 
     shapes: Sequence[int] = ()
     reads = (TARGET,)
@@ -41,10 +42,18 @@ class PromptLogprobs:
         embedding = place.model.embed.embedding.get_value()
         extent = (shape, place.model.config.hidden_size)
         hidden = jax.ShapeDtypeStruct(extent, embedding.dtype, sharding=place.whole)
-        return hidden, np.zeros(shape, np.int32), np.zeros((), np.int32), np.full(shape, place.num_seats, np.int32)
+        seats, temperatures = np.full(shape, place.num_seats, np.int32), np.ones(shape, np.float32)
+        return hidden, np.zeros(shape, np.int32), np.zeros((), np.int32), seats, temperatures
 
     def run(
-        self, device: Device, shape: int, hidden: jax.Array, targets: jax.Array, num_tokens: jax.Array, seat: jax.Array
+        self,
+        device: Device,
+        shape: int,
+        hidden: jax.Array,
+        targets: jax.Array,
+        num_tokens: jax.Array,
+        seat: jax.Array,
+        temperature: jax.Array,
     ) -> tuple[dict[str, Any], TokenLogprobs]:
         """Return the bounds, unchanged, and log probabilities.
 
@@ -53,37 +62,38 @@ class PromptLogprobs:
             targets: int32 [T], the token after each.
             num_tokens: int32 [], how many of these are wanted; those after them get zeros.
             seat: int32 [T], the seat whose mask binds the list of each; out of range: none.
+            temperature: float32 [T], what the logits before each are divided by.
         """
         model = device.models[TARGET]
         each = min(_BLOCK, shape)
 
         bounds: Bounds = device.state[BOUNDS]
 
-        def found(hidden: jax.Array, targets: jax.Array, seat: jax.Array) -> TokenLogprobs:
-            logits = model.logits(hidden)
+        def found(hidden: jax.Array, targets: jax.Array, seat: jax.Array, temperature: jax.Array) -> TokenLogprobs:
+            logits = model.logits(hidden) / temperature[:, None]
             return token_logprobs(logits, targets, masked_lists(logits, bounds, seat))
 
-        blocks = jnp.pad(hidden, ((0, -shape % each), (0, 0))).reshape(-1, each, hidden.shape[1])
-        targets = jnp.pad(targets, (0, -shape % each)).reshape(-1, each)
-        seat = jnp.pad(seat, (0, -shape % each), constant_values=-1).reshape(-1, each)
+        def in_blocks(x: jax.Array) -> jax.Array:
+            padding = ((0, -shape % each), *((0, 0),) * (x.ndim - 1))
+            return jnp.pad(x, padding, mode="edge").reshape(-1, each, *x.shape[1:])
+
         few = min(_FEW, each)
 
-        def one(index: jax.Array, hidden: jax.Array, targets: jax.Array, seat: jax.Array) -> TokenLogprobs:
+        def one(index: jax.Array, *block: jax.Array) -> TokenLogprobs:
             def of_few() -> TokenLogprobs:
-                first = found(hidden[:few], targets[:few], seat[:few])
+                first = found(*[x[:few] for x in block])
                 return jax.tree.map(lambda x: jnp.pad(x, ((0, each - few), *((0, 0),) * (x.ndim - 1))), first)
 
             def none() -> TokenLogprobs:
-                like = jax.eval_shape(found, hidden, targets, seat)
+                like = jax.eval_shape(found, *block)
                 return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
             left = num_tokens - index * each
-            return lax.switch(
-                (left > 0).astype(jnp.int32) + (left > few), [none, of_few, lambda: found(hidden, targets, seat)]
-            )
+            return lax.switch((left > 0).astype(jnp.int32) + (left > few), [none, of_few, lambda: found(*block)])
 
-        indices = jnp.arange(blocks.shape[0], dtype=jnp.int32)
-        of_blocks = lax.map(lambda block: one(*block), (indices, blocks, targets, seat))
+        blocks = [in_blocks(x) for x in (hidden, targets, seat, temperature)]
+        indices = jnp.arange(blocks[0].shape[0], dtype=jnp.int32)
+        of_blocks = lax.map(lambda block: one(*block), (indices, *blocks))
         return {BOUNDS: device.placed(bounds)}, device.readable(
             jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:shape], of_blocks)
         )

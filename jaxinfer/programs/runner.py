@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh
 
 from jaxinfer.attention.backend import AttentionBackend
@@ -31,6 +30,7 @@ from jaxinfer.programs.program import (
 )
 from jaxinfer.programs.seats import Seats
 from jaxinfer.programs.stand_ins import StandIns
+from jaxinfer.programs.weights import ModelWeights, shape_of
 from jaxinfer.sampling.bounds import ON_DEFAULT_DEVICE, Bounds, BoundsPlace
 
 logger = logging.getLogger(__name__)
@@ -39,13 +39,17 @@ logger = logging.getLogger(__name__)
 class Runner:
     """Launcher of programs: `launch` returns at once, and reading its results waits for the device.
 
-    Models are flattened once: a call passes their leaves, and the module trees exist only while tracing. The parts of
-    the state that a program changes are donated to it, and updated in place.
+    Models are flattened once: a call passes their leaves, and modules with arrays exist only while tracing. The parts
+    of the state that a program changes are donated to it, and updated in place.
 
     Models and state of shapes alone (`jax.ShapeDtypeStruct`) make a runner that compiles programs for the device that
     the shapes name, and cannot run them.
 
+    Args:
+        lent: of the models, whether a caller holds their arrays too, or of each leaf; by default it does.
+
     Attributes:
+        weights: those of each model, by name.
         state: part -> pytree of arrays on the device, as the latest launch has left it.
         programs: those that an engine can need; others can be launched as well.
         num_stalls: launches that have waited for the compile of their program.
@@ -61,16 +65,14 @@ class Runner:
         programs: Sequence[Program] = (),
         mesh: Mesh | None = None,
         on_compile: OnCompile = lambda program: None,
+        lent: Mapping[str, bool | Sequence[bool]] | None = None,
     ) -> None:
-        self.models, self.mesh, self.programs = dict(models), mesh, list(programs)
+        self.weights = {name: ModelWeights(model, lent=(lent or {}).get(name, True)) for name, model in models.items()}
+        self.mesh, self.programs = mesh, list(programs)
         self.state = dict(state)
         self._backend, self._on_compile = over_devices(backend, mesh), on_compile
-        self._split: dict[str, tuple[Any, Any]] = {}
-        self._leaves: dict[str, list[Any]] = {}
-        for name, model in self.models.items():
-            self.set_model(name, model)
         # Programs are compiled for these shapes, whatever launches do to the arrays meanwhile.
-        self._abstract_state = jax.tree.map(_shape_of, self.state)
+        self._abstract_state = jax.tree.map(shape_of, self.state)
         self._executables: dict[tuple[Program, Any], Any] = {}
         self.stand_ins = StandIns(self._executables.keys())
         self.num_stalls = 0
@@ -78,18 +80,19 @@ class Runner:
         self._lock = threading.Lock()
         self._outcome: tuple[dict[str, Any], Any] | None = None
 
+    @property
+    def models(self) -> dict[str, Any]:
+        """The models, with shapes in the place of arrays."""
+        return {name: weights.shapes for name, weights in self.weights.items()}
+
     def set_model(self, name: str, model: Any) -> None:
         """Set the model that programs read under that name from now on, of the same shapes as before."""
-        self.models[name] = model
-        self._split[name] = nnx.split(model)
-        leaves = jax.tree.leaves(self._split[name][1])
-        # A leaf on the host would be sent again with every launch.
-        self._leaves[name] = [x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for x in leaves]
+        self.weights[name] = ModelWeights(model, lent=True)
 
     @property
     def place(self) -> Place:
         """State sizes and shardings, which the inputs of programs depend on besides shapes."""
-        kv, token, target = self._abstract_state[KV], self._abstract_state[SEATS].token, self.models[TARGET]
+        kv, token, target = self._abstract_state[KV], self._abstract_state[SEATS].token, self.weights[TARGET].shapes
         whole = everywhere_on(self.mesh)
         split = sharding_of_logits(self.mesh, target.config.vocab_size)
         if isinstance(self.state[SEATS].token, jax.ShapeDtypeStruct) and self.mesh is None:
@@ -127,6 +130,13 @@ class Runner:
         for name in lost:
             self.state[name] = make_state()[name]
 
+    def drop_state(self) -> None:
+        """Delete all parts of the state."""
+        for part in self.state.values():
+            for leaf in jax.tree.leaves(part):
+                if not leaf.is_deleted():
+                    leaf.delete()
+
     def launch_idle(self, program: Program, shape: Any) -> Any:
         """Run a program on padding: it compiles, and changes nothing."""
         inputs = jax.tree.map(
@@ -148,7 +158,8 @@ class Runner:
             found = self._executables.get(key)
             if found is None:
                 self._on_compile(program.describe(shape))
-                leaves = jax.tree.map(_shape_of, self._leaves_of(program))
+                # Not as they are now: they may sleep on the host.
+                leaves = {name: self.weights[name].wanted for name in program.reads}
                 state = {name: self._abstract_state[name] for name in program.writes}
                 inputs = program.idle(shape, self.place)
                 found = self._executables[key] = (
@@ -157,23 +168,15 @@ class Runner:
         return found
 
     def _leaves_of(self, program: Program) -> dict[str, list[Any]]:
-        return {name: self._leaves[name] for name in program.reads}
+        return {name: self.weights[name].leaves for name in program.reads}
 
     def _jitted(self, program: Program, shape: Any, state: Any) -> Any:
         @partial(jax.jit, donate_argnames="state", out_shardings=({name: _places(state[name]) for name in state}, None))
         def run(leaves: dict[str, list[jax.Array]], state: dict[str, Any], inputs: tuple[Any, ...]):
-            models = {}
-            for name, values in leaves.items():
-                graph, params = self._split[name]
-                models[name] = nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(params), values))
+            models = {name: self.weights[name].module_of(values) for name, values in leaves.items()}
             return program.run(Device(models, state, self._backend, self.mesh), shape, *inputs)
 
         return run
-
-
-def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
-    """Return what a program is compiled for: the array's shape, dtype and sharding."""
-    return x if isinstance(x, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 def _places(part: Any) -> Any:

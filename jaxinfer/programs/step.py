@@ -20,6 +20,7 @@ from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_sea
 from jaxinfer.sampling.bounds import Bounds
 from jaxinfer.sampling.logprobs import TokenLogprobs, logprobs_if
 from jaxinfer.sampling.next_tokens import as_held, logits_and_greedy, redrawn
+from jaxinfer.sampling.noted import shown_logits
 from jaxinfer.sampling.sampler import sample
 
 
@@ -53,8 +54,14 @@ def step(
     batch: StepBatch,
     backend: AttentionBackend,
     capture: Sequence[int] = (),
+    *,
+    processed: bool = False,
 ) -> Stepped:
-    """Run one step; every way of decoding uses it."""
+    """Run one step; every way of decoding uses it.
+
+    Args:
+        processed: log probabilities, see `Noting`.
+    """
     batch = read_seats(batch, seats, page_size=kv.page_size, num_slots=kv.num_slots)
     kv, hidden, features = forward_with_features(model, kv, batch, backend, capture)
     logits, greedy = logits_and_greedy(model, hidden[batch.logits_index])
@@ -64,7 +71,10 @@ def step(
     tokens = sample(held, sampling, greedy)
     refused = bounded.refused(tokens)
     tokens = redrawn(tokens, refused, lambda: sample(bounded.within_masks(held), sampling))
-    logprobs = logprobs_if(batch.wants_logprobs > 0, logits, tokens, bounded.listed)
+    logprobs = logprobs_if(
+        batch.wants_logprobs > 0, logits, tokens, bounded.listed,
+        lambda logits, tokens: shown_logits(logits, tokens, sampling, bounded, processed=processed),
+    )  # fmt: skip
     seats, landed = write_seats(seats, batch, tokens)
     bounds = count_latest(batch, bounds, landed)
     return Stepped(kv, seats, bounds, StepOutput(landed, refused, logprobs, hidden), batch, features)
@@ -104,6 +114,7 @@ class Step:
     shapes: Sequence[BatchShape] = ()
     follower: Follower | None = None
     hidden_sizes: Sequence[int] = ()
+    processed: bool = False  # log probabilities, see `Noting`
 
     @property
     def reads(self) -> Sequence[str]:
@@ -142,6 +153,7 @@ class Step:
             unpack(buffer, shape),
             device.backend,
             capture,
+            processed=self.processed,
         )
         followed = {} if self.follower is None else _followed(self.follower, device, batch, features)
         extra = padded_to(self.hidden_sizes, shape.num_tokens) - shape.num_tokens

@@ -1,4 +1,4 @@
-"""Log probabilities of chosen and of the most likely tokens, from the model's own logits."""
+"""Log probabilities of chosen and of the most likely tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: jax.Array, tokens: jax.Array, listed: jax.Array | None = None) -> TokenLogprobs:
-    """Return log probabilities of tokens int32 [Q], from float32 logits [Q, V] before temperature and bounds.
+    """Return log probabilities of tokens int32 [Q], from float32 logits [Q, V].
 
     Args:
         listed: logits with -inf for tokens that the lists of likely tokens leave out; None: they leave out none.
@@ -42,16 +42,22 @@ def token_logprobs(logits: jax.Array, tokens: jax.Array, listed: jax.Array | Non
 
 
 def logprobs_if(
-    wanted: jax.Array, logits: jax.Array, tokens: jax.Array, list_of: Callable[[jax.Array], jax.Array]
+    wanted: jax.Array,
+    logits: jax.Array,
+    tokens: jax.Array,
+    list_of: Callable[[jax.Array], jax.Array],
+    shown_of: Callable[[jax.Array, jax.Array], jax.Array] = lambda logits, tokens: logits,
 ) -> TokenLogprobs:
     """Return `token_logprobs` if `wanted`, bool []; else zeros, at no cost.
 
     Args:
-        list_of: (logits) -> the logits that lists of likely tokens are made of.
+        list_of: (logits that are shown) -> those that lists of likely tokens are made of.
+        shown_of: (logits, tokens) -> logits of the distribution whose log probabilities are shown.
     """
 
     def found(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
-        return token_logprobs(logits, tokens, list_of(logits))
+        shown = shown_of(logits, tokens)
+        return token_logprobs(shown, tokens, list_of(shown))
 
     def none(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(token_logprobs, logits, tokens))

@@ -11,6 +11,7 @@ from jax import lax
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.sampling.bounds import Bounded
 from jaxinfer.sampling.greatest import first_of_greatest, greatest_of_rows
+from jaxinfer.sampling.noted import Noted, Noting
 from jaxinfer.sampling.sampler import SamplingBatch, sample
 
 # Up to so many rows a CPU is faster with the table as the left operand, which it reads in the order of memory: 8
@@ -48,17 +49,29 @@ def next_tokens(
 
     Masks have no part in it, see `redrawn`.
     """
+    return noted_tokens(model, hidden, sampling, bounded, Noting(jnp.asarray(False), processed=False))[0]
+
+
+def noted_tokens(
+    model: DecoderLM, hidden: jax.Array, sampling: SamplingBatch, bounded: Bounded | None, noting: Noting
+) -> tuple[jax.Array, Noted]:
+    """Return what `next_tokens` does, and what is noted of these tokens [Q]."""
     anyone = jnp.asarray(False) if bounded is None else bounded.anyone
 
-    def any_row() -> jax.Array:
+    def any_row() -> tuple[jax.Array, Noted]:
         logits, greedy = logits_and_greedy(model, hidden)
+        held = logits
         if bounded is not None:
-            logits, greedy = as_held(logits, greedy, bounded)
-        return sample(logits, sampling, greedy)
+            held, greedy = as_held(logits, greedy, bounded)
+        tokens = sample(held, sampling, greedy)
+        return tokens, noting.of(logits, tokens, sampling, bounded)
+
+    def most_likely() -> tuple[jax.Array, Noted]:
+        return logits_and_greedy(model, hidden)[1], Noted.nothing(hidden.shape[0])
 
     # Where all rows are greedy, nothing reads the logits by rows, and XLA leaves their transpose out.
-    reads_logits = jnp.any(sampling.temperature > 0) | anyone
-    return lax.cond(reads_logits, any_row, lambda: logits_and_greedy(model, hidden)[1])
+    reads_logits = jnp.any(sampling.temperature > 0) | anyone | noting.wanted
+    return lax.cond(reads_logits, any_row, most_likely)
 
 
 def as_held(logits: jax.Array, greedy: jax.Array, bounded: Bounded) -> tuple[jax.Array, jax.Array]:
@@ -73,24 +86,33 @@ def as_held(logits: jax.Array, greedy: jax.Array, bounded: Bounded) -> tuple[jax
     return bounded.split(logits), greedy
 
 
-def redrawn(tokens: jax.Array, refused: jax.Array, draw: Callable[[], jax.Array]) -> jax.Array:
-    """Return tokens int32 [Q] with those replaced that are refused, bool [Q]: that a mask does not allow.
+def redrawn[T](drawn: T, refused: jax.Array, draw: Callable[[], T]) -> T:
+    """Return what was drawn, arrays [Q] in a tree, with those rows replaced that are refused, bool [Q]: that a mask
+    does not allow.
 
     Such a token is drawn again, with the same noise, among those that the mask allows. If the first draw is allowed it
     stays, also where it would not be within the top-p of the allowed tokens.
 
     Args:
-        tokens: as `sample` has drawn them, without masks.
-        draw: () -> int32 [Q], the second draw. What is computed in it runs only if a token is refused.
+        drawn: tokens int32 as `sample` has drawn them, without masks, and what is noted of them.
+        draw: () -> the second draw. What is computed in it runs only if a token is refused.
     """
     with jax.named_scope(SECOND_DRAW):
-        return lax.cond(jnp.any(refused), lambda: jnp.where(refused, draw(), tokens), lambda: tokens)
+        return lax.cond(
+            jnp.any(refused),
+            lambda: jax.tree.map(lambda new, old: jnp.where(refused, new, old), draw(), drawn),
+            lambda: drawn,
+        )
 
 
-def within_masks(model: DecoderLM, hidden: jax.Array, sampling: SamplingBatch, bounded: Bounded) -> jax.Array:
-    """Return the tokens int32 [Q] drawn after hidden states [Q, hidden] among those that masks allow.
+def within_masks(
+    model: DecoderLM, hidden: jax.Array, sampling: SamplingBatch, bounded: Bounded, noting: Noting
+) -> tuple[jax.Array, Noted]:
+    """Return the tokens int32 [Q] drawn after hidden states [Q, hidden] among those that masks allow, and what is noted
+    of them.
 
     The logits are computed again: they are not kept where hardly any is read.
     """
     logits, _ = logits_and_greedy(model, hidden)
-    return sample(bounded.within_masks(bounded.hold(logits)), sampling)
+    tokens = sample(bounded.within_masks(bounded.hold(logits)), sampling)
+    return tokens, noting.of(logits, tokens, sampling, bounded)

@@ -91,6 +91,26 @@ def sample(logits: jax.Array, sampling: SamplingBatch, greedy: jax.Array | None 
     return jnp.where(settled, token, lax.cond(jnp.any(is_random & ~settled), from_all, most_likely))
 
 
+def processed_logits(logits: jax.Array, sampling: SamplingBatch, drawn: jax.Array) -> jax.Array:
+    """Return logits float32 [Q, V] of the distribution that `sample` draws from, given the same ones: divided by the
+    temperature, and -inf for tokens that are not kept, but for those that are drawn, int32 [Q]. Greedy rows stay as
+    they are."""
+    vocab = logits.shape[-1]
+    is_random = sampling.temperature > 0
+    top_k = jnp.where(is_random & (sampling.top_k > 0) & (sampling.top_k < vocab), sampling.top_k, vocab)
+    top_p = jnp.where(is_random, sampling.top_p, 1.0)
+    truncates = is_random & ((top_k < vocab) | (top_p < 1.0) | (sampling.min_p > 0))
+
+    def cut(logits: jax.Array) -> jax.Array:
+        weights, _ = _weights(logits, sampling)
+        kept = kept_of_all(weights, top_k=top_k, top_p=top_p)
+        is_drawn = jnp.arange(vocab) == drawn[:, None]
+        return jnp.where(kept | is_drawn | ~truncates[:, None], logits, -jnp.inf)
+
+    scaled = logits / jnp.where(is_random, sampling.temperature, 1.0)[:, None]
+    return lax.cond(jnp.any(truncates), lambda: jnp.where(jnp.isneginf(cut(logits)), -jnp.inf, scaled), lambda: scaled)
+
+
 def _weights(logits: jax.Array, sampling: SamplingBatch) -> tuple[jax.Array, jax.Array]:
     """Return float32 [Q, V]: the probabilities at each row's temperature, relative to the greatest, 0 where less than
     min-p; and their sums [Q]."""

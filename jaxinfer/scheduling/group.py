@@ -19,3 +19,4 @@ class Group[R](Protocol):
     max_parallel: int
     num_unfinished: int
     num_running: int  # members that run and begin with the trunk
+    has_begun: bool  # whether a member or the trunk has run

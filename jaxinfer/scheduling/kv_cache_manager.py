@@ -27,6 +27,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.page_size = page_size
         self.cache = cache
+        self.num_weights = 0  # counts changes of the weights: part of the cache's namespace
 
     @property
     def num_slots(self) -> int:
@@ -52,11 +53,15 @@ class KVCacheManager:
     def find_prefix(self, request: Request) -> None:
         """Let a request without pages begin with the longest cached prefix of its tokens, the last token excepted (with
         blocks, of its whole blocks); or with its trunk, if that is longer."""
+        request.num_weights = self.num_weights
+        if request.trunk is not None and self._is_stale(request.trunk):
+            request.trunk, request.shares_lane = None, False  # it is kept for those that run
         trunk = request.trunk
         if self.cache is not None and request.publishes:
-            wanted = [] if request.skips_cached_prefix else request.token_ids
-            most = len(wanted) if request.is_trunk else max(0, self.num_settled(len(wanted)))
-            found = self.cache.match_and_lock(wanted, (request.cache_key, request.rope_length), max_tokens=most)
+            wanted = request.token_ids[: request.most_cached_tokens]
+            most = len(wanted) if request.is_trunk else min(len(wanted), self.num_settled(request.num_tokens))
+            namespace = (request.cache_key, request.rope_length, self.num_weights)
+            found = self.cache.match_and_lock(wanted, namespace, max_tokens=most)
             request.prefix, request.pages = found, list(found.pages)
             request.num_computed_tokens = request.num_published_tokens = found.num_cached_tokens
         if trunk is not None and request.num_computed_tokens < trunk.num_tokens:
@@ -113,7 +118,7 @@ class KVCacheManager:
         If the cache has an equal page already, the request keeps its own and publishes no more until it is released: a
         lock on both pages would double what it holds of a small pool.
         """
-        if self.cache is None or request.prefix is None or request.has_twin:
+        if self.cache is None or request.prefix is None or request.has_twin or self._is_stale(request):
             return
         key = self._unpublished(request, num_tokens)
         if key:
@@ -127,9 +132,13 @@ class KVCacheManager:
         if self.cache is not None and request.prefix is not None:
             # The latest token may have been sampled in the last step that ran: then it is not computed.
             settled = request.num_tokens if request.is_trunk else self.num_settled(request.num_tokens)
-            key = self._unpublished(request, min(request.num_computed_tokens, settled))
-            own = self._extend(self.cache, request.prefix, request, key)
-            self.cache.release(request.prefix.handle)
+            is_stale, handle = self._is_stale(request), request.prefix.handle
+            if not is_stale:
+                key = self._unpublished(request, min(request.num_computed_tokens, settled))
+                own = self._extend(self.cache, request.prefix, request, key)
+            self.cache.release(handle)
+            if is_stale:  # these pages are of no use any more
+                self.cache.remove(request.token_ids[: request.num_published_tokens], handle.extra_key)
         own += self._held(request)
         self.allocator.free(own)
         request.pages, request.num_borrowed_pages = [], 0
@@ -137,11 +146,21 @@ class KVCacheManager:
 
     def discard(self, request: Request) -> None:
         """Take back all pages of a request whose keys and values may be broken, and uncache those that only it uses."""
-        published = request.token_ids[: request.num_published_tokens]
+        published, prefix = request.token_ids[: request.num_published_tokens], request.prefix
         request.num_computed_tokens = 0
         self.release(request)
-        if self.cache is not None and published:
-            self.cache.remove(published, (request.cache_key, request.rope_length))
+        if self.cache is not None and prefix is not None and published:
+            self.cache.remove(published, prefix.handle.extra_key)
+
+    def begin_namespace(self) -> None:
+        """Let the weights have changed: cached pages are found no more, and those that no request reads are free."""
+        self.num_weights += 1
+        if self.cache is not None:
+            self.cache.clear()
+
+    def _is_stale(self, request: Request) -> bool:
+        """Whether a request has begun with earlier weights."""
+        return request.num_weights != self.num_weights
 
     def _held(self, request: Request) -> list[int]:
         """Pages that are the request's own, neither cached nor its trunk's."""

@@ -54,7 +54,7 @@ class LaunchPlan:
 
     def has_only_its_last(self, request: Request) -> bool:
         """Whether a request that is not in its seat has only its latest token to compute: then it decodes at once."""
-        if self.block_size > 1 or request.is_trunk or request.is_held:
+        if self.block_size > 1 or request.is_trunk or request.is_held or request.scoring is not None:
             return False
         return request.num_computed_tokens == request.num_tokens - 1
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 # Weight of a token in the moving shares of refused tokens and of breaks, and their value at the beginning, where
 # nothing is known. Then the shares of refused ones between which all draws get masks, or none again: a refusal costs
 # two launches, a mask the overlap of host and device, one launch in three on a CPU. So one refusal is reason enough for
@@ -70,3 +72,10 @@ class Excluded:
 
     def __contains__(self, token: object) -> bool:
         return token in self._bad or (self._allowed is not None and token not in self._allowed)
+
+    def members(self, vocab: int) -> np.ndarray:
+        """bool [vocab]: all of them."""
+        found = np.full(vocab, self._allowed is not None)
+        found[list(self._allowed or ())] = False
+        found[list(self._bad)] = True
+        return found

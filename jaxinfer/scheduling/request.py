@@ -17,8 +17,10 @@ from jaxinfer.sampling.bounds import num_words, packed_bits
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduling.refusals import BREAKS_AT_FIRST, Excluded, Refusals
 from jaxinfer.scheduling.request_status import Landed, RequestStatus
+from jaxinfer.scheduling.scoring import Scoring
 from jaxinfer.scheduling.token_marks import TokenMarks
 from jaxinfer.scheduling.turning import turn_if_due
+from jaxinfer.scheduling.version_runs import VersionRuns
 
 if TYPE_CHECKING:
     from jaxinfer.constraints.automaton import TokenAutomaton
@@ -53,6 +55,7 @@ class Request:
     rope_length: int = 0  # the length that its rotation is for, if it matters, else 0; part of the cache's namespace
     later_total_tokens: int = 0  # longrope: `max_total_tokens` from the turn on; 0: it has turned, or never does
     prefix: CacheMatch | None = None  # the cached prefix it began with, and its lock on cached pages
+    num_weights: int = 0  # changes of the weights before it began to run
     num_published_tokens: int = 0  # tokens whose pages are in the cache
     has_twin: bool = False  # another request has published the same tokens first: it publishes no more for now
     seat: int = -1  # row of the engine's host arrays while running
@@ -61,6 +64,7 @@ class Request:
     branch: int = 0  # its number in the group
     trunk: Request | None = None  # computes the prefix that it shares with others of its group
     shares_lane: bool = False  # launches of rounds read its trunk once for all of its group
+    logprobs_are_processed: bool = False  # those of drawn tokens: all of its tokens have to be drawn
     publishes: bool = True  # it shares pages through the prefix cache, in both directions
     is_steered: bool = False  # a search chooses after each token how it continues
     is_held: bool = False  # its latest token has landed, and the search has not chosen yet
@@ -72,6 +76,7 @@ class Request:
     num_walking: int = 0  # launches whose tokens were read, and that are not walked yet
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
+    scoring: Scoring | None = None  # log probabilities of given tokens that it is asked for
     num_to_skip: int = 0  # output tokens that landed before a recovery, and that the device will land again
     num_handed_out: int = 0  # tokens of prompt and output that landings have handed out
     error: str | None = None
@@ -94,9 +99,10 @@ class Request:
     blocks: list[DenoisedBlock] = field(init=False, default_factory=list)  # after each round, if they are returned
     refusals: Refusals = field(init=False, default_factory=Refusals)
     marks: TokenMarks = field(init=False, default_factory=TokenMarks)  # of output tokens that were not simply drawn
+    versions: VersionRuns = field(init=False, default_factory=VersionRuns)  # of the weights, by output token
     depends_on_output: bool = field(init=False)  # the next draw needs its latest token on the host
     draws_alone: bool = field(init=False)  # without drafts: the host has to know each token before the next draw
-    takes_one_round: bool = field(init=False)  # of a launch: it draws alone, or wants log probabilities
+    takes_one_round: bool = field(init=False)  # of a launch: it draws alone, or wants lists of likely tokens
     _prompt_bits: np.ndarray | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -127,7 +133,12 @@ class Request:
 
     def _set_ways(self) -> None:
         self.depends_on_output = self.draws_alone = self.is_steered or self.refusals.are_frequent
-        self.takes_one_round = self.draws_alone or self.sampling_params.logprobs is not None
+        self.takes_one_round = self.draws_alone or bool(self.sampling_params.logprobs)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it, or another one of its group, has run."""
+        return self.metrics.first_scheduled_time is not None or (self.group is not None and self.group.has_begun)
 
     @property
     def is_walked(self) -> bool:
@@ -140,10 +151,12 @@ class Request:
         return self.guard is not None and (self.is_steered or self.refusals.are_frequent)
 
     @property
-    def skips_cached_prefix(self) -> bool:
-        """Whether all of its prompt is computed, because it asks for that or for the prompt's log probabilities."""
+    def most_cached_tokens(self) -> int:
+        """The most tokens that it begins with from the cache: it asks to compute the others, or what follows them."""
         params = self.sampling_params
-        return params.skip_reading_prefix_cache or params.prompt_logprobs is not None
+        if params.skip_reading_prefix_cache or params.prompt_logprobs is not None:
+            return 0
+        return self.num_tokens if self.scoring is None else self.scoring.prompt_length(self.num_prompt_tokens) - 1
 
     @property
     def num_tokens(self) -> int:
@@ -309,6 +322,7 @@ class Request:
             vocab, self.ending_token_ids, self.num_output_tokens, params.min_tokens,
             self.max_total_tokens - self.num_prompt_tokens, self.num_in_flight,
             forces_ends=params.logprobs is None, wants_mask=self.has_masks,
+            forces=params.logprobs is None or not self.logprobs_are_processed,
         )  # fmt: skip
 
     def start_over(self) -> None:
@@ -362,12 +376,7 @@ class Request:
 
     def base_set(self, vocab: int) -> np.ndarray:
         """bool [vocab]: the tokens that may ever be drawn."""
-        allowed = self.sampling_params.allowed_token_ids
-        mask = np.full(vocab, allowed is None)
-        if allowed is not None:
-            mask[list(allowed)] = True
-        mask[[sequence[0] for sequence in self.bad_token_ids if len(sequence) == 1]] = False
-        return mask
+        return ~Excluded(self.sampling_params.allowed_token_ids, self.bad_token_ids).members(vocab)
 
     def next_mask(self, vocab: int) -> np.ndarray | None:
         """Return the tokens that its guard allows after those that have landed, as bits; None: any token."""

@@ -55,6 +55,7 @@ class RequestGroup:
         self.pending: deque[Request] = deque()  # members that wait for others to end
         self.num_unfinished = len(self.members)
         self.num_running = 0
+        self.has_begun = False
         sharing = [member for member in self.members if member.sampling_params.prompt_logprobs is None]
         if trunk_pages is None:
             trunk_pages = shared_pages([member.prompt_token_ids for member in sharing], page_size)

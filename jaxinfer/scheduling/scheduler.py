@@ -57,7 +57,7 @@ class Scheduler:
         self._forks: set[Request] = set()  # forked requests that run and have not taken their seats yet
         self.num_sharing_lanes = 0  # running requests whose launches of rounds read a trunk together
         self._had_chunks = False  # whether the latest launches had chunks of prompts
-        self._turned: list[Request] = []  # requests that have left their seats since the last launch, to start over
+        self.turned: list[Request] = []  # requests that have left their seats since the last launch, to start over
         self.pace = Pace()  # of launches, which the caller that runs them measures
 
     def check(self, request: Request) -> None:
@@ -116,7 +116,7 @@ class Scheduler:
             goes_on=self._had_chunks,
         )  # fmt: skip
         self._had_chunks = plan.prefill_rows > 0
-        left, self._turned = [*plan.preempted, *self._turned], []
+        left, self.turned = [*plan.preempted, *self.turned], []
         finished, self.finished_req_ids = self.finished_req_ids, set()  # trunks still need their seats in this launch
         outputs = [
             part.commit(way, rounds_of, self.kv.num_in_chunks, shares_lanes=shares_lanes)
@@ -185,9 +185,9 @@ class Scheduler:
         plan.remove(victim)
         self.num_preemptions += 1
         victim.metrics.num_preemptions += not victim.is_trunk
-        self._put_back(victim)
+        self.put_back(victim)
 
-    def _put_back(self, victim: Request) -> None:
+    def put_back(self, victim: Request) -> None:
         """Take a request out of its seat and its pages, to be computed again from its tokens."""
         self.running.remove(victim)
         self._forks.discard(victim)
@@ -262,6 +262,8 @@ class Scheduler:
                 return False
         resumed = request.status is RequestStatus.PREEMPTED
         request.status = RequestStatus.RUNNING
+        if request.group is not None:
+            request.group.has_begun = True
         if not resumed:
             request.metrics.first_scheduled_time = time.perf_counter()
             request.num_cached_tokens = request.num_computed_tokens
@@ -329,24 +331,14 @@ class Scheduler:
                 turned.append(request)
         self._forget(ended)
         for request in turned:
-            self._put_back(request)
-        self._turned += turned
+            self.put_back(request)
+        self.turned += turned
         return landings
 
     def continue_from(self, continuations: Sequence[Continuation]) -> None:
         """Apply what a strategy says of running requests whose tokens have landed."""
         for request, num_computed, in_seat in continuations:
             request.num_computed_tokens, request.in_seat = num_computed, in_seat
-
-    def finish_requests(self, requests: Sequence[Request], status: RequestStatus) -> None:
-        """End requests from outside, whatever their state; raise ValueError if one is finished already."""
-        for request in requests:
-            if request.is_finished:
-                raise ValueError(f"request {request.request_id!r} is finished already ({request.status.value})")
-        for request in requests:
-            was_running = request.status is RequestStatus.RUNNING
-            request.finish(status)
-            self.release(request, was_running=was_running)
 
     def release(self, request: Request, *, was_running: bool) -> None:
         """Release what a request that was ended from outside holds: its place in a queue, its pages and its seat."""

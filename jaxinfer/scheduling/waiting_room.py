@@ -18,13 +18,15 @@ class WaitingRoom:
         parked: held requests without pages. At the head of the queue they would block the request for which their
             pages were taken, so they join it when they are steered.
         only: ids of the requests that may run; None: all.
-        aside: requests that `only` leaves out.
+        admits_new: whether requests of which nothing has run may run.
+        aside: requests that may not run for now.
     """
 
     def __init__(self, policy: str) -> None:
         self._queue = make_request_queue(policy)
         self.parked: list[Request] = []
         self.only: frozenset[str] | None = None
+        self.admits_new = True
         self.aside: list[Request] = []
 
     def add(self, request: Request, *, first: bool = False) -> None:
@@ -33,7 +35,8 @@ class WaitingRoom:
         Args:
             first: before requests that have never run, if it joins the queue.
         """
-        if self.only is not None and request.request_id not in self.only:
+        is_left_out = self.only is not None and request.request_id not in self.only
+        if is_left_out or not (self.admits_new or request.has_begun):
             self.aside.append(request)
         elif request.is_held:
             self.parked.append(request)
@@ -57,9 +60,24 @@ class WaitingRoom:
             self.add(request, first=True)
 
     def let_all_run(self) -> None:
-        """Let every request join the queue."""
-        self.only, left = None, self.aside
-        self.aside = []
+        """Let every request join the queue that `only` left out."""
+        self.only = None
+        self._let_join()
+
+    def hold_new(self) -> None:
+        """Put requests of which nothing has run aside, until `admit_new`."""
+        self.admits_new = False
+        for request in [each for each in self._queue if not each.has_begun]:
+            self._queue.remove_request(request)
+            self.aside.append(request)
+
+    def admit_new(self) -> None:
+        """Let requests run of which nothing has run."""
+        self.admits_new = True
+        self._let_join()
+
+    def _let_join(self) -> None:
+        left, self.aside = self.aside, []
         for request in left:
             self.add(request)
 
@@ -80,4 +98,5 @@ class WaitingRoom:
         for request in (*self, *self.parked, *self.aside):
             assert not request.pages, "a waiting request holds pages"
         assert all([request.is_held for request in self.parked]), "a request is parked that no search holds"
-        assert self.only is not None or not self.aside, "requests are aside while all may run"
+        is_limited = self.only is not None or not self.admits_new
+        assert is_limited or not self.aside, "requests are aside while all may run"

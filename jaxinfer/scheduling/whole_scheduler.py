@@ -72,6 +72,8 @@ class WholeScheduler(Scheduler):
                 break
             self.waiting.pop_request()
             request.status = RequestStatus.RUNNING
+            if request.group is not None:
+                request.group.has_begun = True
             request.metrics.first_scheduled_time = time.perf_counter()
             self._count_running(request, 1)
             self.running.append(request)

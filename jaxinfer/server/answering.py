@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from typing import Any, Protocol
 
 from jaxinfer.async_llm import EngineDeadError
+from jaxinfer.outputs import RequestOutput
 from jaxinfer.server.errors import ApiError, of_value_error
 from jaxinfer.server.events import CLIENT_LEFT, EventStream, Reply, unless_gone
 from jaxinfer.server.packages import App, HttpRequest
 from jaxinfer.server.service import Service
 
 logger = logging.getLogger("jaxinfer.server")
+
+_MANY_LOGPROBS = 32  # tokens with log probabilities, whose texts take as long as a step of the event loop may
 
 
 class RunningOf[T](Protocol):
@@ -75,11 +79,16 @@ async def respond[T](
     if is_stream:
         return EventStream(_events(service, runs, answer), stack, service)
     async with stack:
-        found = await unless_gone(request.receive, collected(service, runs, answer))
+        found = await unless_gone(request.receive, _whole_reply(service, runs, answer))
     if found is None:
         service.note_left()
         return Reply(b"", CLIENT_LEFT)
-    return Reply(found)
+    return found
+
+
+async def _whole_reply[T](service: Service, running: RunningOf[T], answer: AnswerOf[T]) -> Reply:
+    found, is_long = await _collected(service, running, answer)
+    return await asyncio.to_thread(Reply, found) if is_long else Reply(found)
 
 
 async def collected[T](service: Service, running: RunningOf[T], answer: AnswerOf[T]) -> dict[str, Any]:
@@ -88,10 +97,27 @@ async def collected[T](service: Service, running: RunningOf[T], answer: AnswerOf
     Raises:
         ApiError: the request has ended with an error.
     """
+    return (await _collected(service, running, answer))[0]
+
+
+async def _collected[T](service: Service, running: RunningOf[T], answer: AnswerOf[T]) -> tuple[dict[str, Any], bool]:
+    """Return the whole answer, and whether it is long. Long ones are written beside the event loop."""
+    is_long = False
     async with aclosing(_outputs(service, running)) as outputs:
         async for number, output in outputs:
-            answer.add(number, output)
-    return answer.whole()
+            if _num_logprobs(output) > _MANY_LOGPROBS:
+                is_long = True
+                await asyncio.to_thread(answer.add, number, output)
+            else:
+                answer.add(number, output)
+    return await asyncio.to_thread(answer.whole) if is_long else answer.whole(), is_long
+
+
+def _num_logprobs(output: object) -> int:
+    """Return of how many tokens an output has log probabilities."""
+    if not isinstance(output, RequestOutput):
+        return 0
+    return len(output.prompt_logprobs or ()) + sum(len(part.logprobs or ()) for part in output.outputs)
 
 
 async def _events[T](service: Service, running: RunningOf[T], answer: AnswerOf[T]) -> AsyncGenerator[bytes]:

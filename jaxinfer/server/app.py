@@ -46,9 +46,11 @@ from jaxinfer.server.protocol.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from jaxinfer.server.protocol.weights import PauseRequest, ResumeRequest, UpdateWeightsRequest, WeightsState
 from jaxinfer.server.render import Render
 from jaxinfer.server.responses import QUERY_OF_ITEMS, QUERY_OF_RESPONSE, ResponsesEndpoints
 from jaxinfer.server.service import Service
+from jaxinfer.server.weights import Weights
 
 type Handler = Callable[[HttpRequest], Awaitable[App]]
 
@@ -166,6 +168,17 @@ def endpoints_of(service: Service) -> list[Endpoint]:
         Endpoint("/metrics", "GET", operations.metrics, "metrics for Prometheus", kind="text/plain"),
         Endpoint("/metrics/", "GET", operations.metrics, "metrics for Prometheus", kind="text/plain"),
     ]  # fmt: skip
+    if service.settings.weights_endpoints:
+        weights, refused = Weights(service), (400, 413, 503)
+        found += [
+            Endpoint("/pause", "POST", weights.pause, "launch nothing", PauseRequest, WeightsState, refused),
+            Endpoint("/resume", "POST", weights.resume, "continue after a pause", ResumeRequest, WeightsState, refused),
+            Endpoint("/is_paused", "GET", weights.state, "pauses and weights", None, WeightsState, (503,)),
+            Endpoint(
+                "/update_weights", "POST", weights.update, "weights from a directory", UpdateWeightsRequest,
+                WeightsState, refused,
+            ),
+        ]  # fmt: skip
     if service.settings.debug_endpoints:
         found.append(Endpoint("/debug/engine", "GET", operations.engine, "what the engine holds", statuses=(503,)))
     return found

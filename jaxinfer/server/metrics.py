@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from jaxinfer.async_llm import EngineDeadError
+from jaxinfer.engine.metrics import escaped_label
 from jaxinfer.server.service import DEAD, Service
 
 # Their customary names end in _total at vLLM.
@@ -38,7 +39,7 @@ def exposition(service: Service) -> str:
 def _of_vllm(own: str, model: str) -> str:
     """The engine's metrics under vLLM's names, with its labels."""
     counters = set(_COUNTER.findall(own))
-    labels = f'model_name="{_escaped(model)}",engine="0"'
+    labels = f'model_name="{escaped_label(model)}",engine="0"'
     found = []
     for line in own.splitlines():
         if line.startswith("#"):
@@ -55,7 +56,3 @@ def _of_vllm(own: str, model: str) -> str:
 def _name(own: str, counters: set[str]) -> str:
     name = "vllm:" + own.removeprefix("jaxinfer:")
     return f"{name}_total" if own in counters and not name.endswith("_total") else name
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol
 
-from jaxinfer.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+from jaxinfer.outputs import BeamSearchOutput, CompletionOutput, EngineFailure, RequestOutput
 from jaxinfer.server.errors import ABORTED, ApiError
 
 
@@ -128,6 +128,8 @@ class Running:
     def _seen(self, output: RequestOutput) -> RequestOutput:
         """An output as clients know it: they know no finish reasons "error" and "abort"."""
         reasons = {part.finish_reason for part in output.outputs}
+        if isinstance(output.error, EngineFailure):  # its text is in the log
+            raise ApiError(500, "the engine has failed on this request, see the server's log", code="request_failed")
         if "error" in reasons:
             raise ApiError(400, output.error or "the request could not be continued", code="request_failed")
         if "abort" not in reasons:

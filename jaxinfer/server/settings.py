@@ -46,6 +46,7 @@ class ServerSettings:
         warm_up: "full": compile every program before requests are taken; "background": the likely ones, and the others
             beside requests; "off": each when it is needed.
         debug_endpoints: serve /debug/engine, which counts what the engine holds.
+        weights_endpoints: serve /pause, /resume and /update_weights, which reads directories where the server runs.
     """
 
     host: str = "127.0.0.1"
@@ -69,6 +70,7 @@ class ServerSettings:
     reasoning_parser: str = ""
     warm_up: str = "background"
     debug_endpoints: bool = False
+    weights_endpoints: bool = False
     _digests: tuple[bytes, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:

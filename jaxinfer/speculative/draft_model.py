@@ -15,6 +15,7 @@ from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.programs.forward import forward
 from jaxinfer.programs.program import BOUNDS, SEATS, Device
+from jaxinfer.programs.weights import detached
 from jaxinfer.programs.wide_rows import wide_rows
 from jaxinfer.sampling.bounds import Bounded
 from jaxinfer.sampling.next_tokens import as_held, logits_and_greedy, next_tokens
@@ -44,7 +45,7 @@ class DraftModel:
     capture = ()
 
     def __init__(self, model: DecoderLM, *, with_entropy: bool = False) -> None:
-        self.models: Mapping[str, Any] = {DRAFTER: model}
+        self.models: Mapping[str, Any] = {DRAFTER: detached(model)}
         self._with_entropy = with_entropy
 
     def follow(

@@ -21,6 +21,7 @@ from jaxinfer.models.eagle3 import Eagle3Config, Eagle3Head
 from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.programs.forward import padded, paged_attend
 from jaxinfer.programs.program import BOUNDS, TARGET, Device
+from jaxinfer.programs.weights import detached
 from jaxinfer.programs.wide_rows import wide_rows
 from jaxinfer.sampling.bounds import Bounded, Bounds
 from jaxinfer.sampling.greatest import top_of_rows
@@ -77,7 +78,7 @@ class Eagle3:
         with_entropy: bool = False,
         noise: float = 1.0,
     ) -> None:
-        self.models: Mapping[str, Any] = {EAGLE3_HEAD: head}
+        self.models: Mapping[str, Any] = {EAGLE3_HEAD: detached(head)}
         self.capture = head.config.capture
         self._with_entropy = with_entropy
         self._tails, self.depth, self.top_k, self.noise = tails, depth, top_k, noise

@@ -21,7 +21,9 @@ from jaxinfer.programs.seats import Seats, latest_tokens
 from jaxinfer.programs.step import padded_to
 from jaxinfer.programs.wide_rows import sampled_everywhere, wide_rows
 from jaxinfer.sampling.bounds import Bounded, Bounds, counted
-from jaxinfer.sampling.next_tokens import next_tokens, redrawn, within_masks
+from jaxinfer.sampling.logprobs import TokenLogprobs
+from jaxinfer.sampling.next_tokens import noted_tokens, redrawn, within_masks
+from jaxinfer.sampling.noted import Noted, Noting, no_lists
 from jaxinfer.speculative.accept import land, num_accepted
 from jaxinfer.speculative.proposer import Drafts, Proposer, RoundsShape, Seated
 from jaxinfer.speculative.tails import TailPages, num_words, positions_of_tails, tokens_of_sequences, with_tail
@@ -42,6 +44,8 @@ class RoundsOutput:
     # padding, and the token int32 [T] sampled after each. Else zeros.
     hidden: jax.Array
     sampled: jax.Array
+    noted: Noted  # [N * W, R], of landed tokens, if the batch wants that; else zeros
+    lists: TokenLogprobs | None  # [R * W], of each row's last round, in an engine of processed log probabilities
     tree: Tree | None  # of each row's last round, where trees are drafted
 
 
@@ -57,6 +61,8 @@ class Verified(NamedTuple):
     features: jax.Array | None  # [R, W, F * hidden]
     accepted: jax.Array  # int32 [R], number of accepted drafts
     was_redrawn: jax.Array  # bool [R], whether the first sampled token is not that of a draw without a mask
+    noted: Noted  # [R, W], of the sampled tokens
+    path: jax.Array  # int32 [R, W, D], output tokens before each that the bounds do not count yet; -1: none
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +75,7 @@ class SpeculativeRounds:
     shapes: Sequence[RoundsShape] = ()
     hidden_sizes: Sequence[int] = ()  # numbers of hidden states that a later program reads
     tails: TailPages | None = None  # where trees are stored
+    processed: bool = False  # log probabilities, see `Noting`
 
     @property
     def reads(self) -> Sequence[str]:
@@ -114,7 +121,7 @@ class SpeculativeRounds:
             state, bounds = {**state, **changed}, state[BOUNDS]
             state.pop(BOUNDS)  # no branch of the switch changes them, so none carries them
 
-            def verify(state: dict[str, Any], *, width: int = width) -> tuple[dict[str, Any], tuple[jax.Array, ...]]:
+            def verify(state: dict[str, Any], *, width: int = width) -> tuple[dict[str, Any], tuple[Any, ...]]:
                 now = replace(device, state={**state, BOUNDS: bounds})
                 found = self._verified(now, state[KV], seated, drafts, width)
                 seats, landed = land(
@@ -129,16 +136,25 @@ class SpeculativeRounds:
                     jnp.pad(x, ((0, 0), wide, *((0, 0),) * (x.ndim - 2)), constant_values=value)
                     for x, value in ((found.hidden, 0), (found.sampled, 0), (landed, -1))
                 )
+                noted = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), wide)), found.noted)
                 state |= self.proposer.settle(replace(device, state=state), seated, landed, found.features)
-                of_last = lax.cond(
-                    batch.wants_logprobs > 0, partial(_of_last_round, seated.runs), lambda before, now: before,
-                    (output.hidden, output.sampled), (hidden, sampled),
-                )  # fmt: skip
-                return state, (landed, found.accepted, output.was_redrawn | found.was_redrawn, *of_last)
+                of_last, lists = (output.hidden, output.sampled), output.lists
+                if lists is None:
+                    of_last = lax.cond(
+                        batch.wants_lists, partial(_of_last_round, seated.runs), lambda before, now: before,
+                        of_last, (hidden, sampled),
+                    )  # fmt: skip
+                else:
+                    lists = self._with_lists(lists, now, seated, found, shape.width)
+                was_redrawn = output.was_redrawn | found.was_redrawn
+                return state, (landed, found.accepted, was_redrawn, *of_last, noted, lists)
 
-            def rest(state: dict[str, Any]) -> tuple[dict[str, Any], tuple[jax.Array, ...]]:
+            def rest(state: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
                 nothing = jnp.full((rows, width), -1, jnp.int32)
-                return state, (nothing, jnp.zeros(rows, jnp.int32), output.was_redrawn, output.hidden, output.sampled)
+                return state, (
+                    nothing, jnp.zeros(rows, jnp.int32), output.was_redrawn, output.hidden, output.sampled,
+                    Noted.nothing(rows, width), output.lists,
+                )  # fmt: skip
 
             ways = [rest, verify]
             runs = jnp.any(seated.runs)
@@ -146,7 +162,7 @@ class SpeculativeRounds:
             if self.proposer.may_find_nothing:
                 ways.insert(1, partial(verify, width=1))
                 way += way * jnp.any(drafts.count > 0)
-            state, (landed, accepted, was_redrawn, hidden, sampled) = lax.switch(way, ways, state)
+            state, (landed, accepted, was_redrawn, hidden, sampled, notes, lists) = lax.switch(way, ways, state)
             state = {**state, BOUNDS: _counted(bounds, seated, landed)}
 
             def noted(all_rounds: jax.Array, this_round: jax.Array) -> jax.Array:
@@ -163,8 +179,13 @@ class SpeculativeRounds:
                 was_redrawn=was_redrawn,
                 hidden=hidden,
                 sampled=sampled,
+                noted=jax.tree.map(
+                    lambda all_rounds, now: lax.dynamic_update_slice_in_dim(all_rounds, now.T, index * width, axis=0),
+                    output.noted, notes,
+                ),
+                lists=lists,
                 tree=tree,
-            )
+            )  # fmt: skip
 
         counts = jnp.zeros((self.max_rounds, rows), jnp.int32)
         output = RoundsOutput(
@@ -175,6 +196,8 @@ class SpeculativeRounds:
             was_redrawn=jnp.zeros(rows, bool),
             hidden=jnp.zeros((rows * width + more, model.config.hidden_size), model.dtype),
             sampled=jnp.zeros(rows * width + more, jnp.int32),
+            noted=Noted.nothing(self.max_rounds * width, rows),
+            lists=no_lists(rows * width, model.config.vocab_size) if self.processed else None,
             tree=no_tree(rows, shape.num_nodes) if shape.num_nodes else None,
         )
         state, output = lax.fori_loop(0, self.max_rounds, turn, (dict(device.state), output))
@@ -196,9 +219,9 @@ class SpeculativeRounds:
         # The path before a draw holds the tokens up to the one it follows.
         tokens = jnp.where(jnp.arange(tokens.shape[1]) == 0, latest[:, None], tokens)
         path = jnp.where(jnp.tri(tokens.shape[1], dtype=bool), tokens[:, None], -1)
-        kv, hidden, sampled, features, was_redrawn = self._computed(device, kv, wide, seated, path)
+        kv, hidden, sampled, features, was_redrawn, noted = self._computed(device, kv, wide, seated, path)
         accepted = num_accepted(drafts.tokens, drafts.count, sampled)
-        return Verified(kv, hidden, sampled, features, accepted, was_redrawn)
+        return Verified(kv, hidden, sampled, features, accepted, was_redrawn, noted, path)
 
     def _verified_tree(self, device: Device, kv: KVPool, seated: Seated, tree: Tree, width: int) -> Verified:
         """Verify each row's latest token in its slot and its tree in its tail; accepted nodes are moved out of it."""
@@ -226,9 +249,8 @@ class SpeculativeRounds:
         wide = with_tail(wide, pages, bits.reshape(-1, words), page_size=page_size, positions=positions)
         above = jnp.pad(paths(tree, max_depth=width - 1), ((0, 0), (1, 0), (0, 0)), constant_values=-1)
         latest = jnp.broadcast_to(seated.latest_output(device.state[BOUNDS])[:, None, None], (*above.shape[:2], 1))
-        kv, hidden, sampled, features, was_redrawn = self._computed(
-            device, kv, wide, seated, jnp.concatenate([latest, above], axis=2)
-        )
+        before = jnp.concatenate([latest, above], axis=2)
+        kv, hidden, sampled, features, was_redrawn, noted = self._computed(device, kv, wide, seated, before)
         path, accepted = accepted_path(tree, sampled, max_depth=width - 1)
         page, index = batch.places(seated.length[:, None] + jnp.arange(width - 1), page_size=page_size)
         moves = seated.runs[:, None] & (path >= 0)
@@ -240,14 +262,34 @@ class SpeculativeRounds:
             return jnp.take_along_axis(per_node, along.reshape(*along.shape, *(1,) * (per_node.ndim - 2)), axis=1)
 
         features = None if features is None else on_path(features)
-        return Verified(kv, on_path(hidden), on_path(sampled), features, accepted, was_redrawn)
+        noted = jax.tree.map(on_path, noted)
+        return Verified(kv, on_path(hidden), on_path(sampled), features, accepted, was_redrawn, noted, on_path(before))
+
+    def _with_lists(
+        self, lists: TokenLogprobs, device: Device, seated: Seated, found: Verified, width: int
+    ) -> TokenLogprobs:
+        """Return lists [R * width] with those of the rows that run, from a round of as many or fewer tokens."""
+        rows, count = found.sampled.shape
+        pad = (0, width - count)
+        hidden, tokens, path = (
+            jnp.pad(x, ((0, 0), pad, *((0, 0),) * (x.ndim - 2)), constant_values=value).reshape(-1, *x.shape[2:])
+            for x, value in ((found.hidden, 0), (found.sampled, 0), (found.path, -1))
+        )
+        position = (seated.length[:, None] + jnp.arange(width)).reshape(-1)
+        sampling = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), seated.batch.samples.sampling)
+        sampling = replace(sampling, sample_position=position)
+        bounded = Bounded(device.state[BOUNDS], jnp.repeat(seated.batch.row_seat, width), position, path)
+        return Noting(seated.batch.wants_notes, self.processed).with_lists(
+            lists, jnp.repeat(seated.runs, width), seated.batch.wants_lists, device.models[TARGET], hidden, tokens,
+            sampling, bounded,
+        )  # fmt: skip
 
     def _computed(
         self, device: Device, kv: KVPool, wide: StepBatch, seated: Seated, path: jax.Array
-    ) -> tuple[KVPool, jax.Array, jax.Array, jax.Array | None, jax.Array]:
+    ) -> tuple[KVPool, jax.Array, jax.Array, jax.Array | None, jax.Array, Noted]:
         """Run N tokens of each of R rows through the target; returns the pool, hidden states [R, N, hidden], the tokens
-        int32 [R, N] sampled after each, features [R, N, F * hidden], and which of the first ones were redrawn, bool
-        [R].
+        int32 [R, N] sampled after each, features [R, N, F * hidden], which of the first ones were redrawn, bool [R],
+        and what is noted of all [R, N].
 
         Args:
             path: int32 [R, N, D], output tokens before each sampled one that the bounds do not count yet; -1: none.
@@ -258,18 +300,26 @@ class SpeculativeRounds:
         sampling = sampled_everywhere(wide, seated.batch.samples.sampling)
         seat = jnp.repeat(seated.batch.row_seat, path.shape[1])
         bounded = Bounded(device.state[BOUNDS], seat, sampling.sample_position, path.reshape(-1, path.shape[2]))
-        sampled = next_tokens(model, hidden, sampling, bounded).reshape(rows, -1)
+        noting = Noting(seated.batch.wants_notes, self.processed)
+        sampled, noted = jax.tree.map(
+            lambda x: x.reshape(rows, -1), noted_tokens(model, hidden, sampling, bounded, noting)
+        )
         features = None if features is None else features.reshape(rows, -1, features.shape[-1])
         hidden = hidden.reshape(rows, -1, hidden.shape[-1])
         # Only a sequence's first draw of a round may have a mask.
-        first, of_rows = sampled[:, 0], seated.batch.samples.sampling
+        of_rows = seated.batch.samples.sampling
 
         def of_first() -> Bounded:
             return Bounded(bounded.bounds, seated.batch.row_seat, of_rows.sample_position, path[:, 0])
 
-        refused = of_first().refused(first)
-        first = redrawn(first, refused, lambda: within_masks(model, hidden[:, 0], of_rows, of_first()))
-        return kv, hidden, sampled.at[:, 0].set(first), features, refused
+        drawn = sampled, noted
+        first = jax.tree.map(lambda x: x[:, 0], drawn)
+        refused = of_first().refused(first[0])
+        first = redrawn(first, refused, lambda: within_masks(model, hidden[:, 0], of_rows, of_first(), noting))
+        # Not `.at[:, 0].set`, which is a kernel of its own for each of them.
+        is_first = jnp.arange(path.shape[1]) == 0
+        sampled, noted = jax.tree.map(lambda x, new: jnp.where(is_first, new[:, None], x), drawn, first)
+        return kv, hidden, sampled, features, refused, noted
 
 
 def _of_rows(runs: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:

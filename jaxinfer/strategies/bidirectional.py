@@ -45,9 +45,10 @@ class Progress:
 
     @classmethod
     def at_the_start(cls, request: Request, mask_token_id: int) -> Progress:
-        """Return the progress of a request whose output is all masks."""
-        masks = [mask_token_id] * (request.max_total_tokens - request.num_prompt_tokens)
-        return cls([*request.prompt_token_ids, *masks], request.num_prompt_tokens)
+        """Return the progress of a request whose output is masks after what has landed with earlier weights."""
+        start = request.num_prompt_tokens + request.versions.latest
+        masks = [mask_token_id] * (request.max_total_tokens - start)
+        return cls([*request.token_ids[:start], *masks], start)
 
 
 class BidirectionalDiffusion(DiffusionStrategy):
@@ -148,6 +149,17 @@ class BidirectionalDiffusion(DiffusionStrategy):
         is_window = now.has_refresh and how.cache == "dual"
         keeps_prefix = now.has_refresh and how.cache == "prefix"
         return Continuation(request, max(0, now.start - how.prefix_look) if keeps_prefix else 0, is_window)
+
+    def weights_changed(self, model: str, requests: Sequence[Request]) -> Sequence[Continuation]:
+        """Begin the block of every running request again, from masks in a first round."""
+        found = []
+        for request in requests:
+            now = self.progress.get(request.request_id)
+            if now is not None:
+                now.canvas[now.start :] = [self.mask_token_id] * (len(now.canvas) - now.start)
+                now.round, now.has_refresh = 0, False
+                found.append(Continuation(request, 0, False))
+        return found
 
     def left(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:

@@ -45,7 +45,9 @@ class DraftModule(Protocol):
     window: int | None  # number of last tokens that suffice to draft from; None: it needs all
     state: str  # name of the drafter's part of the engine's state
 
-    def check(self, config: Any, target: Path, target_config: ModelConfig, max_model_len: int, **options: Any) -> Any:
+    def check(
+        self, config: Any, target: Path | None, target_config: ModelConfig, max_model_len: int, **options: Any
+    ) -> Any:
         """Return the configuration of the model, as far as it can be read before the target's weights.
 
         Raises:

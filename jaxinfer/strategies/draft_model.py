@@ -32,7 +32,12 @@ class SmallModel:
     state = DRAFT_KV
 
     def check(
-        self, config: SpeculativeConfig, target: Path, target_config: ModelConfig, max_model_len: int, **options: Any
+        self,
+        config: SpeculativeConfig,
+        target: Path | None,
+        target_config: ModelConfig,
+        max_model_len: int,
+        **options: Any,
     ) -> ModelConfig:
         """Return the draft model's configuration.
 
@@ -44,7 +49,7 @@ class SmallModel:
         assert drafter is not None
         _, drafter_config = read_config(drafter, **options)
         check_vocabularies(target_config, drafter_config)
-        words, others = _vocabulary(target), _vocabulary(Path(drafter))
+        words, others = None if target is None else _vocabulary(target), _vocabulary(Path(drafter))
         if words is not None and others is not None and words != others:
             token = next(token for token in sorted({*words, *others}) if words.get(token) != others.get(token))
             raise ValueError(

@@ -55,6 +55,12 @@ class DrafterLanes:
         """First token of a sequence that the drafter can have."""
         return 0 if self.window is None else 1
 
+    def forget(self) -> None:
+        """Note that nothing that the drafter has computed counts."""
+        for known in (self.filled, self.length, self.follows, self.continues):
+            known[...] = False
+        self.start[...] = self._first
+
     def reenter(self, requests: Sequence[Request]) -> None:
         """Note before a launch which sequences continue from other tokens than were drawn: what the drafter has after
         these is void, in its pages too."""

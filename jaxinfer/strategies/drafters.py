@@ -16,8 +16,11 @@ from jaxinfer.strategies.draft_options import SpeculativeConfig
 from jaxinfer.strategies.speculator import Speculator
 
 
-def with_drafter(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
+def with_drafter(config: SpeculativeConfig, target: Path | None) -> SpeculativeConfig:
     """Return the configuration with a model: its own, or the embedded one if `target` is the embedded target.
+
+    Args:
+        target: the target's checkpoint; None: it was given by its arrays.
 
     Raises:
         ValueError: it names no model, and `target` is not the embedded target.
@@ -28,8 +31,8 @@ def with_drafter(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
         return config
     if config.model is not None:
         return dataclasses.replace(config, model=find_checkpoint(config.model))
-    if method.embedded is None or target.resolve() != embedded_checkpoint().resolve():
-        of_embedded = f": the embedded {method.model} belongs to the embedded target, not to {target}"
+    if method.embedded is None or target is None or target.resolve() != embedded_checkpoint().resolve():
+        of_embedded = f": the embedded {method.model} belongs to the embedded target, not to {target or 'this one'}"
         raise ValueError(
             f"method={config.method!r} needs model=..., {method.model_words}"
             + (of_embedded if method.embedded is not None else "")
@@ -39,7 +42,7 @@ def with_drafter(config: SpeculativeConfig, target: Path) -> SpeculativeConfig:
 
 def check_drafter(
     config: SpeculativeConfig,
-    target: Path,
+    target: Path | None,
     target_config: ModelConfig,
     max_model_len: int,
     **options: Unpack[ConfigOptions],
@@ -47,7 +50,8 @@ def check_drafter(
     """Return the configuration of a method's model, as far as it can be known before the target is loaded.
 
     Args:
-        target_config: the configuration in `target`.
+        target: a directory with the target's tokenizer; None: there is none.
+        target_config: the target's configuration.
         options: as for `read_config`.
 
     Raises:

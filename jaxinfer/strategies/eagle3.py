@@ -35,7 +35,12 @@ class Head:
     state = EAGLE3_STATE
 
     def check(
-        self, config: SpeculativeConfig, target: Path, target_config: ModelConfig, max_model_len: int, **options: Any
+        self,
+        config: SpeculativeConfig,
+        target: Path | None,
+        target_config: ModelConfig,
+        max_model_len: int,
+        **options: Any,
     ) -> None:
         """Check nothing: the head's configuration describes its target, and `load` compares the two."""
 

@@ -31,9 +31,8 @@ from jaxinfer.speculative.tails import TailPages
 from jaxinfer.strategies.drafter_lanes import DrafterLanes
 from jaxinfer.strategies.launch_timing import LaunchTiming
 
-# Weight of a new launch in the moving average of tokens per round.
 _TIMED_STEPS = 4  # most steps of plain decoding in a timed launch
-_NEW = 0.2
+_NEW = 0.2  # weight of a new launch in the moving average of tokens per round
 
 
 class Speculation(UsualStrategy):
@@ -79,7 +78,8 @@ class Speculation(UsualStrategy):
         )  # fmt: skip
         self.lanes = self._make_lanes()
         self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
-        self._rounds = SpeculativeRounds(proposer, max_rounds, (*shapes.rounds, *shapes.lanes), hidden_sizes, tails)
+        each = (*shapes.rounds, *shapes.lanes)
+        self._rounds = SpeculativeRounds(proposer, max_rounds, each, hidden_sizes, tails, plain.program.processed)
         self._tails = tails
         self._catch_up = CatchUp(proposer, shapes.catch_up)
         self._max_catch_up = max_catch_up
@@ -201,8 +201,8 @@ class Speculation(UsualStrategy):
         result: RoundsOutput = runner.launch(self._rounds, shape, built.packed.buffer)
         details = _Rounds(choice.num_drafts, shape, result)
         return RoundsResult(
-            result.tokens, shape.width, (result.hidden, result.sampled), details, was_redrawn=result.was_redrawn,
-            num_accepted=result.num_accepted,
+            result.tokens, shape.width, None if result.lists is not None else (result.hidden, result.sampled), details,
+            was_redrawn=result.was_redrawn, num_accepted=result.num_accepted, noted=result.noted, logprobs=result.lists,
         )  # fmt: skip
 
     def landed(
@@ -293,6 +293,11 @@ class Speculation(UsualStrategy):
 
     def make_state(self) -> Mapping[str, Any]:
         return self._make_state()
+
+    def weights_changed(self, model: str, requests: Sequence[Request]) -> Sequence[Continuation]:
+        if model in self.models or self._proposer.capture:
+            self.lanes.forget()
+        return ()
 
     def start_over(self) -> None:
         self.lanes = self._make_lanes()

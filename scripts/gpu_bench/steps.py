@@ -70,7 +70,7 @@ class Steps:
             packed = prefill_batch(shape, prompt_ids(case["prompt"], vocab), runner.state[KV])
             output = runner.launch(STEP, shape, packed.buffer)
             last = output.hidden[case["prompt"] - 1 : case["prompt"]]
-            np.save(logits_file(self.work, case["model"]), np.asarray(runner.models[TARGET].logits(last)[0]))
+            np.save(logits_file(self.work, case["model"]), np.asarray(runner.weights[TARGET].module.logits(last)[0]))
         return row | {"tokens_per_second": 1e3 * tokens / row["ms"]}
 
     def _runner(self, model: str, backend: str) -> Runner:

@@ -57,3 +57,19 @@ def test_a_piece_that_takes_too_long_fails_and_another_thread_takes_the_next_up_
             time.sleep(0.01)
     else:
         raise AssertionError("no thread took their place")
+
+
+def test_slow_pieces_in_all_threads_hold_no_others_up(monkeypatch):
+    monkeypatch.setattr(workers_module, "_SLOW_SECONDS", 0.05)
+    monkeypatch.setattr(workers_module, "_LOOK_SECONDS", 0.05)
+    workers, event = Workers(count=2, most_replaced=2), threading.Event()
+    slow = [workers.submit(event.wait) for _ in range(3)]
+    assert workers.run(lambda: 3) == 3
+    assert not any(future.done() for future in slow)
+    event.set()
+    assert all(future.result(timeout=9) for future in slow)
+    for _ in range(900):  # the threads that were added leave
+        if len(workers._workers) == 2:
+            break
+        time.sleep(0.01)
+    assert len(workers._workers) == 2 and workers.run(lambda: 4) == 4

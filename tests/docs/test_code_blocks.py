@@ -21,6 +21,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?:<!-- needs: ([^>]*?) -->\n+)?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What a block needs that this machine may lack.
 NEEDS = {"weights", "gpu", "network", "config", "server"}
+# Examples that would run for long.
+BRIEFLY = {"grpo.py": ("--updates", "2", "--plot", "/dev/null")}
 
 
 class Block(NamedTuple):
@@ -112,5 +114,6 @@ def test_what_needs_nothing_runs(block):
 @pytest.mark.slow
 @pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
 def test_an_example_runs(file):
-    run = subprocess.run([sys.executable, f"examples/{file}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, f"examples/{file}", *BRIEFLY.get(file, ())]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0 and run.stdout.strip(), run.stderr

@@ -13,7 +13,7 @@ from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_cache import CacheConfig, PrefixCache
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.pace import Pace
-from jaxinfer.scheduling.request import Request
+from jaxinfer.scheduling.request import Request, RequestStatus
 from jaxinfer.scheduling.rounds import Rounds, RowKind
 from jaxinfer.scheduling.scheduler import Landing, Scheduler, SchedulerLimits, SchedulerOutput
 
@@ -201,6 +201,13 @@ class Simulation:
         self.arrivals += 1
         self.scheduler.add_request(request)
         return request
+
+    def end(self, requests: Iterable[Request], status: RequestStatus) -> None:
+        """End unfinished requests from outside, as `EngineCore.finish` does, whatever their state."""
+        for request in requests:
+            was_running = request.status is RequestStatus.RUNNING
+            request.finish(status)
+            self.scheduler.release(request, was_running=was_running)
 
     def launch(self) -> SchedulerOutput:
         """Schedule a launch, or two, and let the device run it; its results are not read yet."""

@@ -38,7 +38,7 @@ def until(reached, core, seconds: float = 300.0) -> None:
 def test_requests_get_their_tokens_meanwhile_and_nothing_is_compiled_twice(model):
     core = make_engine(model)
     core.warm_up_in_background()
-    assert not core._compiles.is_warm
+    assert not core.compiles.is_warm
     prompts = random_prompts((3, 40, 9, 30), seed=2)
 
     def made():
@@ -51,7 +51,7 @@ def test_requests_get_their_tokens_meanwhile_and_nothing_is_compiled_twice(model
     until(lambda: num_threads() == 0, core)
     core.add_request(make_request("last", prompts[0]))
     drain(core)
-    assert core._compiles.is_warm
+    assert core.compiles.is_warm
     assert core.metrics.num_compiles_total == sum(len(program.shapes) for program in core.runner.programs)
     assert core.metrics.num_compiles_after_warm_up_total == 0
     assert [request.output_token_ids for request in requests] == one_by_one(make_engine(model, max_num_seqs=1), made())
@@ -87,7 +87,7 @@ def test_what_goes_wrong_is_said_and_steps_go_on(model, monkeypatch, tmp_path, c
         core.add_request(make_request("0", [1, 2, 3], max_tokens=3))
         drain(core)
     assert [record.getMessage() for record in caplog.records if "warm-up has ended early" in record.getMessage()]
-    assert not core._compiles.is_warm
+    assert not core.compiles.is_warm
 
 
 def test_threads_end_with_the_engine_and_when_all_is_compiled_at_once_instead(model, monkeypatch):
@@ -101,7 +101,7 @@ def test_threads_end_with_the_engine_and_when_all_is_compiled_at_once_instead(mo
     core = make_engine(model)
     core.warm_up_in_background()
     core.warm_up(progress=False)
-    assert num_threads() == 0 and core._compiles.is_warm
+    assert num_threads() == 0 and core.compiles.is_warm
 
 
 def test_a_stopped_warm_up_compiles_what_it_has_begun_and_no_more(model, monkeypatch):

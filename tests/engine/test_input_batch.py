@@ -77,7 +77,7 @@ def random_steps(seed: int, launches: int = 250):
             requests.append(sim.add(make_request(str(len(requests)), prompt, **sizes, **random_sampling(rng))))
         unfinished = [request for request in requests if not request.is_finished]
         if unfinished and rng.random() < 0.05:
-            sim.scheduler.finish_requests([unfinished[rng.integers(len(unfinished))]], RequestStatus.FINISHED_ABORTED)
+            sim.end([unfinished[rng.integers(len(unfinished))]], RequestStatus.FINISHED_ABORTED)
         seats = dict(sim.device.seats)
         output = sim.launch()
         entered = [request for request in output.requests if request.request_id in output.enters]

@@ -27,3 +27,8 @@ def test_failures_and_recoveries_are_counters_of_the_text():
         "# TYPE jaxinfer:num_recoveries_total counter", "jaxinfer:num_recoveries_total 1",
     ):  # fmt: skip
         assert line in text.splitlines()
+
+
+def test_the_version_of_the_weights_is_a_label_whatever_it_says():
+    text = EngineMetrics(weights_version='step "1"\n').prometheus()
+    assert 'jaxinfer:weights_version{version="step \\"1\\"\\n"} 1\n' in text

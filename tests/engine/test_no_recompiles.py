@@ -37,7 +37,7 @@ def test_a_thousand_random_requests_compile_nothing_and_leak_no_page(warm):
 
 def test_a_compile_after_warm_up_is_an_error_under_the_strict_flag():
     core = make_engine(random_model(model_config()), strict_compiles=True)
-    core._compiles.is_warm = True  # nothing was compiled
+    core.compiles.is_warm = True  # nothing was compiled
     core.add_request(make_request("0", [1, 2, 3]))
     with pytest.raises(CompileAfterWarmUpError, match="decodes|prompt tokens"):
         core.step()
@@ -47,7 +47,7 @@ def test_a_compile_after_warm_up_is_an_error_under_the_strict_flag():
 def test_what_xla_compiles_outside_of_programs_is_counted_too(monkeypatch):
     core = make_engine(random_model(model_config()))
     core.add_request(make_request("0", [1, 2, 3], max_tokens=2))
-    core._compiles.is_warm = True
+    core.compiles.is_warm = True
     launch = core.launcher.launch
 
     def with_an_operation(rounds) -> bool:

@@ -294,11 +294,11 @@ def test_an_interruption_that_a_library_has_wrapped_is_raised_as_one(two, monkey
 
 def test_a_compile_that_is_an_error_leaves_the_step_and_an_engine_that_goes_on():
     core = make_engine(random_model(model_config()), strict_compiles=True)
-    core._compiles.is_warm = True
+    core.compiles.is_warm = True
     core.add_request(make_request("a", [1, 2, 3], max_tokens=3))
     with pytest.raises(CompileAfterWarmUpError):
         core.step()
-    core._compiles.is_warm = False
+    core.compiles.is_warm = False
     drain(core)
 
 

@@ -238,7 +238,7 @@ def test_a_drafter_that_is_nan_changes_no_token(speculating, model, way, kind, m
         core.add_request(request)
     while core.has_unfinished_requests():
         core.step()
-    drafter = core.runner.models[name]
+    drafter = core.runner.weights[name].module
     broken = copied(drafter)
     broken.final_norm.scale[...] = jnp.full_like(broken.final_norm.scale[...], jnp.nan)
     core.runner.set_model(name, broken)

@@ -20,8 +20,10 @@ class FakeGPU:
     def __init__(self, jax_share: float) -> None:
         self.jax_share = jax_share
 
+    in_use = 0
+
     def memory_stats(self) -> dict[str, int]:
-        return {"bytes_limit": int(CARD * self.jax_share)}
+        return {"bytes_limit": int(CARD * self.jax_share), "bytes_in_use": self.in_use}
 
 
 @pytest.fixture
@@ -56,12 +58,22 @@ def test_the_pool_fills_the_limit_beside_weights_workspace_and_reserve(plan):
 
 def test_a_pool_that_takes_from_the_reserve_is_refused_with_the_largest_that_does_not(plan):
     most = plan(0.9, gpu_memory_utilization=0.9).kv_tokens
-    with pytest.raises(ValueError, match=rf"0.3 MiB of reserve, .* at most {most} tokens fit"):
+    with pytest.raises(
+        ValueError, match=rf"0.3 MiB of reserve and 0.0 MiB that others hold, .* at most {most} tokens fit"
+    ):
         plan(0.9, gpu_memory_utilization=0.9, kv_cache_tokens=most + 16)
 
 
 def test_the_table_names_every_part(plan):
     table = plan(0.9, gpu_memory_utilization=0.9).table()
     assert [line.split("  ")[0] for line in table.splitlines()] == [
-        "limit", "weights", "workspace", "reserve", "KV pool", "largest KV pool",
+        "limit", "weights", "workspace", "reserve", "held by others", "KV pool", "largest KV pool",
     ]  # fmt: skip
+
+
+def test_the_pool_leaves_what_others_hold_beside_the_weights(plan, monkeypatch):
+    alone = plan(0.9, gpu_memory_utilization=0.9)
+    monkeypatch.setattr(FakeGPU, "in_use", alone.weights_bytes + 1_000_000)
+    beside = plan(0.9, gpu_memory_utilization=0.9)
+    assert beside.others_bytes == 1_000_000
+    assert abs(alone.kv_bytes - beside.kv_bytes - 1_000_000) <= 16 * alone.kv_bytes_per_token

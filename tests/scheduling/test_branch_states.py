@@ -142,7 +142,7 @@ class BranchLife(RuleBasedStateMachine):
             self._end(some, RequestStatus.FINISHED_ABORTED)
 
     def _end(self, requests: list[Request], status: RequestStatus) -> None:
-        self.sim.scheduler.finish_requests(requests, status)
+        self.sim.end(requests, status)
         self.ended.update(request.request_id for request in requests)
 
     @rule()

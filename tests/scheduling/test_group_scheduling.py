@@ -32,7 +32,7 @@ def test_a_member_that_is_aborted_before_it_ran_makes_no_room():
     sim = GroupSimulation()
     group = sim.add_group(group_of(4, max_parallel=1))
     sim.step()
-    sim.scheduler.finish_requests([group.members[2]], ABORTED)
+    sim.end([group.members[2]], ABORTED)
     sim.step()
     assert group.num_running == 1 and [m.branch for m in group.pending] == [1, 3]
     sim.drain()
@@ -43,7 +43,7 @@ def test_a_member_that_is_aborted_while_it_runs_makes_room_for_the_next():
     sim = GroupSimulation()
     group = sim.add_group(group_of(4, max_parallel=2))
     sim.step()
-    sim.scheduler.finish_requests([group.members[0], group.members[2]], ABORTED)
+    sim.end([group.members[0], group.members[2]], ABORTED)
     sim.step()
     assert [m.branch for m in group.members if m.pages] == [1, 3] and not group.pending
     sim.drain()
@@ -102,7 +102,7 @@ def test_of_a_group_that_is_aborted_while_its_trunk_is_computed_nothing_is_left(
     sim = GroupSimulation(budget=8)
     group = sim.add_group(group_of(3, length=21))
     sim.launch()
-    sim.scheduler.finish_requests(group.members, ABORTED)
+    sim.end(group.members, ABORTED)
     assert sim.scheduler.kv.allocator.num_held == 0 and not sim.scheduler.has_unfinished_requests()
     other = sim.add(make_request("other", range(300, 340), max_tokens=5))
     sim.drain()

@@ -84,7 +84,7 @@ def test_what_was_launched_for_an_aborted_request_is_dropped():
     request = sim.add(make_request("a", prompt(3)))
     sim.launch()
     sim.launch()
-    sim.scheduler.finish_requests([request], RequestStatus.FINISHED_ABORTED)
+    sim.end([request], RequestStatus.FINISHED_ABORTED)
     sim.scheduler.check_integrity()
     assert [sim.land(), sim.land()] == [[], []]
     assert request.output_token_ids == [] and not sim.scheduler.has_unfinished_requests()
@@ -110,7 +110,7 @@ def test_what_was_launched_before_a_preemption_is_dropped_and_sampled_again():
 def test_a_request_that_came_back_takes_no_result_from_before_its_preemption():
     sim, (first, second, last) = crowded()
     sim.launch()
-    sim.scheduler.finish_requests([first, second], RequestStatus.FINISHED_ABORTED)
+    sim.end([first, second], RequestStatus.FINISHED_ABORTED)
     assert sim.launch().num_scheduled_tokens == {"c": 8}
     assert [sim.land(), sim.land()] == [[], []]
     assert last.output_token_ids == []
@@ -123,7 +123,7 @@ def test_a_request_under_the_id_of_an_aborted_one_takes_none_of_its_results():
     sim = Simulation()
     old = sim.add(make_request("same", prompt(3)))
     sim.launch()
-    sim.scheduler.finish_requests([old], RequestStatus.FINISHED_ABORTED)
+    sim.end([old], RequestStatus.FINISHED_ABORTED)
     new = sim.add(make_request("same", prompt(7, 20), max_tokens=2))
     sim.launch()
     assert sim.land() == []

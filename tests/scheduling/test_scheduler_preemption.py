@@ -146,7 +146,7 @@ def test_an_aborted_request_leaves_nothing_behind_and_the_others_go_on(phase, po
     }[phase]
     while not reached():
         sim.step()
-    sim.scheduler.finish_requests([victim], RequestStatus.FINISHED_ABORTED)
+    sim.end([victim], RequestStatus.FINISHED_ABORTED)
     sim.scheduler.check_integrity()
     assert victim.pages == [] and victim.status is RequestStatus.FINISHED_ABORTED
     got = victim.output_token_ids
@@ -163,15 +163,7 @@ def test_what_a_step_computed_for_a_request_aborted_meanwhile_is_dropped():
     request = sim.add(make_request("a", prompt(3)))
     output = sim.scheduler.schedule()
     tokens = sim.device.run(output)
-    sim.scheduler.finish_requests([request], RequestStatus.FINISHED_ABORTED)
+    sim.end([request], RequestStatus.FINISHED_ABORTED)
     sim.scheduler.update_from_output(output, tokens)
     sim.scheduler.check_integrity()
     assert request.output_token_ids == [] and not sim.scheduler.has_unfinished_requests()
-
-
-def test_finishing_a_finished_request_is_refused():
-    sim = Simulation()
-    request = sim.add(make_request("a", prompt(3), max_tokens=1))
-    sim.drain()
-    with pytest.raises(ValueError, match=r"'a' is finished already \(length\)"):
-        sim.scheduler.finish_requests([request], RequestStatus.FINISHED_ABORTED)

@@ -162,7 +162,7 @@ class SchedulerLife(RuleBasedStateMachine):
     @rule(data=st.data(), status=st.sampled_from([RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_STOPPED]))
     def end_from_outside(self, data, status):
         request = data.draw(st.sampled_from([request for request in self.requests if not request.is_finished]))
-        self.sim.scheduler.finish_requests([request], status)
+        self.sim.end([request], status)
         self.ended.add(request.request_id)
 
     @rule()

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from jaxinfer.outputs import CompletionOutput, EngineFailure, Logprob, RequestOutput
 from jaxinfer.server import chat_request, completion_request, responses
+from jaxinfer.server.answering import collected
 from jaxinfer.server.endpoints import Endpoints
 from jaxinfer.server.errors import ApiError
 from jaxinfer.server.messages import Messages
@@ -18,6 +20,7 @@ from jaxinfer.server.operations import Operations
 from jaxinfer.server.render import Render
 from jaxinfer.server.response_store import StoredResponse
 from jaxinfer.server.responses import ResponsesEndpoints
+from jaxinfer.server.running import Running
 from jaxinfer.server.service import Service
 from jaxinfer.server.settings import ServerSettings
 
@@ -118,3 +121,54 @@ def test_a_stored_conversation_and_its_items_are_read_beside_the_event_loop(monk
 
     asyncio.run(ask())
     assert len(threads) == 4 and threading.main_thread() not in threads
+
+
+class Once:
+    """A source of one output."""
+
+    def __init__(self, count: int, error: str | None = None) -> None:
+        entries = [{5: Logprob(-1.0, 1)}] * count
+        reason = "length" if error is None else "error"
+        part = CompletionOutput(0, "x", [5] * count, logprobs=entries, finish_reason=reason)
+        self._output = RequestOutput("0", None, [1], [part], finished=True, error=error)
+
+    async def __anext__(self) -> RequestOutput:
+        return self._output
+
+    def abort(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Threads:
+    """An answer that notes in which threads it is written."""
+
+    def __init__(self) -> None:
+        self.of: list[bool] = []
+
+    def add(self, number: int, output: RequestOutput) -> list[dict[str, Any]]:
+        self.of.append(threading.current_thread() is threading.main_thread())
+        return []
+
+    def whole(self) -> dict[str, Any]:
+        self.add(0, Once(0)._output)
+        return {}
+
+
+@pytest.mark.parametrize(("count", "is_beside"), [(8, False), (100, True)])
+def test_long_lists_of_log_probabilities_are_written_beside_the_event_loop(count, is_beside):
+    running, answer = Running(), Threads()
+    running.add(Once(count))
+    asyncio.run(collected(service(), running, answer))  # pyright: ignore[reportArgumentType]
+    assert answer.of == [not is_beside] * 2
+
+
+@pytest.mark.parametrize(("error", "status"), [("nothing may follow", 400), (EngineFailure("RuntimeError: /x"), 500)])
+def test_what_the_engine_has_failed_at_is_no_error_of_the_request(error, status):
+    running = Running()
+    running.add(Once(1, error))
+    with pytest.raises(ApiError) as found:
+        asyncio.run(collected(service(), running, Threads()))  # pyright: ignore[reportArgumentType]
+    assert found.value.status == status and ("/x" in str(found.value)) is False

@@ -1,0 +1,1 @@
+"""Adapters for training libraries; each needs that library installed."""

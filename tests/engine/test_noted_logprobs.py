@@ -1,0 +1,61 @@
+"""Log probabilities of drawn tokens alone: in every way of decoding those of each request alone, one step at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxinfer.engine.core import EngineCore
+from tests.builders import drain, make_engine, make_request, model_config, random_model, random_prompts
+from tests.oracle import next_token_logits
+from tests.speculative.builders import disturbed, random_head, speculating_engine
+
+TREES = {"num_speculative_tokens": 4, "tree_depth": 2, "tree_top_k": 2}
+LIMITS = {"max_num_batched_tokens": 20, "kv_cache_tokens": 400}
+
+
+def engine(way: str) -> EngineCore:
+    model = random_model(model_config(num_layers=2))
+    if way == "plain":
+        return make_engine(model, **LIMITS)
+    if way == "ngram":
+        return speculating_engine(model, **LIMITS)
+    if way == "draft_model":
+        return speculating_engine(model, disturbed(model, 0.1), **LIMITS)
+    return speculating_engine(model, random_head(model.config, capture=(0,)), speculative=TREES, **LIMITS)
+
+
+@pytest.mark.parametrize("way", ["plain", "ngram", "draft_model", "eagle3"])
+def test_they_are_those_of_the_oracle_and_cost_no_rounds(way):
+    core = engine(way)
+    prompts = random_prompts((21, 9, 14, 6), seed=7)
+    requests = [
+        make_request(str(i), prompt, max_tokens=16, temperature=i % 2, seed=i, logprobs=logprobs)
+        for i, (prompt, logprobs) in enumerate(zip(prompts, (0, 0, 3, None), strict=True))
+    ]
+    for request in requests:
+        core.add_request(request)
+    drain(core)
+    model = random_model(model_config(num_layers=2))
+    for request in requests[:3]:
+        assert len(request.logprobs) == 16
+        for number, entry in enumerate(request.logprobs):
+            place = request.num_prompt_tokens + number
+            token = request.token_ids[place]
+            logits = next_token_logits(model, request.token_ids[:place], request.num_prompt_tokens)
+            expected = logits[token] - np.logaddexp.reduce(logits)
+            first = next(iter(entry.items()))
+            assert first[0] == token and abs(first[1].logprob - expected) < 1e-4
+            assert abs(first[1].rank - (1 + (logits > logits[token]).sum())) <= 1
+            assert len(entry) in ((1,) if request is not requests[2] else (3, 4))
+    assert requests[3].logprobs == []
+
+
+def test_a_request_that_wants_them_alone_runs_loops():
+    core = engine("plain")
+    for logprobs in (None, 0):
+        before = core.get_metrics().num_launches_total
+        core.add_request(make_request(str(logprobs), random_prompts((9,), seed=3)[0], max_tokens=32, logprobs=logprobs))
+        drain(core)
+        launches = core.get_metrics().num_launches_total - before
+        assert launches < 16
