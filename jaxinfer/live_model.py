@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from jaxinfer.checkpoint.incoming import check_leaves, leaves_of_tree
 from jaxinfer.checkpoint.load import module_around, tensor_size
-from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel, regrouping
+from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel, spread
 from jaxinfer.checkpoint.weight_map import parameters
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.decoder import DecoderLM
@@ -61,8 +61,7 @@ def placed_live(model: Any, *, dtype: jnp.dtype | None, mesh: Mesh | None) -> tu
         if fits and given.sharding.is_equivalent_to(sharding, given.ndim):
             arrays[before.path], lent[before.path] = given, True
             continue
-        spread = given if before.shape == after.shape else given[regrouping(before, after)]
-        moved = jax.device_put(spread, sharding)
+        moved = jax.device_put(spread(given, before, after), sharding)
         arrays[before.path] = jnp.copy(moved).astype(before.dtype or dtype)  # where the placement alone fits, too
         lent[before.path] = False
     effective = dataclasses.replace(for_tensor_parallel(config, tensor_size(mesh)), dtype=str(dtype))

@@ -14,14 +14,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxinfer.checkpoint.directory import WEIGHTS_FOLDER, find_checkpoint, is_converted, read_config
+from jaxinfer.checkpoint.directory import find_checkpoint, read_config
 from jaxinfer.checkpoint.errors import some_of
-from jaxinfer.checkpoint.huggingface import HuggingFaceWeights
 from jaxinfer.checkpoint.layout import BASE_PREFIX, Layout, layout_of
-from jaxinfer.checkpoint.load import iter_parameters, tensor_size
-from jaxinfer.checkpoint.orbax_store import StoredParameters
-from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel, regrouping
-from jaxinfer.checkpoint.weight_map import Parameter, Placement, matching, parameters, placements
+from jaxinfer.checkpoint.load import iter_parameters, open_weights, tensor_size
+from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel, spread
+from jaxinfer.checkpoint.weight_map import Placement, matching, parameters, placements
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.layer_config import LayerConfig
 from jaxinfer.models.rope import RopeConfig
@@ -61,10 +59,7 @@ def leaves_of_directory(
     directory = find_checkpoint(path)
     _, config = read_config(directory, **options)
     final = parameters(for_tensor_parallel(config, tensor_size(mesh)))
-    if is_converted(directory):
-        source = StoredParameters(directory / WEIGHTS_FOLDER, parameters(config), dtype)
-    else:
-        source = HuggingFaceWeights(directory, config, dtype)
+    source = open_weights(directory, config, dtype)
     shapes = {parameter.path: parameter.shape for parameter in final}
     return config, shapes, iter_parameters(source, parameters(config), final, mesh)
 
@@ -96,8 +91,8 @@ def regrouped(leaves: Mapping[str, Any], config: ModelConfig, devices: int) -> d
     found = dict(leaves)
     for before, after in zip(parameters(config), parameters(for_tensor_parallel(config, devices)), strict=True):
         given = found.get(before.path)
-        if before.shape != after.shape and given is not None and tuple(jnp.shape(given)) == before.shape:
-            found[before.path] = given[regrouping(before, after)]
+        if given is not None and tuple(jnp.shape(given)) == before.shape:
+            found[before.path] = spread(given, before, after)
     return found
 
 
@@ -169,7 +164,7 @@ class NamedTensors:
             if self._missing[path]:
                 self._buffers[path] = placed
             else:
-                yield path, _spread(placed, *self._final[path])
+                yield path, spread(placed, *self._final[path])
 
     def _source_of(self, name: str) -> str | None:
         """Return a tensor's name in the weight map; None: it is known to be unused.
@@ -210,7 +205,3 @@ def _place(buffer: jax.Array, source: jax.Array, how: Placement) -> jax.Array:
 def _anywhere(placement: Placement) -> Placement:
     """Return what a placement does, without names: layers that are alike share its program."""
     return dataclasses.replace(placement, source="", target=dataclasses.replace(placement.target, path=""))
-
-
-def _spread(array: jax.Array, before: Parameter, after: Parameter) -> jax.Array:
-    return array if before.shape == after.shape else array[regrouping(before, after)]

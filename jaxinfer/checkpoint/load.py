@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 import jax
@@ -70,17 +71,24 @@ def load_checkpoint(
     """
     wanted = parse_dtype(dtype)
     directory = find_checkpoint(path)
-    converted = is_converted(directory)
     if config is None:
         _, config = read_config(directory, **options)
     effective = for_tensor_parallel(config, tensor_size(mesh))
-    if converted:
-        source = StoredParameters(directory / WEIGHTS_FOLDER, parameters(config), wanted)
-    else:
-        source = HuggingFaceWeights(directory, config, wanted)
+    source = open_weights(directory, config, wanted)
     arrays = load_parameters(source, parameters(config), parameters(effective), mesh)
     effective = dataclasses.replace(effective, dtype=str(source.dtype))
     return effective, module_around(effective, arrays)
+
+
+def open_weights(directory: Path, config: ModelConfig, dtype: Any) -> StoredParameters | HuggingFaceWeights:
+    """Open a converted or Hugging Face directory; its headers are checked.
+
+    Raises:
+        FileNotFoundError, CheckpointError: as for `load_checkpoint`.
+    """
+    if is_converted(directory):
+        return StoredParameters(directory / WEIGHTS_FOLDER, parameters(config), dtype)
+    return HuggingFaceWeights(directory, config, dtype)
 
 
 def load_parameters(

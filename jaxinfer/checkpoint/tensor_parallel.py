@@ -70,3 +70,8 @@ def regrouping(before: Parameter, after: Parameter) -> tuple[Any, ...]:
     queries = part[:, None] * share + np.arange(share)
     others = np.broadcast_to(np.arange(rows - shared, rows), (more, shared))
     return (*lead, head[:, None], np.concatenate([queries, others], axis=1))
+
+
+def spread(array: Any, before: Parameter, after: Parameter) -> Any:
+    """Return a checkpoint's parameter in its layout with more key/value heads; as it is if it has no more."""
+    return array if before.shape == after.shape else array[regrouping(before, after)]

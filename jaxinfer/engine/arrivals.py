@@ -9,6 +9,7 @@ from jaxinfer.models.rope import RopeConfig
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.request_group import RequestGroup
 from jaxinfer.scheduling.scheduler import Scheduler
+from jaxinfer.scheduling.scoring import given_length
 from jaxinfer.scheduling.turning import begin_short
 
 
@@ -49,9 +50,7 @@ class Arrivals:
         rope, members = self._rope, members_of(item)
         for request in members:
             request.logprobs_are_processed = self._config.processes_logprobs
-            num_prompt = request.num_prompt_tokens
-            if request.scoring is not None:
-                num_prompt = request.scoring.prompt_length(num_prompt)
+            num_prompt = given_length(request.num_prompt_tokens, request.scoring)
             if rope.depends_on_length and num_prompt > rope.max_position_embeddings:
                 # The rotation of its tokens, and so their cached keys, depend on the length of the whole prompt.
                 request.rope_length = num_prompt

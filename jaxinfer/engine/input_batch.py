@@ -18,6 +18,7 @@ from jaxinfer.programs.stand_ins import StandIn, as_wanted
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import Rounds, RowKind
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
+from jaxinfer.scheduling.scoring import given_length
 
 
 @dataclass(frozen=True)
@@ -219,10 +220,7 @@ class InputBatch:
         seat = request.seat = self.free_seats.pop()
         self.seat_of[request.request_id] = seat
         self.num_pages[seat] = 0
-        num_prompt = request.num_prompt_tokens
-        if request.scoring is not None:  # the other tokens are computed as if they had been drawn
-            num_prompt = request.scoring.prompt_length(num_prompt)
-        self.rope_length[seat] = max(num_prompt, request.rope_length)
+        self.rope_length[seat] = max(given_length(request.num_prompt_tokens, request.scoring), request.rope_length)
         self.max_len[seat] = request.max_total_tokens
         params = request.sampling_params
         self.temperature[seat] = params.temperature

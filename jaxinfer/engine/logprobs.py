@@ -16,6 +16,7 @@ from jaxinfer.sampling.noted import Noted
 from jaxinfer.scheduling.landing import LogprobsOf
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
+from jaxinfer.scheduling.scoring import given_length
 
 
 def wants_logprobs(output: SchedulerOutput) -> int:
@@ -90,7 +91,7 @@ def take_known_logprobs(output: SchedulerOutput, built: BuiltBatch, logprobs: To
     for request, start, positions in _known_spans(output, built):
         params, num_prompt = request.sampling_params, request.num_prompt_tokens
         if request.scoring is not None:
-            first_scored = request.scoring.prompt_length(num_prompt)
+            first_scored = given_length(num_prompt, request.scoring)
             of_span = arrays.logprob[start : start + len(positions)].tolist()
             request.scoring.take(positions.start + 1 - first_scored, of_span)
             continue

@@ -127,8 +127,7 @@ class EngineWeights:
         weights = self._core.runner.weights[name]
         if isinstance(leaves, Mapping):
             found: dict[str, Any] = {str(path): leaf for path, leaf in leaves.items()}
-            wanted = dict(zip(weights.paths, (leaf.shape for leaf in weights.leaves), strict=True))
-            check_leaves({path: jnp.shape(leaf) for path, leaf in found.items()}, wanted)
+            check_leaves({path: jnp.shape(leaf) for path, leaf in found.items()}, weights.shapes_of_leaves)
             for path, leaf in found.items():
                 self._check_type(weights, path, leaf)
             pairs: Iterable[tuple[str, Any]] = found.items()
@@ -173,21 +172,20 @@ class EngineWeights:
         core.scheduler.continue_from(core.strategy.weights_changed(name, core.scheduler.running))
 
     def _replace(self, name: str, weights: ModelWeights, leaves: Iterable[tuple[str, Any]], *, is_lent: bool) -> None:
-        number = {path: index for index, path in enumerate(weights.paths)}
         done: set[str] = set()
         for path, leaf in leaves:
-            if path not in number:
+            if path not in weights.number:
                 raise ValueError(f"the model has no leaf {path}")
             self._check_type(weights, path, leaf)
             self._new[name] = done
-            weights.replace(number[path], leaf, is_lent=is_lent)
+            weights.replace(weights.number[path], leaf, is_lent=is_lent)
             done.add(path)
-        missing = number.keys() - done
+        missing = weights.number.keys() - done
         if missing:
             raise ValueError(f"the update has ended without leaves {some_of(sorted(missing))}")
 
     def _check_type(self, weights: ModelWeights, path: str, leaf: Any) -> None:
-        wanted = weights.leaves[weights.paths.index(path)].dtype
+        wanted = weights.wanted[weights.number[path]].dtype
         given = jnp.asarray(leaf).dtype if not hasattr(leaf, "dtype") else leaf.dtype
         if given != wanted and not (jnp.issubdtype(given, jnp.floating) and jnp.issubdtype(wanted, jnp.floating)):
             raise ValueError(f"leaf {path} has type {given}, the engine's has {wanted}")

@@ -58,7 +58,7 @@ class WeightsSource:
                 return
             config, shapes, leaves = leaves_of_directory(weights, self.mesh, dtype=self.dtype, **self.options)
             check_same_model(config, self.config, str(weights))
-            check_leaves(shapes, dict(zip(wanted.paths, (leaf.shape for leaf in wanted.leaves), strict=True)))
+            check_leaves(shapes, wanted.shapes_of_leaves)
             engine.update(leaves, version, model, is_lent=False)
         elif isinstance(weights, (nnx.Module, Mapping, list, tuple)) and not _are_named(weights):
             leaves = leaves_of_tree(weights)

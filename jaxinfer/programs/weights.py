@@ -22,6 +22,7 @@ class ModelWeights:
     Attributes:
         shapes: the module, with shapes in the place of arrays; programs merge traced arrays into its graph.
         paths: "layers.0.mlp.up.kernel" and the like, one for each leaf.
+        number: of each path, its place among them.
         leaves: arrays in the same order, as programs take them.
         wanted: of each leaf, the shape, type and sharding that programs are compiled for.
         lent: of each leaf, whether a caller holds it too: it is never donated, deleted or moved.
@@ -31,6 +32,7 @@ class ModelWeights:
         self._graph, state = nnx.split(model)
         with_paths, self._structure = jax.tree_util.tree_flatten_with_path(state)
         self.paths = tuple(".".join(str(key.key) for key in path if hasattr(key, "key")) for path, _ in with_paths)
+        self.number = {path: index for index, path in enumerate(self.paths)}
         # A leaf on the host would be sent again with every launch.
         self.leaves: list[Any] = [
             leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf) for _, leaf in with_paths
@@ -43,6 +45,11 @@ class ModelWeights:
     def module_of(self, leaves: list[Any]) -> Any:
         """Return the module around leaves in the order of `paths`."""
         return nnx.merge(self._graph, jax.tree.unflatten(self._structure, leaves))
+
+    @property
+    def shapes_of_leaves(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each leaf, by path."""
+        return dict(zip(self.paths, (leaf.shape for leaf in self.wanted), strict=True))
 
     @property
     def module(self) -> Any:

@@ -17,7 +17,7 @@ from jaxinfer.sampling.bounds import num_words, packed_bits
 from jaxinfer.sampling_params import SamplingParams
 from jaxinfer.scheduling.refusals import BREAKS_AT_FIRST, Excluded, Refusals
 from jaxinfer.scheduling.request_status import Landed, RequestStatus
-from jaxinfer.scheduling.scoring import Scoring
+from jaxinfer.scheduling.scoring import Scoring, given_length
 from jaxinfer.scheduling.token_marks import TokenMarks
 from jaxinfer.scheduling.turning import turn_if_due
 from jaxinfer.scheduling.version_runs import VersionRuns
@@ -156,7 +156,7 @@ class Request:
         params = self.sampling_params
         if params.skip_reading_prefix_cache or params.prompt_logprobs is not None:
             return 0
-        return self.num_tokens if self.scoring is None else self.scoring.prompt_length(self.num_prompt_tokens) - 1
+        return self.num_tokens if self.scoring is None else given_length(self.num_prompt_tokens, self.scoring) - 1
 
     @property
     def num_tokens(self) -> int:

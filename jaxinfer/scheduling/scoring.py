@@ -22,13 +22,15 @@ class Scoring:
     temperature: float = 1.0
     logprobs: list[float] = field(default_factory=list)
 
-    def prompt_length(self, num_tokens: int) -> int:
-        """Return how many of a request's prompt tokens are before the scored ones."""
-        return num_tokens + 1 - self.num_tokens
-
     def take(self, first: int, logprobs: Sequence[float]) -> None:
         """Take log probabilities of the tokens from number `first` on, which may be before them: of those that were
         computed again, the first ones stay."""
         known = len(self.logprobs)
         if first <= known:
             self.logprobs += logprobs[known - first :]
+
+
+def given_length(num_prompt_tokens: int, scoring: Scoring | None) -> int:
+    """Return how many tokens of a request's prompt are given: all, or those before the scored ones, which are computed
+    as if they had been drawn."""
+    return num_prompt_tokens if scoring is None else num_prompt_tokens + 1 - scoring.num_tokens

@@ -6,23 +6,15 @@ import numpy as np
 import pytest
 
 from jaxinfer.engine.core import EngineCore
-from tests.builders import drain, make_engine, make_request, model_config, random_model, random_prompts
+from tests.builders import drain, make_request, model_config, random_model, random_prompts
 from tests.oracle import next_token_logits
-from tests.speculative.builders import disturbed, random_head, speculating_engine
+from tests.speculative.builders import made_in
 
-TREES = {"num_speculative_tokens": 4, "tree_depth": 2, "tree_top_k": 2}
 LIMITS = {"max_num_batched_tokens": 20, "kv_cache_tokens": 400}
 
 
 def engine(way: str) -> EngineCore:
-    model = random_model(model_config(num_layers=2))
-    if way == "plain":
-        return make_engine(model, **LIMITS)
-    if way == "ngram":
-        return speculating_engine(model, **LIMITS)
-    if way == "draft_model":
-        return speculating_engine(model, disturbed(model, 0.1), **LIMITS)
-    return speculating_engine(model, random_head(model.config, capture=(0,)), speculative=TREES, **LIMITS)
+    return made_in(way, random_model(model_config(num_layers=2)), **LIMITS)
 
 
 @pytest.mark.parametrize("way", ["plain", "ngram", "draft_model", "eagle3"])

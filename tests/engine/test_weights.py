@@ -27,9 +27,7 @@ from tests.builders import drain, make_engine, make_request, model_config, rando
 from tests.diffusion.builders import MASK
 from tests.engine.weights_oracle import Oracle, Watch
 from tests.faults.ways import WAYS as WAYS_OF_FAULTS
-from tests.speculative.builders import disturbed, random_head, speculating_engine
-
-TREES = {"num_speculative_tokens": 4, "tree_depth": 2, "tree_top_k": 2}
+from tests.speculative.builders import SMALL_TREES, disturbed, made_in, random_head, speculating_engine
 
 
 @functools.cache
@@ -49,14 +47,7 @@ def oracle() -> Oracle:
 
 
 def engine(way: str, **limits: Any) -> EngineCore:
-    model, limits = model_of(0), {"max_num_batched_tokens": 20, "kv_cache_tokens": 400} | limits
-    if way == "plain":
-        return make_engine(model, **limits)
-    if way == "ngram":
-        return speculating_engine(model, **limits)
-    if way == "draft_model":
-        return speculating_engine(model, disturbed(model, 0.1), **limits)
-    return speculating_engine(model, random_head(model.config, capture=(0,)), speculative=TREES, **limits)
+    return made_in(way, model_of(0), **{"max_num_batched_tokens": 20, "kv_cache_tokens": 400, **limits})
 
 
 WAYS = ("plain", "ngram", "draft_model", "eagle3")
@@ -288,7 +279,11 @@ def test_a_drafter_with_new_weights_drafts_as_one_that_began_with_them(way):
     plain = run_requests(engine("plain"), requests("p"))
     assert [request.output_token_ids for request in running] == plain
     fresh = speculating_engine(
-        model, better, speculative=TREES if way == "eagle3" else None, max_num_batched_tokens=20, kv_cache_tokens=400
+        model,
+        better,
+        speculative=SMALL_TREES if way == "eagle3" else None,
+        max_num_batched_tokens=20,
+        kv_cache_tokens=400,
     )
     before = core.get_metrics()
     run_requests(core, requests("c"))

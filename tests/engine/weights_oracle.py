@@ -48,10 +48,10 @@ class Oracle:
 
     def __init__(self, models: Mapping[Any, DecoderLM]) -> None:
         self.models = models
+        self.logits = functools.lru_cache(maxsize=4096)(self._logits)
         self._run = {version: jax.jit(functools.partial(_run, model)) for version, model in models.items()}
 
-    @functools.lru_cache(maxsize=4096)  # noqa: B019
-    def logits(self, tokens: tuple[int, ...], chain: Chain, version: Any) -> np.ndarray:
+    def _logits(self, tokens: tuple[int, ...], chain: Chain, version: Any) -> np.ndarray:
         """float32 [T, vocab] by `version`, after what the chain says was computed before it."""
         ids = np.zeros(PADDED, np.int32)
         ids[: len(tokens)] = tokens

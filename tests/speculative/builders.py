@@ -111,6 +111,19 @@ def engine_of(way: str, model: DecoderLM, **limits: Any) -> EngineCore:
     )  # fmt: skip
 
 
+SMALL_TREES = {"num_speculative_tokens": 4, "tree_depth": 2, "tree_top_k": 2}
+
+
+def made_in(way: str, model: DecoderLM, **limits: Any) -> EngineCore:
+    """An engine that is "plain", or drafts by "ngram", "draft_model" or "eagle3", in small trees."""
+    if way == "plain":
+        return make_engine(model, **limits)
+    if way == "eagle3":
+        head = random_head(model.config, capture=(0,))
+        return speculating_engine(model, head, speculative=SMALL_TREES, **limits)
+    return speculating_engine(model, disturbed(model, 0.1) if way == "draft_model" else None, **limits)
+
+
 def speculation_of(core: EngineCore) -> Speculation:
     """The strategy of a speculating engine."""
     assert isinstance(core.strategy, Speculation)
