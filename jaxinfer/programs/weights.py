@@ -12,8 +12,10 @@ from flax import nnx
 
 
 def shape_of(x: Any) -> jax.ShapeDtypeStruct:
-    """Return what a program is compiled for: the array's shape, dtype and sharding."""
-    return x if isinstance(x, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    """Return what a program is compiled for: the array's shape, dtype and sharding; a NumPy array has no sharding."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))
 
 
 class ModelWeights:

@@ -21,6 +21,7 @@ class LaunchPlan:
 
     def __init__(self, limits: SchedulerLimits, rounds: Rounds = ONE_STEP) -> None:
         self._limits, self.rounds = limits, rounds
+        self._takes_prompts = rounds.takes_prompts
         self.budget = limits.max_num_batched_tokens
         self.prefill_room = limits.prefill_room
         self.block_size = limits.block_size
@@ -50,7 +51,7 @@ class LaunchPlan:
 
     def slots_of_seated(self, request: Request, known: int) -> int:
         """Return how many slots a seated request needs in all for a step or a round."""
-        return self.rounds.reach(known, 1, request.max_total_tokens) if self.rounds.takes_prompts else known
+        return self.rounds.reach(known, 1, request.max_total_tokens) if self._takes_prompts else known
 
     def has_only_its_last(self, request: Request) -> bool:
         """Whether a request that is not in its seat has only its latest token to compute: then it decodes at once."""

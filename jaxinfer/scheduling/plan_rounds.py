@@ -124,10 +124,17 @@ def _rounds_of_rows(
             num_of_one += 1
             num_alone += request.draws_alone
             continue
-        expects_refusals |= request.guard is not None and request.refusals.expects_breaks
+        if request.guard is not None and request.refusals.expects_breaks:
+            expects_refusals = True
+        if most == 1:
+            continue
         left = request.num_tokens_left
-        longest, shortest = max(longest, left), min(shortest, left)
-        streams |= request.stream
+        if left > longest:
+            longest = left
+        if left < shortest:
+            shortest = left
+        if request.stream:
+            streams = True
     num_rows = len(plan.requests) - num_of_one
     if num_alone == len(plan.requests) and rounds.plain is not None:
         return []  # no row would draft
@@ -135,8 +142,10 @@ def _rounds_of_rows(
         most = min(most, pace.within(rounds.kind, _STREAM_SECONDS))
     if num_of_one:
         most = pace.beside_one_round(rounds.kind, most, num_rows=num_rows, num_of_one_round=num_of_one)
-    needed = shortest if waits else longest
-    limit = max(1, min(most, -(-needed // max(rounds.least_tokens, 1))))
+    limit = 1
+    if most > 1:
+        needed = shortest if waits else longest
+        limit = max(1, min(most, -(-needed // max(rounds.least_tokens, 1))))
     while limit:
         rounds_of = [limit] * len(plan.requests)
         if num_of_one:
@@ -157,16 +166,19 @@ def _rounds_of_rows(
 
 def _take_pages(plan: LaunchPlan, kv: KVCacheManager, rounds: Rounds, rounds_of: Sequence[int]) -> bool:
     """Take the pages for so many rounds of each row; False, and no change, if there are too few."""
-    wanted = [
-        0 if is_chunk else rounds.reach(known, number, request.max_total_tokens)
-        for request, is_chunk, known, number in zip(plan.requests, plan.are_chunks, plan.known, rounds_of, strict=True)
-    ]
-    missing = list(map(kv.missing_pages, plan.requests, wanted))
-    if sum(missing) > kv.num_available:
+    page_size, missing, lacking = kv.page_size, 0, list[tuple[int, int]]()
+    rows = zip(plan.requests, plan.are_chunks, plan.known, rounds_of, strict=True)
+    for index, (request, is_chunk, known, number) in enumerate(rows):
+        if is_chunk:
+            continue
+        wanted = rounds.reach(known, number, request.max_total_tokens)
+        if wanted > len(request.pages) * page_size:
+            lacking.append((index, wanted))
+            missing += kv.missing_pages(request, wanted)
+    if missing > kv.num_available:
         return False
-    for index, count in enumerate(missing):
-        if count:
-            pages = kv.grow(plan.requests[index], wanted[index])
-            assert pages is not None, "pages were counted as available"
-            plan.new_pages[index] = plan.new_pages[index] + pages
+    for index, wanted in lacking:
+        pages = kv.grow(plan.requests[index], wanted)
+        assert pages is not None, "pages were counted as available"
+        plan.new_pages[index] = plan.new_pages[index] + pages
     return True

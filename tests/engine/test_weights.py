@@ -224,6 +224,13 @@ def test_a_tree_is_checked_before_its_first_leaf_is_replaced(change):
     assert core.weights.digest("target") == before and core.why_idle() is None and core.weights.version == 0
 
 
+def test_a_model_of_numpy_arrays_is_placed_on_the_device_and_runs():
+    graph, state = nnx.split(model_of(0))
+    engine = make_engine(nnx.merge(graph, jax.tree.map(np.array, state)))
+    assert all(isinstance(leaf, jax.Array) for leaf in engine.runner.weights["target"].leaves)
+    assert run_requests(engine, requests()) == run_requests(make_engine(model_of(0)), requests())
+
+
 def test_arrays_that_a_trainer_has_donated_stop_launches_until_the_next_update():
     graph, state = nnx.split(model_of(0))
     trained = jax.tree.map(lambda x: x + 0, state)
