@@ -92,6 +92,7 @@ def serve(llm: LLM, needs: dict[str, Any], *, arriving: float) -> dict[str, floa
         "launches": after.num_launches_total - before.num_launches_total,
         "rounds": after.num_steps_total - before.num_steps_total,
         "drafted": after.spec_decode_num_drafts - before.spec_decode_num_drafts,
+        "compiles": after.num_compiles_total - before.num_compiles_total,
         "prompts": prompts,
     }
 
@@ -148,6 +149,7 @@ def measure(method: str, seconds: float, turns: int, *, arriving: float) -> list
                 "others": statistics.median(others), "others_spread": [min(others), max(others)],
                 "one": statistics.median(one), "one_spread": [min(one), max(one)],
                 **{key: (last["without"][key], last["with"][key]) for key in COUNTED},
+                "compiles": sum(rates[side]["compiles"] for rates in of_turns for side in rates),
             }
         )  # fmt: skip
     return rows
@@ -180,8 +182,9 @@ def main() -> None:
         rows = [row for method in args.methods for step in args.step_ms for row in in_process(method, step, args)]
     args.output.write_text(json.dumps({"environment": describe_environment(), "rows": rows}, indent=2) + "\n")
     table = Table(
-        "method", "step", "the one's", "others", "one", "launches", "rounds", "drafted rounds", "prompts a second"
-    )
+        "method", "step", "the one's", "others", "one", "launches", "rounds", "drafted rounds", "prompts a second",
+        "compiles",
+    )  # fmt: skip
     for row in rows:
         step = f"{1e3 * row['seconds']:g} ms" if row["seconds"] else "this machine"
         spreads = [
@@ -189,7 +192,8 @@ def main() -> None:
             for key in ("others", "one")
         ]
         counts = [f"{row[key][0]:.0f} → {row[key][1]:.0f}" for key in ("launches", "rounds", "drafted")]
-        table.add_row(row["method"], step, row["needs"], *spreads, *counts, f"{row['prompts'][1]:.1f}")
+        counts += [f"{row['prompts'][1]:.1f}", f"{row['compiles']}"]
+        table.add_row(row["method"], step, row["needs"], *spreads, *counts)
     Console(width=160).print(table)
 
 

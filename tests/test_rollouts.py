@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -12,7 +14,8 @@ from flax import nnx
 from jaxinfer import LLM, AsyncLLM, SamplingParams
 from jaxinfer.checkpoint import load_checkpoint
 from jaxinfer.checkpoint.directory import embedded_checkpoint
-from jaxinfer.checkpoint.export import export_hf
+from jaxinfer.checkpoint.errors import CheckpointError
+from jaxinfer.checkpoint.export import export_head, export_hf
 from jaxinfer.checkpoint.safetensors_reader import open_checkpoint
 
 SMALL = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_tokens": 512}
@@ -149,6 +152,36 @@ def test_pairs_in_a_list_are_named_tensors(llm, trained, tmp_path):
     export_hf(trained, trained.config, tmp_path)
     llm.update_weights([(name, tensor.read()) for name, tensor in open_checkpoint(tmp_path).items()], version="pairs")
     assert llm.weights_version == "pairs" and llm.weights_digest() == LLM(model=trained, **SMALL).weights_digest()
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_tensors_by_name_are_new_weights_of_a_drafter_as_its_directory_is(method, tmp_path):
+    llm = LLM(speculative_config={"method": method}, **SMALL)
+    graph, state = nnx.split(llm.core.weights.of("drafter").module)
+    own = nnx.merge(graph, jax.tree.map(jnp.copy, state))
+    changed = nnx.merge(graph, jax.tree.map(lambda x: x * 1.5 if jnp.issubdtype(x.dtype, jnp.floating) else x, state))
+    if method == "eagle3":
+        export_head(changed, tmp_path)
+    else:
+        export_hf(changed, changed.config, tmp_path)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(embedded_checkpoint("tiny-draft") / name, tmp_path)
+    first = llm.weights_digest("drafter")
+    llm.update_weights(tmp_path, model="drafter")
+    wanted = llm.weights_digest("drafter")
+    llm.update_weights(own, model="drafter")
+    assert llm.weights_digest("drafter") == first != wanted
+
+    tensors = [(name, tensor.read()) for name, tensor in open_checkpoint(tmp_path).items()]
+    np.random.default_rng(1).shuffle(tensors)
+    with pytest.raises(ValueError, match="is not one of"):
+        llm.update_weights(iter([("model.layers.9.nothing", np.zeros(3))]), model="drafter")
+    llm.update_weights(iter(tensors), model="drafter")
+    assert llm.weights_digest("drafter") == wanted
+    if method == "eagle3":
+        outside = [(name, tensor + 10**6 if name == "d2t" else tensor) for name, tensor in tensors]
+        with pytest.raises(CheckpointError, match="outside of the target's vocabulary"):
+            llm.update_weights(iter(outside), model="drafter")
 
 
 def test_weights_that_could_not_be_read_at_the_wake_up_are_read_at_the_next(monkeypatch):

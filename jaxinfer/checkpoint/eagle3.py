@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -26,6 +26,7 @@ from jaxinfer.checkpoint.directory import (
 from jaxinfer.checkpoint.dtypes import parse_dtype
 from jaxinfer.checkpoint.errors import CheckpointError
 from jaxinfer.checkpoint.huggingface import HuggingFaceWeights
+from jaxinfer.checkpoint.incoming import NamedTensors
 from jaxinfer.checkpoint.layout import Layout, head_layout, layout_of
 from jaxinfer.checkpoint.load import around, load_parameters, tensor_size
 from jaxinfer.checkpoint.orbax_store import StoredParameters
@@ -37,7 +38,7 @@ from jaxinfer.models.eagle3 import Eagle3Head
 from jaxinfer.models.eagle3_config import Eagle3Config, draft_vocab_size, head_fields, head_layer, is_head
 from jaxinfer.models.unknown_fields import ConfigOptions
 
-HEAD_ENTRY = "head"
+HEAD_ENTRY, TARGET_IDS = "head", "target_ids"
 
 
 @dataclass(frozen=True)
@@ -135,28 +136,67 @@ def load_head(
         ValueError: unknown `dtype`, or the mesh cannot split the head evenly.
     """
     wanted, directory = parse_dtype(dtype), find_checkpoint(path)
-    converted = is_converted(directory)
-    hf = head_fields(read_hf_config(directory), **options)
-    config = Eagle3Config.from_hf(hf, target)
-    contents = _read_contents(directory) if converted else head_contents(open_checkpoint(directory), hf)
-    _check_fits(contents, config, target, directory)
-    config = dataclasses.replace(config, has_embeddings=contents.has_embeddings)
-    layout = head_layout(config, contents.has_token_ids)
-    layer = for_tensor_parallel(config.layer, tensor_size(mesh))
-    effective = dataclasses.replace(config, layer=layer)
-    if converted:
-        source = StoredParameters(directory / WEIGHTS_FOLDER, parameters(layout), wanted)
+    config, has_token_ids = _described(directory, target, options)
+    stored = head_layout(config, has_token_ids)
+    effective = _spread(config, mesh)
+    if is_converted(directory):
+        source = StoredParameters(directory / WEIGHTS_FOLDER, parameters(stored), wanted)
     else:
-        source = HuggingFaceWeights(directory, layout, wanted)
-    final = parameters(head_layout(effective, contents.has_token_ids))
-    arrays = load_parameters(source, parameters(layout), final, mesh)
-    if not contents.has_token_ids:
+        source = HuggingFaceWeights(directory, stored, wanted)
+    arrays = load_parameters(source, parameters(stored), parameters(head_layout(effective, has_token_ids)), mesh)
+    if not has_token_ids:
         whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-        arrays["target_ids"] = jax.device_put(np.arange(config.draft_vocab_size, dtype=np.int32), whole)
-    _check_ids(np.asarray(arrays["target_ids"]), target.vocab_size, directory)
-    effective = dataclasses.replace(effective, layer=dataclasses.replace(layer, dtype=str(source.dtype)))
+        arrays[TARGET_IDS] = jax.device_put(_own_ids(config), whole)
+    _check_ids(np.asarray(arrays[TARGET_IDS]), target.vocab_size, str(directory))
+    effective = dataclasses.replace(effective, layer=dataclasses.replace(effective.layer, dtype=str(source.dtype)))
     dtype = jnp.dtype(source.dtype)
     return around(nnx.eval_shape(lambda: Eagle3Head(effective, dtype=dtype, rngs=nnx.Rngs(0))), arrays)
+
+
+def assembled_head(
+    tensors: Iterable[tuple[str, Any]],
+    path: str | os.PathLike[str],
+    target: ModelConfig,
+    *,
+    dtype: Any,
+    mesh: Mesh | None = None,
+    **options: Unpack[ConfigOptions],
+) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters of a head by path, each as soon as it is complete, as `load_head` of `path` returns them.
+
+    Args:
+        tensors: (Hugging Face name, array) in any order: what a checkpoint of the head in `path` would have.
+
+    Raises:
+        CheckpointError: a draft word is outside of the target's vocabulary.
+        ValueError: see `NamedTensors.assembled`. Other errors are those of `load_head`.
+    """
+    config, has_token_ids = _described(find_checkpoint(path), target, options)
+    final = head_layout(_spread(config, mesh), has_token_ids)
+    for name, leaf in NamedTensors(head_layout(config, has_token_ids), dtype, final).assembled(tensors):
+        if name == TARGET_IDS:
+            _check_ids(np.asarray(leaf), target.vocab_size, "the tensors")
+        yield name, leaf
+    if not has_token_ids:
+        yield TARGET_IDS, _own_ids(config)
+
+
+def _described(directory: Path, target: ModelConfig, options: ConfigOptions) -> tuple[Eagle3Config, bool]:
+    """Return a head's configuration, and whether it maps draft tokens to target ids."""
+    hf = head_fields(read_hf_config(directory), **options)
+    config = Eagle3Config.from_hf(hf, target)
+    contents = _read_contents(directory) if is_converted(directory) else head_contents(open_checkpoint(directory), hf)
+    _check_fits(contents, config, target, directory)
+    return dataclasses.replace(config, has_embeddings=contents.has_embeddings), contents.has_token_ids
+
+
+def _spread(config: Eagle3Config, mesh: Mesh | None) -> Eagle3Config:
+    """Return a head's configuration as its devices compute it."""
+    return dataclasses.replace(config, layer=for_tensor_parallel(config.layer, tensor_size(mesh)))
+
+
+def _own_ids(config: Eagle3Config) -> np.ndarray:
+    return np.arange(config.draft_vocab_size, dtype=np.int32)
 
 
 def _read_contents(directory: Path) -> HeadContents:
@@ -181,11 +221,11 @@ def _check_fits(contents: HeadContents, config: Eagle3Config, target: ModelConfi
         )
 
 
-def _check_ids(ids: np.ndarray, vocab_size: int, directory: Path) -> None:
+def _check_ids(ids: np.ndarray, vocab_size: int, source: str) -> None:
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if outside.size:
         word = int(outside[0])
         raise CheckpointError(
-            f"d2t in {directory} says that draft word {word} is token {ids[word]}, outside of the target's vocabulary "
+            f"d2t in {source} says that draft word {word} is token {ids[word]}, outside of the target's vocabulary "
             f"of {vocab_size}"
         )

@@ -104,10 +104,10 @@ class NamedTensors:
     Args:
         config: the configuration of a checkpoint, before it is spread over devices.
         dtype: dtype of parameters without their own.
-        devices: number of devices that share the model.
+        final: the layout as its devices compute with it; None: the same.
     """
 
-    def __init__(self, config: ModelConfig | Layout, dtype: Any, devices: int = 1) -> None:
+    def __init__(self, config: ModelConfig | Layout, dtype: Any, final: ModelConfig | Layout | None = None) -> None:
         layout = layout_of(config)
         self._layout, self._dtype = layout, dtype
         self._sources: dict[str, list[Placement]] = {}
@@ -117,8 +117,8 @@ class NamedTensors:
                 if placement not in known:
                     known.append(placement)
         stored = parameters(layout)
-        final = parameters(for_tensor_parallel(config, devices)) if isinstance(config, ModelConfig) else stored
-        self._final = {before.path: (before, after) for before, after in zip(stored, final, strict=True)}
+        spread_out = stored if final is None else parameters(final)
+        self._final = {before.path: (before, after) for before, after in zip(stored, spread_out, strict=True)}
         self._buffers: dict[str, jax.Array] = {}
         self._missing = {parameter.path: math.prod(parameter.shape) for parameter in stored}
         self._seen: set[str] = set()

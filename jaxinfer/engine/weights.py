@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
 
 from jaxinfer.checkpoint.errors import some_of
@@ -121,7 +122,7 @@ class EngineWeights:
             is_reload: these are the weights that the model was loaded with, again: the version stays.
 
         Raises:
-            ValueError: a leaf is missing or unknown, or has another shape or type.
+            ValueError: a leaf is missing or unknown, was deleted, or has another shape or type.
         """
         name = self._name_of(model)
         weights = self._core.runner.weights[name]
@@ -129,7 +130,7 @@ class EngineWeights:
             found: dict[str, Any] = {str(path): leaf for path, leaf in leaves.items()}
             check_leaves({path: jnp.shape(leaf) for path, leaf in found.items()}, weights.shapes_of_leaves)
             for path, leaf in found.items():
-                self._check_type(weights, path, leaf)
+                self._check_leaf(weights, path, leaf)
             pairs: Iterable[tuple[str, Any]] = found.items()
         else:
             pairs = leaves
@@ -176,7 +177,7 @@ class EngineWeights:
         for path, leaf in leaves:
             if path not in weights.number:
                 raise ValueError(f"the model has no leaf {path}")
-            self._check_type(weights, path, leaf)
+            self._check_leaf(weights, path, leaf)
             self._new[name] = done
             weights.replace(weights.number[path], leaf, is_lent=is_lent)
             done.add(path)
@@ -184,7 +185,9 @@ class EngineWeights:
         if missing:
             raise ValueError(f"the update has ended without leaves {some_of(sorted(missing))}")
 
-    def _check_type(self, weights: ModelWeights, path: str, leaf: Any) -> None:
+    def _check_leaf(self, weights: ModelWeights, path: str, leaf: Any) -> None:
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise ValueError(f"the new leaf {path} was deleted or donated: give the arrays that took its place")
         wanted = weights.wanted[weights.number[path]].dtype
         given = jnp.asarray(leaf).dtype if not hasattr(leaf, "dtype") else leaf.dtype
         if given != wanted and not (jnp.issubdtype(given, jnp.floating) and jnp.issubdtype(wanted, jnp.floating)):

@@ -30,9 +30,9 @@ class WeightsMethods:
         ones take their place, without a copy where type and placement fit.
 
         Args:
-            weights: an nnx module, its state or a nested dict of arrays with the same structure as the model; for the
-                target an iterator of (Hugging Face name, array), in any order; or a directory, as `LLM` takes one,
-                which for a drafter is loaded whole first. Types of floats are cast to the engine's.
+            weights: an nnx module, its state or a nested dict of arrays with the same structure as the model; an
+                iterator of (Hugging Face name, array), in any order; or a directory, as `LLM` takes one, which for a
+                drafter is loaded whole first. Types of floats are cast to the engine's.
             version: any value that names these weights; None: the number of the update. A drafter's update leaves the
                 target's version as it is.
             model: "target" or "drafter".

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from jaxinfer.checkpoint.incoming import (
     regrouped,
 )
 from jaxinfer.checkpoint.load import tensor_size
+from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.engine.weights import DRAFTER_MODEL, TARGET_MODEL, EngineWeights
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.unknown_fields import ConfigOptions
@@ -66,10 +67,9 @@ class WeightsSource:
                 leaves = regrouped(leaves, self.config, tensor_size(self.mesh))
             engine.update(leaves, version, model, is_lent=True)
         elif isinstance(weights, Iterable):
-            if model == DRAFTER_MODEL:
-                raise ValueError("new weights of a drafter are a directory or a tree of arrays, not named tensors")
-            tensors = NamedTensors(self.config, self.dtype, tensor_size(self.mesh))
-            engine.update(tensors.assembled(weights), version, model, is_lent=False)
+            is_target = model == TARGET_MODEL
+            leaves = self._assembled(weights) if is_target else self._assembled_of_drafter(weights)
+            engine.update(leaves, version, model, is_lent=False)
         else:
             raise ValueError(
                 "weights must be an nnx module or state, a nested dict of arrays, an iterator of (name, array) or a "
@@ -86,11 +86,25 @@ class WeightsSource:
             leaves = leaves_of_tree(self._drafter(model))
             engine.update(leaves, None, DRAFTER_MODEL, is_lent=False, is_reload=True)
 
+    def _assembled(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        final = for_tensor_parallel(self.config, tensor_size(self.mesh))
+        return NamedTensors(self.config, self.dtype, final).assembled(tensors)
+
+    def _assembled_of_drafter(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        assert self.speculative is not None and self.speculative.model is not None
+        config, checked = self._checked_drafter(self.speculative.model)
+        return config.row.device.assembled(
+            config, self.config, checked, tensors, dtype=self.dtype, mesh=self.mesh, **self.options
+        )
+
     def _drafter(self, path: str | os.PathLike[str]) -> nnx.Module:
+        config, checked = self._checked_drafter(path)
+        return config.row.device.load(config, self.config, checked, dtype=self.dtype, mesh=self.mesh, **self.options)
+
+    def _checked_drafter(self, path: str | os.PathLike[str]) -> tuple[SpeculativeConfig, Any]:
         assert self.speculative is not None
         config = dataclasses.replace(self.speculative, model=find_checkpoint(path))
-        checked = check_drafter(config, self.tokenizer, self.config, self.max_model_len, **self.options)
-        return config.row.device.load(config, self.config, checked, dtype=self.dtype, mesh=self.mesh, **self.options)
+        return config, check_drafter(config, self.tokenizer, self.config, self.max_model_len, **self.options)
 
 
 def _are_named(weights: Any) -> bool:

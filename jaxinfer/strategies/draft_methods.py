@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -66,6 +66,24 @@ class DraftModule(Protocol):
         **options: Any,
     ) -> Any:
         """Return the drafter; `checked` is the result of `check`."""
+        ...
+
+    def assembled(
+        self,
+        config: Any,
+        target_config: ModelConfig,
+        checked: Any,
+        tensors: Iterable[tuple[str, Any]],
+        *,
+        dtype: jnp.dtype,
+        mesh: Mesh | None,
+        **options: Any,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield the loaded drafter's leaves by path, made of tensors by their Hugging Face names in any order.
+
+        Raises:
+            ValueError: a tensor is unknown, comes twice or does not fit, or some are missing.
+        """
         ...
 
     def plan(self, file: Path, target: ModelConfig, **options: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.checkpoint.directory import read_json
-from jaxinfer.checkpoint.eagle3 import load_head
+from jaxinfer.checkpoint.eagle3 import assembled_head, load_head
 from jaxinfer.checkpoint.layout import head_layout
 from jaxinfer.checkpoint.load import around
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
@@ -50,6 +50,13 @@ class Head:
     ) -> Eagle3Head:  # fmt: skip
         assert config.model is not None
         return load_head(config.model, target_config, dtype=dtype, mesh=mesh, **options)
+
+    def assembled(
+        self, config: SpeculativeConfig, target_config: ModelConfig, checked: None, tensors: Iterable[tuple[str, Any]],
+        *, dtype: jnp.dtype, mesh: Mesh | None, **options: Any,
+    ) -> Iterator[tuple[str, Any]]:  # fmt: skip
+        assert config.model is not None
+        return assembled_head(tensors, config.model, target_config, dtype=dtype, mesh=mesh, **options)
 
     def plan(self, file: Path, target: ModelConfig, **options: Any) -> Eagle3Config:
         return Eagle3Config.from_hf(read_json(file), target, **options)

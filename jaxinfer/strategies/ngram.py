@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,12 @@ class Ngrams:
         mesh: Mesh | None, **options: Any,
     ) -> None:  # fmt: skip
         return None
+
+    def assembled(
+        self, config: SpeculativeConfig, target_config: ModelConfig, checked: Any, tensors: Iterable[tuple[str, Any]],
+        *, dtype: jnp.dtype, mesh: Mesh | None, **options: Any,
+    ) -> Iterator[tuple[str, Any]]:  # fmt: skip
+        return iter(())
 
     def plan(self, file: Path, target: ModelConfig, **options: Any) -> None:
         return None

@@ -207,7 +207,7 @@ def test_an_iterator_that_fails_half_way_stops_launches_until_an_update_is_compl
     assert request.versions.runs(0, 6) == [(0, kept), ("B", 6 - kept)]
 
 
-@pytest.mark.parametrize("change", ["missing", "unknown", "shape", "integers"])
+@pytest.mark.parametrize("change", ["missing", "unknown", "shape", "donated", "integers"])
 def test_a_tree_is_checked_before_its_first_leaf_is_replaced(change):
     core, wrong = engine("plain"), dict(leaves("A"))
     before, path = core.weights.digest("target"), "layers.1.mlp.down.kernel"
@@ -217,6 +217,9 @@ def test_a_tree_is_checked_before_its_first_leaf_is_replaced(change):
         wrong["layers.2.mlp"] = wrong[path]
     elif change == "shape":
         wrong[path] = wrong[path][:-1]
+    elif change == "donated":
+        wrong[path] = wrong[path] + 0
+        wrong[path].delete()
     else:
         wrong[path] = wrong[path].astype(np.int32)
     with pytest.raises(ValueError, match="layers"):
