@@ -94,7 +94,7 @@ def main() -> None:
     config, model = load_checkpoint(embedded_checkpoint(), dtype="float32")
     graph, state = nnx.split(model)
     llm = LLM(model=(config, state), tokenizer=embedded_checkpoint(), max_model_len=WIDTH, max_num_seqs=64)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(2e-5))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-4))
     moments = optimizer.init(state)
 
     @jax.jit
