@@ -75,6 +75,7 @@ FLOORS = {
     "jaxinfer": 11,
     "jaxinfer.bench": 12,
     "jaxinfer.server": 12,
+    "jaxinfer.batch": 13,
     "jaxinfer.cli": 13,
     "jaxinfer.__main__": 13,
     "jaxinfer.textbook": 13,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxinfer import __version__
+from jaxinfer.cli.batch import BATCH_EXAMPLES, add_batch_arguments
 from jaxinfer.cli.bench import BENCH_EXAMPLES, add_benchmarks
 from jaxinfer.cli.config_field_options import add_config_field_options, config_options
 from jaxinfer.cli.plan import PLAN_EXAMPLES, add_plan_arguments
@@ -145,6 +146,9 @@ def build_parser() -> argparse.ArgumentParser:
     serve = add_verb("serve", "answer requests over HTTP, as OpenAI's API has them", SERVE_EXAMPLES, [verbose])
     add_serve_arguments(serve)
     serve.set_defaults(run=run_serve)
+
+    batch = add_verb("batch", "answer a file of requests, as OpenAI's batches have them", BATCH_EXAMPLES, [verbose])
+    add_batch_arguments(batch)
 
     bench = add_verb("bench", "measure throughput or latency, also of a server", BENCH_EXAMPLES, [])
     add_benchmarks(bench, engine, verbose)

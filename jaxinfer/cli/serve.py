@@ -95,6 +95,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--warm-up", choices=["full", "background", "off"],
         help="compile all programs first, or beside requests, or when they are needed (default: background)",
     )  # fmt: skip
+    add_engine_arguments(parser)
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of an engine, by its argument names."""
     engine = parser.add_argument_group("engine (default: as LLM(...))")
     for name in _NUMBERS:
         engine.add_argument(_option(name), type=int, metavar="N", help=_HELP[name])

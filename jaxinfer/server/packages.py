@@ -11,7 +11,7 @@ type Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 type Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 type App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_MISSING = "jaxinfer serve needs the extra `server` (pip install 'jaxinfer[server]'): {}"
+_MISSING = "jaxinfer serve and jaxinfer batch need the extra `server` (pip install 'jaxinfer[server]'): {}"
 
 
 class HttpRequest(Protocol):
