@@ -49,7 +49,7 @@ def power_of_two(seed: int) -> Policy:
 
 
 def consistent_hash(num_replicas: int) -> Policy:
-    """The same one for a session as long as the replicas are the same; few sessions move when a replica is added or removed."""
+    """The replica on which a hash of the session falls. A new replica moves few sessions."""
     ring = sorted(
         (_place(f"{replica}/{point}"), replica) for replica in range(num_replicas) for point in range(_POINTS)
     )
