@@ -178,10 +178,15 @@ def table(rows: list[dict[str, Any]]) -> Table:
         sampler, rounding = row["sampler"], row["rounding"]
         found.add_row(
             row["model"], row["drafter"], row["room"], row["way"], str(sampler["tokens"]), f"{sampler['mean']:.1e}",
-            f"{sampler['max']:.1e}", f"{sampler['mean'] / rounding['mean']:.2f}",
-            f"{sampler['max'] / rounding['max']:.2f}", f"{sampler['apart']}/{rounding['apart']}",
+            f"{sampler['max']:.1e}", _ratio(sampler["mean"], rounding["mean"]), _ratio(sampler["max"], rounding["max"]),
+            f"{sampler['apart']}/{rounding['apart']}",
         )  # fmt: skip
     return found
+
+
+def _ratio(sampler: float, rounding: float) -> str:
+    """Return the ratio in words; a small model may compute the same in both shapes, to the last bit."""
+    return f"{sampler / rounding:.2f}" if rounding else "same" if sampler == 0 else "to none"
 
 
 def main() -> None:
