@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from jaxinfer.branching.beam_search import BeamSearchParams
+from jaxinfer.cache.page_events import PageEvents
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.frontend.beam_search import BeamSearchJob
@@ -267,6 +268,10 @@ class AsyncLLM:
         """Evict all cached prefixes; returns False if unfinished requests still use some, which stay."""
         return await self._thread.call(self._client.core.reset_prefix_cache)
 
+    async def cache_events(self) -> PageEvents:
+        """Return the events of the prefix cache from now on, which begins empty; see `EngineClient.cache_events`."""
+        return await self._thread.call(self._client.cache_events)
+
     async def update_weights(self, weights: Any, version: Any = None, model: str = "target") -> None:
         """Replace the weights of a model between two steps; see `LLM.update_weights`. Requests wait meanwhile."""
         await self._thread.call(functools.partial(self._client.update_weights, weights, version, model))
@@ -349,18 +354,13 @@ class AsyncLLM:
         """Return counters since the start and current gauges.
 
         Raises:
-            EngineDeadError: the engine has failed and cannot recover.
-            RuntimeError: the engine was shut down.
+            EngineDeadError, RuntimeError: as for `check_alive`.
         """
         self._thread.check_alive()
         return self._client.get_metrics()
 
     def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer.
-
-        Raises:
-            ValueError: this engine has none.
-        """
+        """Return the tokenizer; without one, raise ValueError."""
         return self._client.get_tokenizer()
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:

@@ -13,7 +13,7 @@ compile() {
 }
 
 jax=$1
-compile requirements.lock --extra server --group build --group test --group train --group clients
+compile requirements.lock --extra server --extra kv-events --group build --group test --group train --group clients
 for cuda in 12 13; do
     compile "requirements-cuda$cuda.lock" --extra "cuda$cuda" --group build --group test
 done

@@ -22,7 +22,7 @@ LOCKED_GROUPS = {
     "requirements-docs.lock": ("docs",),
     "requirements-commands.lock": ("commands",),
 }
-LOCKED_EXTRAS = {"requirements.lock": ("server",)}
+LOCKED_EXTRAS = {"requirements.lock": ("server", "kv-events")}
 LOCKS = tuple(LOCKED_GROUPS)
 _OF_ENGINE = LOCKS[:3]
 PYTHON_FOLDERS = ("jaxinfer", "kernels_pallas", "scripts", "tests", "examples")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from jaxinfer.cache.eviction import EvictionPolicy, make_eviction_policy
 from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.cache.page_events import PageEvents
 from jaxinfer.cache.radix_node import TOKEN_BYTES, RadixNode, page_key
 from jaxinfer.cache.radix_tree import RadixTree
 from jaxinfer.cache.radix_view import TreeStats
@@ -131,11 +132,15 @@ class PrefixCache:
 
     Args:
         stats: counts to continue; None: counts start at 0.
+
+    Attributes:
+        events: told of the pages that are taken and given back; None: nothing is.
     """
 
     def __init__(self, config: CacheConfig, allocator: PageAllocator, stats: PrefixCacheStats | None = None) -> None:
         self.config = config
         self.allocator = allocator
+        self.events: PageEvents | None = None
         policy = config.eviction_policy
         self._tree = RadixTree(config.page_size, make_eviction_policy(policy) if isinstance(policy, str) else policy)
         self._page_bytes = config.page_size * TOKEN_BYTES
@@ -212,9 +217,14 @@ class PrefixCache:
         if not self.config.enable_prefix_caching:
             return PrefixInsertResult([], [])
         self._tree.check_count(key, pages)
-        taken = list(pages[self._tree.count_present(handle.node, key, handle.extra_key) :])
+        present = self._tree.count_present(handle.node, key, handle.extra_key)
+        taken = list(pages[present:])
         self.allocator.cache(taken)
+        before = handle.node.pages[-1] if handle.num_pages else None
         inserted = self._tree.extend(handle.node, key, pages, handle.extra_key, priority=priority)
+        if self.events is not None and taken:
+            before = inserted.pages[present - 1] if present else before
+            self.events.stored(before, key[present * self._page_bytes :], taken, handle.extra_key)
         handle.node = inserted.node
         handle.num_pages += len(pages)
         self._stats.tokens_inserted += len(taken) * self.config.page_size
@@ -296,7 +306,7 @@ class PrefixCache:
     def evict_pages(self, num_pages: int) -> int:
         """Free up to `num_pages` pages that no handle covers; return their number."""
         freed = self._tree.evict(num_pages)
-        self.allocator.free_cached(freed)
+        self._give_back(freed)
         if freed:
             self._stats.eviction_count += 1
             self._stats.tokens_evicted += len(freed) * self.config.page_size
@@ -308,14 +318,25 @@ class PrefixCache:
         Returns their number. Pages in use, and prefixes that other sequences continue, stay.
         """
         freed = self._tree.remove(token_ids, extra_key)
-        self.allocator.free_cached(freed)
+        self._give_back(freed)
         return len(freed)
 
     def clear(self) -> int:
         """Free all pages that no handle covers; return their number. `num_pages` then counts the pages left in use."""
         freed = self._tree.clear()
-        self.allocator.free_cached(freed)
+        self._give_back(freed)
         return len(freed)
+
+    def continue_events(self, events: PageEvents | None) -> None:
+        """Tell of pages what an earlier cache did, whose pages are gone."""
+        self.events = events
+        if events is not None:
+            events.cleared()
+
+    def _give_back(self, pages: Sequence[int]) -> None:
+        self.allocator.free_cached(pages)
+        if self.events is not None:
+            self.events.removed(pages)
 
     def dump(self, show: Callable[[list[int]], str] | None = None) -> str:
         """Draw the tree; `show` formats a node's tokens, for instance as text."""

@@ -95,6 +95,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--warm-up", choices=["full", "background", "off"],
         help="compile all programs first, or beside requests, or when they are needed (default: background)",
     )  # fmt: skip
+    group.add_argument(
+        "--kv-events-endpoint", metavar="URL",
+        help="publish what the prefix cache holds over ZeroMQ, for routers: tcp://127.0.0.1:5557",
+    )  # fmt: skip
+    group.add_argument("--kv-events-replay-endpoint", metavar="URL", help="where they ask for what they have missed")
+    group.add_argument("--kv-events-topic", metavar="TOPIC", help="of these events (default: none)")
     add_engine_arguments(parser)
 
 
@@ -132,6 +138,9 @@ def run_serve(args: argparse.Namespace) -> int:
         "tool_call_parser",
         "reasoning_parser",
         "warm_up",
+        "kv_events_endpoint",
+        "kv_events_replay_endpoint",
+        "kv_events_topic",
     )
     given: dict[str, Any] = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     settings = ServerSettings(

@@ -55,6 +55,8 @@ class HostState:
             settings = CacheConfig(config.page_size, config.prefix_cache_policy, config.prefix_cache_tokens)
             known = None if before is None or before.prefix_cache is None else before.prefix_cache.stats
             self.prefix_cache = PrefixCache(settings, allocator, known)
+            if before is not None and before.prefix_cache is not None:
+                self.prefix_cache.continue_events(before.prefix_cache.events)
         self.scheduler = strategy.make_scheduler(
             SchedulerLimits(
                 max_num_batched_tokens=config.max_num_batched_tokens,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
+from jaxinfer.cache.page_events import PageEvents
 from jaxinfer.engine.arrivals import members_of
 from jaxinfer.engine.core import EngineCore
 from jaxinfer.engine.metrics import EngineMetrics
@@ -172,6 +173,21 @@ class EngineClient:
             self._source.reload(self.core.weights)
         sleeping.wake_up(tags)
 
+    def cache_events(self) -> PageEvents:
+        """Return the events of the prefix cache from now on. It is cleared first, and pages of salted requests are not
+        told of.
+
+        Raises:
+            ValueError: the engine has no prefix cache.
+        """
+        cache = self.core.prefix_cache
+        if cache is None:
+            raise ValueError("the engine has no prefix cache, whose events could be told")
+        self.core.reset_prefix_cache()
+        events = PageEvents(self.core.config.page_size, _is_unsalted)
+        cache.continue_events(events)
+        return events
+
     def draw_prefix_cache(self) -> str:
         """Draw the tree of cached prefixes with their text, or with token ids if there is no tokenizer."""
         tokenizer = self.tokenizer
@@ -254,3 +270,8 @@ class RunningJob[T]:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _DRAWN else f"{text[: _DRAWN // 2]} … {text[-_DRAWN // 2 :]}"
+
+
+def _is_unsalted(namespace: Hashable) -> bool:
+    """Whether a namespace of the prefix cache, which begins with the salt of its requests, has none."""
+    return isinstance(namespace, tuple) and namespace[0] is None

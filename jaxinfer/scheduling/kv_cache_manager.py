@@ -157,6 +157,7 @@ class KVCacheManager:
         self.num_weights += 1
         if self.cache is not None:
             self.cache.clear()
+            self.cache.continue_events(self.cache.events)  # pages that requests still read are found no more
 
     def _is_stale(self, request: Request) -> bool:
         """Whether a request has begun with earlier weights."""

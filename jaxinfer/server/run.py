@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxinfer.async_llm import AsyncLLM
 from jaxinfer.server.app import build_app
+from jaxinfer.server.kv_events import KVEventPublisher
 from jaxinfer.server.packages import App, H11Protocol, Receive, Scope, Send, h11, uvicorn
 from jaxinfer.server.service import DRAINING, LOADING, Service
 from jaxinfer.server.settings import ServerSettings
@@ -143,6 +144,7 @@ class ServerProcess:
         self._signalled = asyncio.Event()
         self._status = 0
         self._failure: BaseException | None = None  # why the model is not loaded
+        self._events: KVEventPublisher | None = None
 
     async def run(self, listening: Callable[[str], None] | None = None) -> int:
         """Serve until a signal or the engine's end; returns the process's exit code.
@@ -177,6 +179,8 @@ class ServerProcess:
             llm = self._service.loaded
             if llm is not None:
                 await llm.shutdown()  # requests that still run end with an error, which their clients are told
+            if self._events is not None:
+                self._events.close()
             await self._until_idle(_CLOSING_SECONDS)
             server.should_exit = True
             await serving
@@ -191,6 +195,11 @@ class ServerProcess:
 
     async def _load(self) -> None:
         llm = await asyncio.to_thread(lambda: AsyncLLM(**self._options))
+        if self._settings.kv_events_endpoint:
+            self._events = KVEventPublisher(
+                await llm.cache_events(), self._settings.kv_events_endpoint, self._settings.kv_events_replay_endpoint,
+                topic=self._settings.kv_events_topic,
+            )  # fmt: skip
         warm_up = self._settings.warm_up
         if warm_up == "full":
             await llm.warm_up(use_tqdm=sys.stderr.isatty())

@@ -47,6 +47,9 @@ class ServerSettings:
             beside requests; "off": each when it is needed.
         debug_endpoints: serve /debug/engine, which counts what the engine holds.
         weights_endpoints: serve /pause, /resume and /update_weights, which reads directories where the server runs.
+        kv_events_endpoint: where events of the prefix cache are published, as "tcp://127.0.0.1:5557"; empty: nowhere.
+        kv_events_replay_endpoint: where a subscriber asks for what it has missed; empty: nowhere.
+        kv_events_topic: the topic of these events.
     """
 
     host: str = "127.0.0.1"
@@ -71,6 +74,9 @@ class ServerSettings:
     warm_up: str = "background"
     debug_endpoints: bool = False
     weights_endpoints: bool = False
+    kv_events_endpoint: str = ""
+    kv_events_replay_endpoint: str = ""
+    kv_events_topic: str = ""
     _digests: tuple[bytes, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -87,6 +93,8 @@ class ServerSettings:
         known = (*FORMATS, HARMONY.name)
         if self.tool_call_parser and self.tool_call_parser not in known:
             raise ValueError(f"tool_call_parser must be one of {', '.join(known)}, got {self.tool_call_parser!r}")
+        if self.kv_events_replay_endpoint and not self.kv_events_endpoint:
+            raise ValueError("kv_events_replay_endpoint needs kv_events_endpoint")
         if self.reasoning_parser not in ("", "think"):
             raise ValueError(f"reasoning_parser must be think, got {self.reasoning_parser!r}")
         if not (self.api_keys or self.allow_unauthenticated or _is_own(self.host)):
