@@ -59,6 +59,7 @@ class PageEvents:
         self._hash_of: dict[int, int] = {}  # of pages that were told of
         self._events: list[PageEvent] = []
         self._changed = threading.Condition()
+        self._is_closed = False
 
     def take(self, timeout: float = 0.0) -> list[PageEvent]:
         """Return the events in order, and forget them.
@@ -104,7 +105,15 @@ class PageEvents:
         self._hash_of.clear()
         self._add(AllCleared())
 
+    def close(self) -> None:
+        """Keep no more events: nothing takes them."""
+        with self._changed:
+            self._is_closed = True
+            self._events.clear()
+
     def _add(self, event: PageEvent) -> None:
         with self._changed:
+            if self._is_closed:
+                return
             self._events.append(event)
             self._changed.notify()

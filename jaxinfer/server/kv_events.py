@@ -75,6 +75,7 @@ class KVEventPublisher:
         except Exception:
             logger.exception("events of the KV cache are published no more")
         finally:
+            self._events.close()
             self._context.destroy(linger=1000)
 
     def _turn(self, wait: float) -> None:

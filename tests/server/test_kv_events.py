@@ -100,6 +100,8 @@ def test_batches_that_are_not_kept_any_more_are_not_replayed(context):
         assert replayed(context, endpoint, 3)[0][1][1] == [{"type": "AllBlocksCleared"}]
     finally:
         publisher.close()
+    events.cleared()
+    assert events.take() == []  # nothing publishes them any more
 
 
 def test_an_endpoint_that_is_taken_is_named():
