@@ -2,7 +2,7 @@
 # run with the JAX that is there.
 SHELL := bash
 .DEFAULT_GOAL := targets
-.PHONY: targets venv venv-parity demo serve test test-fast test-parity test-clients test-tunix test-aot test-gpu bench bench-gpu soak lint types \
+.PHONY: targets venv venv-parity demo serve test test-fast test-parity test-clients test-router test-tunix test-aot test-gpu bench bench-gpu soak lint types \
 	docs docs-tables format lock clean
 
 # Extra arguments for pytest or a script: make test ARGS="-k sampler"
@@ -55,6 +55,9 @@ test-parity: .venv/.installed .venv-parity/.installed ## the live comparison wit
 
 test-clients: .venv/.installed .venv-clients/.installed ## the server with a client of the command line, in its own environment
 	$(PYTHON_CPU) -m pytest tests/clients $(ARGS)
+
+test-router: .venv/.installed .venv-router/.installed ## two servers and vLLM's router, in its own environment
+	$(PYTHON_CPU) -m pytest tests/router $(ARGS)
 
 test-tunix: .venv-tunix/.installed ## rollouts for tunix, beside its own engine, in an environment of its own
 	JAX_PLATFORMS=cpu .venv-tunix/bin/python -m pytest tests/tunix $(ARGS)
@@ -110,6 +113,11 @@ docs-tables: .venv/.installed ## write anew the parts of docs/ that describe cod
 	.venv-clients/bin/python -m pip install -qq --disable-pip-version-check --requirement requirements-commands.lock
 	@touch $@
 
+.venv-router/.installed: requirements-router.lock
+	@python=$$(bash scripts/find_python.sh) && "$$python" -m venv .venv-router
+	.venv-router/bin/python -m pip install -qq --disable-pip-version-check --requirement requirements-router.lock
+	@touch $@
+
 lock: .venv-lock/.installed ## resolve the lock files anew
 	scripts/lock.sh $(LOCK_JAX)
 
@@ -119,5 +127,5 @@ lock: .venv-lock/.installed ## resolve the lock files anew
 	@touch $@
 
 clean: ## remove environments, caches and build products
-	rm -rf .venv .venv-cuda .venv-clients .venv-cuda12 .venv-docs .venv-lock .venv-parity .venv-tunix .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-cuda .venv-clients .venv-cuda12 .venv-docs .venv-lock .venv-parity .venv-router .venv-tunix .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

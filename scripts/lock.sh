@@ -18,8 +18,8 @@ for cuda in 12 13; do
     compile "requirements-cuda$cuda.lock" --extra "cuda$cuda" --group build --group test
 done
 compile requirements-tunix.lock --group build --group test --group tunix
-# The site and clients need nothing of the engine's environment.
-for group in docs commands; do
+# The site, clients and routers need nothing of the engine's environment.
+for group in docs commands router; do
     .venv-lock/bin/uv pip compile --quiet --no-config --upgrade --universal --python-version 3.12 --generate-hashes \
         --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
         --output-file "requirements-$group.lock" --group "$group"

@@ -21,6 +21,7 @@ LOCKED_GROUPS = {
     "requirements-cuda13.lock": ("build", "test"),
     "requirements-docs.lock": ("docs",),
     "requirements-commands.lock": ("commands",),
+    "requirements-router.lock": ("router",),
 }
 LOCKED_EXTRAS = {"requirements.lock": ("server", "kv-events")}
 LOCKS = tuple(LOCKED_GROUPS)
