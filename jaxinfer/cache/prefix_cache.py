@@ -220,10 +220,10 @@ class PrefixCache:
         present = self._tree.count_present(handle.node, key, handle.extra_key)
         taken = list(pages[present:])
         self.allocator.cache(taken)
-        before = handle.node.pages[-1] if handle.num_pages else None
+        last = handle.node.pages[-1] if handle.num_pages else None  # the node may grow
         inserted = self._tree.extend(handle.node, key, pages, handle.extra_key, priority=priority)
         if self.events is not None and taken:
-            before = inserted.pages[present - 1] if present else before
+            before = inserted.pages[present - 1] if present else last
             self.events.stored(before, key[present * self._page_bytes :], taken, handle.extra_key)
         handle.node = inserted.node
         handle.num_pages += len(pages)

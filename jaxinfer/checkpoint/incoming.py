@@ -185,6 +185,13 @@ class NamedTensors:
         raise ValueError(f"tensor {name} is not one of {layout.name}")
 
 
+def assembled_model(
+    tensors: Iterable[tuple[str, Any]], config: ModelConfig, dtype: Any, mesh: Mesh | None = None
+) -> Iterator[tuple[str, jax.Array]]:
+    """Yield the parameters of a model as its devices compute with them; see `NamedTensors.assembled`."""
+    return NamedTensors(config, dtype, for_tensor_parallel(config, tensor_size(mesh))).assembled(tensors)
+
+
 def check_leaves(found: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[int]]) -> None:
     """Raise ValueError unless shapes, by path, are those of the engine's leaves."""
     missing, left = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxinfer.checkpoint.directory import find_checkpoint
 from jaxinfer.checkpoint.incoming import (
-    NamedTensors,
+    assembled_model,
     check_leaves,
     check_same_model,
     leaves_of_directory,
@@ -22,7 +22,6 @@ from jaxinfer.checkpoint.incoming import (
     regrouped,
 )
 from jaxinfer.checkpoint.load import tensor_size
-from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.engine.weights import DRAFTER_MODEL, TARGET_MODEL, EngineWeights
 from jaxinfer.models.config import ModelConfig
 from jaxinfer.models.unknown_fields import ConfigOptions
@@ -67,8 +66,10 @@ class WeightsSource:
                 leaves = regrouped(leaves, self.config, tensor_size(self.mesh))
             engine.update(leaves, version, model, is_lent=True)
         elif isinstance(weights, Iterable):
-            is_target = model == TARGET_MODEL
-            leaves = self._assembled(weights) if is_target else self._assembled_of_drafter(weights)
+            if model == TARGET_MODEL:
+                leaves = assembled_model(weights, self.config, self.dtype, self.mesh)
+            else:
+                leaves = self._assembled_drafter(weights)
             engine.update(leaves, version, model, is_lent=False)
         else:
             raise ValueError(
@@ -86,11 +87,7 @@ class WeightsSource:
             leaves = leaves_of_tree(self._drafter(model))
             engine.update(leaves, None, DRAFTER_MODEL, is_lent=False, is_reload=True)
 
-    def _assembled(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        final = for_tensor_parallel(self.config, tensor_size(self.mesh))
-        return NamedTensors(self.config, self.dtype, final).assembled(tensors)
-
-    def _assembled_of_drafter(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    def _assembled_drafter(self, tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         assert self.speculative is not None and self.speculative.model is not None
         config, checked = self._checked_drafter(self.speculative.model)
         return config.row.device.assembled(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxinfer.checkpoint.incoming import NamedTensors
+from jaxinfer.checkpoint.incoming import assembled_model
 from jaxinfer.integrations.tunix_weights import check_no_lora, config_of, dtype_of, named_tensors
 from jaxinfer.llm import LLM
 from jaxinfer.outputs import CompletionOutput
@@ -98,7 +98,7 @@ class JaxinferRollout(_base.BaseRollout):
 
         def build() -> LLM:
             with jax.default_device(mesh.devices.flat[0]):
-                arrays = dict(NamedTensors(config, jnp.dtype(options["dtype"])).assembled(named_tensors(state)))
+                arrays = dict(assembled_model(named_tensors(state), config, jnp.dtype(options["dtype"])))
             llm = LLM(model=(config, arrays), **options)
             llm.core.weights.of("target").own()
             return llm

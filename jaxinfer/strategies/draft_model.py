@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.checkpoint.directory import read_config, read_config_file
-from jaxinfer.checkpoint.incoming import NamedTensors
-from jaxinfer.checkpoint.load import load_checkpoint, module_around, tensor_size
+from jaxinfer.checkpoint.incoming import assembled_model
+from jaxinfer.checkpoint.load import load_checkpoint, module_around
 from jaxinfer.checkpoint.tensor_parallel import for_tensor_parallel
 from jaxinfer.config import EngineConfig, check_model_len
 from jaxinfer.models.config import ModelConfig
@@ -74,7 +74,7 @@ class SmallModel:
         self, config: SpeculativeConfig, target_config: ModelConfig, checked: ModelConfig,
         tensors: Iterable[tuple[str, Any]], *, dtype: jnp.dtype, mesh: Mesh | None, **options: Any,
     ) -> Iterator[tuple[str, Any]]:  # fmt: skip
-        return NamedTensors(checked, dtype, for_tensor_parallel(checked, tensor_size(mesh))).assembled(tensors)
+        return assembled_model(tensors, checked, dtype, mesh)
 
     def plan(self, file: Path, target: ModelConfig, **options: Any) -> ModelConfig:
         drafter = read_config_file(file, **options)

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.server.processes import SMALL, Server, serving
+from tests.server.processes import SMALL, Server, free_port, serving
 
 COMMAND = Path(__file__).resolve().parents[2] / ".venv-router" / "bin" / "vllm-router"
 WORDS = (
@@ -27,11 +26,6 @@ WORDS = (
 )  # fmt: skip
 CHATS, SYSTEMS, TURNS = 16, 4, 3
 START_SECONDS = 60.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
 
 
 def post(port: int, body: dict[str, Any]) -> dict[str, Any]:

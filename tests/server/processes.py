@@ -99,6 +99,11 @@ class Server:
         return self.process.wait(timeout=60)
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
 @contextlib.contextmanager
 def serving(*options: str, key: str | None = None, command: Sequence[str] = (), ready: bool = True) -> Iterator[Server]:
     """A server until the end of the block.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from typing import Any
 
@@ -12,15 +11,14 @@ import zmq
 
 from jaxinfer.cache.page_events import PageEvents
 from jaxinfer.server.kv_events import KVEventPublisher
-from tests.server.processes import serving
+from tests.server.processes import free_port, serving
 
 SIZE = 16
 _SECONDS = 60_000  # milliseconds
 
 
 def free_endpoint() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return f"tcp://127.0.0.1:{found.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def replayed(context: zmq.Context, endpoint: str, first: int = 0) -> list[tuple[int, Any]]:
