@@ -12,14 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-import urllib.request
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,70 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxinfer.bench.environment import describe_environment
-from server_bench.workload import ENGINE
+from server_bench.processes import Process, by_turns, cpu_seconds, open_server, rate, reset_cache
 
-SCRIPTS = Path(__file__).resolve().parent
 _BAD_PER_SECOND = 100
-
-
-class Process:
-    """A process that answers lines with lines of JSON."""
-
-    def __init__(self, module: str, *arguments: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{SCRIPTS.parent}:{SCRIPTS}"}
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=environment, stderr=subprocess.PIPE if module.endswith("server") else subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def line(self) -> str:
-        assert self.popen.stdout is not None
-        found = self.popen.stdout.readline()
-        assert found, "the process has ended"
-        return found
-
-    def ask(self, *words: Any) -> dict[str, Any]:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(" ".join(map(str, words)) + "\n")
-        self.popen.stdin.flush()
-        return json.loads(self.line())
-
-    def close(self) -> None:
-        self.popen.terminate()
-        self.popen.wait()
-
-
-def open_server() -> tuple[Process, int]:
-    """A server that is warm, and its port."""
-    options = [word for name, value in ENGINE.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    process = Process("server_bench.timed_server", "--port", "0", "--warm-up", "full", *options)
-    assert process.popen.stderr is not None
-    for line in process.popen.stderr:
-        found = re.search(r"listening on http://\S+:(\d+)", line)
-        if found:
-            port = int(found[1])
-        if ": ready" in line:
-            return process, port
-    raise RuntimeError("the server has not become ready")
-
-
-def cpu_seconds(process: Process) -> float:
-    """CPU seconds of a process so far."""
-    user, system = Path(f"/proc/{process.popen.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def reset_cache(port: int) -> None:
-    urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/reset_prefix_cache", method="POST")).read()
-
-
-def by_turns(count: int, first: Callable[[], dict[str, Any]], second: Callable[[], dict[str, Any]]) -> list[Any]:
-    """Pairs of results; the first pair is not counted."""
-    return [(first(), second()) for _ in range(count + 1)][1:]
-
-
-def rate(result: dict[str, Any]) -> float:
-    return result["tokens"] / result["seconds"]
 
 
 def main() -> None:
