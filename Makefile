@@ -2,7 +2,7 @@
 # run with the JAX that is there.
 SHELL := bash
 .DEFAULT_GOAL := targets
-.PHONY: targets venv venv-parity demo serve test test-fast test-parity test-clients test-router test-tunix test-aot test-gpu bench bench-gpu soak lint types \
+.PHONY: targets venv venv-parity demo serve test test-fast test-parity test-clients test-ray test-router test-tunix test-aot test-gpu bench bench-gpu soak lint types \
 	docs docs-tables format lock clean
 
 # Extra arguments for pytest or a script: make test ARGS="-k sampler"
@@ -59,6 +59,9 @@ test-clients: .venv/.installed .venv-clients/.installed ## the server with a cli
 test-router: .venv/.installed .venv-router/.installed ## two servers and vLLM's router, in its own environment
 	$(PYTHON_CPU) -m pytest tests/router $(ARGS)
 
+test-ray: .venv-ray/.installed ## replicas under Ray and files under Ray Data, in an environment of their own
+	JAX_PLATFORMS=cpu .venv-ray/bin/python -m pytest tests/ray $(ARGS)
+
 test-tunix: .venv-tunix/.installed ## rollouts for tunix, beside its own engine, in an environment of its own
 	JAX_PLATFORMS=cpu .venv-tunix/bin/python -m pytest tests/tunix $(ARGS)
 
@@ -105,6 +108,9 @@ docs-tables: .venv/.installed ## write anew the parts of docs/ that describe cod
 	.venv-docs/bin/python -m pip install -qq --disable-pip-version-check --requirement requirements-docs.lock
 	@touch $@
 
+.venv-ray/.installed: requirements-ray.lock pyproject.toml
+	@bash scripts/make_venv.sh .venv-ray requirements-ray.lock
+
 .venv-tunix/.installed: requirements-tunix.lock pyproject.toml
 	@bash scripts/make_venv.sh .venv-tunix requirements-tunix.lock
 
@@ -127,5 +133,5 @@ lock: .venv-lock/.installed ## resolve the lock files anew
 	@touch $@
 
 clean: ## remove environments, caches and build products
-	rm -rf .venv .venv-cuda .venv-clients .venv-cuda12 .venv-docs .venv-lock .venv-parity .venv-router .venv-tunix .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-cuda .venv-clients .venv-cuda12 .venv-docs .venv-lock .venv-parity .venv-ray .venv-router .venv-tunix .jax_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -24,6 +24,8 @@ from jaxinfer.field_checks import check_positive_integer
 from jaxinfer.frontend.client import EngineClient
 from jaxinfer.frontend.input_processor import InputProcessor
 from jaxinfer.frontend.weights_source import WeightsSource
+from jaxinfer.hosts.connect import connect, runner_for
+from jaxinfer.hosts.team import current_team, has_joined
 from jaxinfer.live_model import config_of_live, placed_live
 from jaxinfer.memory.budget import MemoryBudget, plan_memory
 from jaxinfer.memory.share import set_jax_share
@@ -69,10 +71,14 @@ def build_client(
         raise ValueError(f'warm_up must be "background" or False, got {warm_up!r}')
     fields: ConfigOptions = {"strict_config": strict_config, "ignore_config_fields": ignore_config_fields}
     speculative = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
-    enable_compile_cache()
+    if not has_joined():  # JAX writes it in the first process alone; the others would wait for what that has skipped
+        enable_compile_cache()
     set_jax_share(gpu_memory_utilization)  # before anything below starts JAX
     resolved = resolve_dtype(dtype)
+    team = current_team()
     mesh = make_mesh("tensor_parallel_size", tensor_parallel_size)
+    if team is not None:
+        team.check(mesh)
     for name, value in (
         ("max_model_len", max_model_len), ("page_size", page_size), ("kv_cache_tokens", kv_cache_tokens),
     ):  # fmt: skip
@@ -81,6 +87,8 @@ def build_client(
     directory = None
     if model is None or isinstance(model, (str, os.PathLike)):
         directory = find_checkpoint(embedded_checkpoint() if model is None else model)
+    if team is not None and directory is None:
+        raise ValueError("several processes share a model that they load: give a directory or a hub id")
     config = config_of_live(model) if directory is None else read_config(directory, **fields)[1]
     diffusion = diffusion_of(config, diffusion_config, speculative)
     if diffusion is not None:
@@ -131,13 +139,21 @@ def build_client(
         module, engine_config, dtype=resolved, kv_cache_tokens=kv_cache_tokens,
         gpu_memory_utilization=gpu_memory_utilization, mesh=mesh, maker=maker,
     )  # fmt: skip
+    if team is not None:  # the devices of some have less room
+        budget = dataclasses.replace(budget, kv_tokens=team.least(budget.kv_tokens))
     logger.info("memory of each device:\n%s", budget.table())
     engine_config = dataclasses.replace(engine_config, kv_cache_tokens=budget.kv_tokens)
     make = None if maker is None else maker.strategy(engine_config, module, dtype=resolved, mesh=mesh)
     strategy = {} if make is None else {"make_strategy": make}
-    core = EngineCore(module, engine_config, dtype=resolved, mesh=mesh, lent=lent, drafter_is_lent=False, **strategy)
+    core = EngineCore(
+        module, engine_config, dtype=resolved, mesh=mesh, lent=lent, drafter_is_lent=False,
+        make_runner=runner_for(team), **strategy,
+    )  # fmt: skip
+    if team is not None and directory is not None:
+        files = sorted((path.name, path.stat().st_size) for path in directory.iterdir() if path.is_file())
+        connect(team, core, (engine_config, config, speculative, diffusion, files))
     edit_threshold = None if diffusion is None else diffusion.edit_threshold
     inputs = InputProcessor(engine_config, config, generation_config, tokenizer_of_model, core.workers, edit_threshold)
-    if warm_up:
+    if warm_up and (team is None or team.leads):  # the others compile what the first one compiles
         core.warm_up_in_background()
     return EngineClient(core, inputs, tokenizer_of_model, source), budget

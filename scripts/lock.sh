@@ -17,6 +17,7 @@ compile requirements.lock --extra server --extra kv-events --group build --group
 for cuda in 12 13; do
     compile "requirements-cuda$cuda.lock" --extra "cuda$cuda" --group build --group test
 done
+compile requirements-ray.lock --extra server --extra ray --group build --group test
 compile requirements-tunix.lock --group build --group test --group tunix
 # The site, clients and routers need nothing of the engine's environment.
 for group in docs commands router; do

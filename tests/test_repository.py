@@ -22,8 +22,9 @@ LOCKED_GROUPS = {
     "requirements-docs.lock": ("docs",),
     "requirements-commands.lock": ("commands",),
     "requirements-router.lock": ("router",),
+    "requirements-ray.lock": ("build", "test"),
 }
-LOCKED_EXTRAS = {"requirements.lock": ("server", "kv-events")}
+LOCKED_EXTRAS = {"requirements.lock": ("server", "kv-events"), "requirements-ray.lock": ("server", "ray")}
 LOCKS = tuple(LOCKED_GROUPS)
 _OF_ENGINE = LOCKS[:3]
 PYTHON_FOLDERS = ("jaxinfer", "kernels_pallas", "scripts", "tests", "examples")
@@ -70,7 +71,11 @@ FLOORS = {
     "jaxinfer.memory": 9,
     "jaxinfer.frontend": 9,
     "jaxinfer.live_model": 9,
+    "jaxinfer.hosts": 9,
     "jaxinfer.integrations": 11,
+    "jaxinfer.integrations.ray_packages": 11,
+    "jaxinfer.integrations.ray_serve": 13,
+    "jaxinfer.integrations.ray_data": 13,
     "jaxinfer.planning": 10,
     "jaxinfer.skeleton": 10,
     "jaxinfer": 11,

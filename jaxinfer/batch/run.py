@@ -59,7 +59,7 @@ async def run(
 
     async def answered(line: Line) -> dict[str, Any]:
         async with room:
-            return await _answer(line, ask, time)
+            return await answer_line(line, ask, time)
 
     async def write_first() -> None:
         answer = await waiting[0]
@@ -84,8 +84,15 @@ async def run(
     return counts
 
 
-async def _answer(line: Line, ask: Ask, time: int) -> dict[str, Any]:
-    """Return the answer to a line, as OpenAI's batches have it."""
+async def answer_line(line: Line, ask: Ask, time: int) -> dict[str, Any]:
+    """Return the answer to a line, as OpenAI's batches have it.
+
+    Args:
+        time: when it was answered, in seconds since 1970.
+
+    Raises:
+        RuntimeError: the engine has failed.
+    """
     name = f"batch_req_{line.number}"
     if line.error is not None:
         error = {"code": "invalid_line", "message": f"line {line.number}: {line.error}"}

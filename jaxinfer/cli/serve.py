@@ -9,6 +9,8 @@ import os
 from typing import Any
 
 from jaxinfer.cli.config_field_options import add_config_field_options, config_options
+from jaxinfer.cli.hosts_options import add_hosts_options, takes_part
+from jaxinfer.cli.ray_options import add_ray_options, check_ray_options, serve_with_ray
 from jaxinfer.limits import BRANCH_MODES, SCHEDULING_POLICIES
 
 SERVE_EXAMPLES = """\
@@ -101,6 +103,10 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--kv-events-replay-endpoint", metavar="URL", help="where they ask for what they have missed")
     group.add_argument("--kv-events-topic", metavar="TOPIC", help="of these events (default: none)")
+    add_ray_options(parser).add_argument(
+        "--ray-routing", choices=["power_of_two", "session", "prefix"], default="power_of_two",
+        help="the emptier of two replicas, a hash of x-session-id, or what begins alike (default: %(default)s)",
+    )  # fmt: skip
     add_engine_arguments(parser)
 
 
@@ -116,6 +122,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--gpu-memory-utilization", type=float, metavar="X", help=_HELP["gpu_memory_utilization"])
     engine.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt whole")
     add_config_field_options(engine)
+    add_hosts_options(parser)
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -149,9 +156,15 @@ def run_serve(args: argparse.Namespace) -> int:
         page=not args.no_page, log_requests=args.log_requests, debug_endpoints=args.debug_endpoints,
         weights_endpoints=args.weights_endpoints, **given,
     )  # fmt: skip
+    options = engine_options(args, settings.warm_up)
+    check_ray_options(args)
+    if args.ray:
+        return serve_with_ray(args, settings, options)
+    if takes_part(args, options):
+        return 0
 
     async def serve() -> int:
-        process = ServerProcess(settings, engine_options(args, settings.warm_up), args.model or "tiny")
+        process = ServerProcess(settings, options, args.model or "tiny")
         return await process.run()
 
     return asyncio.run(serve())

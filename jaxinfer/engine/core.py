@@ -17,7 +17,7 @@ from jaxinfer.engine.arrivals import Arrivals, members_of, unfinished
 from jaxinfer.engine.compile_count import CompileCount
 from jaxinfer.engine.device_state import make_device_state
 from jaxinfer.engine.engine_warm_up import EngineWarmUp
-from jaxinfer.engine.errors import CompileAfterWarmUpError, StalledError
+from jaxinfer.engine.errors import CompileAfterWarmUpError, ProcessError, StalledError
 from jaxinfer.engine.host_state import HostState, requeue
 from jaxinfer.engine.input_batch import InputBatch
 from jaxinfer.engine.launcher import Launcher, LaunchListener
@@ -81,6 +81,7 @@ class EngineCore:
         mesh=None,
         lent: bool | Sequence[bool] = True,
         drafter_is_lent: bool = True,
+        make_runner: type[Runner] = Runner,
         make_strategy: Callable[[EnginePrograms, Buckets], Strategy] = lambda programs, buckets: PlainDecoding(
             programs.decode_loop, buckets
         ),
@@ -98,9 +99,8 @@ class EngineCore:
         )  # fmt: skip
         self.strategy = make_strategy(self.programs, self.buckets)
         self.programs = self.programs.followed_by(self.strategy.follower)
-
         self.make_state = partial(make_device_state, config, model.config, self.strategy, dtype=dtype, mesh=mesh)
-        self.runner = Runner(
+        self.runner = make_runner(
             {TARGET: model, **self.strategy.models}, self.make_state(), select_backend(config.attention_backend),
             programs=[*(() if self.strategy.takes_prompts else self.programs.all), *self.strategy.programs],
             mesh=mesh, on_compile=self.compiles.traced,
@@ -307,7 +307,7 @@ class EngineCore:
 
     def _blame(self, error: Exception) -> None:
         """Note that a step has failed; raise the error if no request can be its cause, or if it is for the caller."""
-        if isinstance(error, (CompileAfterWarmUpError, StalledError)):
+        if isinstance(error, (CompileAfterWarmUpError, ProcessError, StalledError)):
             raise error
         self.metrics.num_step_failures_total += 1
         if not self._suspects.failed(error, self.launcher.concerned, self._requests):

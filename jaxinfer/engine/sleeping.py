@@ -63,6 +63,7 @@ class Sleeping:
         if self.missing:
             raise RuntimeError(_ASLEEP)
         core = self._core
+        core.runner.check_alone("sleep")
 
         def fall_asleep() -> None:
             core.land_all()

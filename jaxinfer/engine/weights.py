@@ -89,6 +89,10 @@ class EngineWeights:
             raise ValueError("this engine has no drafter with weights")
         return drafters[0]
 
+    def check_alone(self) -> None:
+        """Raise RuntimeError if other processes share the model: they would have to update it too."""
+        self._core.runner.check_alone("an update of the weights")
+
     def digest(self, model: str) -> str:
         """Return a digest of a model's weights, see `digest_of`.
 
@@ -97,6 +101,7 @@ class EngineWeights:
             RuntimeError: its weights are not on the device.
         """
         weights = self.of(model)
+        self._core.runner.check_alone("a digest of the weights")
         if not weights.are_here:
             raise RuntimeError(f"the weights are not on the device: {self.obstacle() or 'call wake_up'}")
         with hearing_of_compiles(lambda: None):
@@ -126,6 +131,7 @@ class EngineWeights:
         """
         name = self._name_of(model)
         weights = self._core.runner.weights[name]
+        self.check_alone()
         if isinstance(leaves, Mapping):
             found: dict[str, Any] = {str(path): leaf for path, leaf in leaves.items()}
             check_leaves({path: jnp.shape(leaf) for path, leaf in found.items()}, weights.shapes_of_leaves)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from jaxinfer.engine.errors import ProcessError
 from jaxinfer.frontend.client import EngineClient, RunningJob
 from jaxinfer.frontend.inspection import EngineInspection, inspect_engine
 from jaxinfer.frontend.jobs import Item, Job
@@ -218,7 +219,8 @@ class EngineThread:
             self._num_errors += 1
             core.metrics.num_raised_steps_total += 1
             logger.error("a step has raised, %d in a row", self._num_errors, exc_info=error)
-            if core.transactions.recovers or self._num_errors >= _MOST_ERRORS_IN_A_ROW:
+            is_lost = core.transactions.recovers or isinstance(error, ProcessError)
+            if is_lost or self._num_errors >= _MOST_ERRORS_IN_A_ROW:
                 self._give_up(_dead(error))
                 return False
         self._leave_closed_loops()

@@ -51,6 +51,7 @@ class WeightsSource:
 
     def update(self, engine: EngineWeights, weights: Any, version: Any, model: str) -> None:
         """Give an engine new weights; arguments and errors are those of `LLM.update_weights`."""
+        engine.check_alone()
         wanted = engine.of(model)
         if isinstance(weights, (str, os.PathLike)):
             if model == DRAFTER_MODEL:

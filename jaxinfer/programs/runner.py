@@ -79,6 +79,7 @@ class Runner:
         self._compiling: defaultdict[tuple[Program, Any], threading.Lock] = defaultdict(threading.Lock)
         self._lock = threading.Lock()
         self._outcome: tuple[dict[str, Any], Any] | None = None
+        self._seats_before: Any = None  # while lengths are set
 
     @property
     def models(self) -> dict[str, Any]:
@@ -101,13 +102,21 @@ class Runner:
 
     def launch(self, program: Program, shape: Any, *inputs: Any) -> Any:
         """Launch a program, and return its results, which the device may still be computing."""
-        executable = self._executables.get((program, shape))
-        if executable is None:
+        self.make_ready(program, shape)
+        return self._launch(program, shape, inputs)
+
+    def make_ready(self, program: Program, shape: Any) -> None:
+        """Compile a program that is about to be launched, if it is not compiled yet."""
+        if (program, shape) not in self._executables:
             self.num_stalls += 1
-            executable = self.compile(program, shape)
+            self.compile(program, shape)
+
+    def _launch(self, program: Program, shape: Any, inputs: Sequence[Any]) -> Any:
+        """Launch a compiled program."""
+        executable = self._executables[program, shape]
         # Never a local variable: the frames of a traceback would keep a pool alive, and `salvage` could not reach it.
         self._outcome = executable(
-            self._leaves_of(program), {name: self.state[name] for name in program.writes}, inputs
+            self._leaves_of(program), {name: self.state[name] for name in program.writes}, tuple(inputs)
         )
         assert self._outcome is not None
         self.state.update(self._outcome[0])
@@ -124,7 +133,11 @@ class Runner:
         if self._outcome is not None:
             self.state.update(self._outcome[0])
             self._outcome = None
-        lost = [name for name, part in self.state.items() if not _is_whole(part)]
+        if lost := [name for name, part in self.state.items() if not _is_whole(part)]:
+            self._remake(lost, make_state)
+
+    def _remake(self, lost: Sequence[str], make_state: Callable[[], Mapping[str, Any]]) -> None:
+        """Make parts of the state anew, once the device holds none of them."""
         for name in lost:
             self.state[name] = None
         for name in lost:
@@ -137,13 +150,29 @@ class Runner:
                 if not leaf.is_deleted():
                     leaf.delete()
 
+    def set_lengths(self, length: int) -> None:
+        """Give all seats this length, on the device, until `restore_seats`. For an engine without requests."""
+        self._seats_before = self.state[SEATS]
+        self.state[SEATS] = jax.block_until_ready(self._seats_before.with_lengths(length))
+
+    def restore_seats(self) -> None:
+        """Put the seats back that `set_lengths` has replaced."""
+        self.state[SEATS], self._seats_before = self._seats_before, None
+
+    def check_alone(self, what: str) -> None:
+        """Raise RuntimeError if other processes share the model: they would have to do `what` too."""
+
     def launch_idle(self, program: Program, shape: Any) -> Any:
         """Run a program on padding: it compiles, and changes nothing."""
+        self.make_ready(program, shape)
+        return self._launch_idle(program, shape)
+
+    def _launch_idle(self, program: Program, shape: Any) -> Any:
         inputs = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding) if isinstance(x, jax.ShapeDtypeStruct) else x,
             program.idle(shape, self.place),
         )
-        return self.launch(program, shape, *inputs)
+        return self._launch(program, shape, inputs)
 
     def compile(self, program: Program, shape: Any) -> jax.stages.Compiled:
         """Return the compiled program, which is compiled once; nothing runs, and models and state may be abstract.

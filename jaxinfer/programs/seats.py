@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.sampling.bounds import Bounded, Bounds, counted, latest_output
@@ -34,6 +35,15 @@ class Seats:
         """Return empty seats; `sharding` None: on the default device."""
         token, before, length = (jnp.zeros(num_seats, jnp.int32, device=sharding) for _ in range(3))
         return cls(token + ENDED, before, length)
+
+    def with_lengths(self, length: int) -> Seats:
+        """Return other seats in the same place, all with token 0 and this length."""
+
+        def filled(old: jax.Array, value: int) -> jax.Array:
+            values = np.full(old.shape, value, np.int32)
+            return jax.make_array_from_callback(values.shape, old.sharding, lambda part: values[part])
+
+        return Seats(filled(self.token, 0), filled(self.before, 0), filled(self.length, length))
 
     @classmethod
     def shapes(cls, num_seats: int, sharding: jax.sharding.Sharding | None = None) -> Seats:

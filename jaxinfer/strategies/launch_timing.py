@@ -11,9 +11,7 @@ import numpy as np
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.programs.batch_layout import BatchShape, PackedBatch, idle_batch
-from jaxinfer.programs.program import SEATS
 from jaxinfer.programs.runner import Runner
-from jaxinfer.programs.seats import Seats
 
 # Tokens of each dummy sequence, and seconds that a launch may take after its first runs.
 _CONTEXT = 128
@@ -74,18 +72,10 @@ class LaunchTiming:
 
     def _timed(self, packed: PackedBatch, launch: Callable[[PackedBatch], Any], rounds: int) -> float:
         packed["num_steps"][...] = rounds
-        before: Seats = self._runner.state[SEATS]
-        seat_zeros = np.zeros(before.token.shape, np.int32)
-        self._runner.state[SEATS] = jax.block_until_ready(
-            Seats(
-                jax.device_put(seat_zeros, before.token.sharding),
-                jax.device_put(seat_zeros, before.before.sharding),
-                jax.device_put(seat_zeros + packed["lengths"][0], before.length.sharding),
-            )
-        )
+        self._runner.set_lengths(int(packed["lengths"][0]))
         try:
             begin = time.perf_counter()
             jax.block_until_ready(launch(packed))
             return time.perf_counter() - begin
         finally:
-            self._runner.state[SEATS] = before
+            self._runner.restore_seats()

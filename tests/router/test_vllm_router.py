@@ -5,9 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import http.client
-import json
 import os
-import random
 import signal
 import subprocess
 import time
@@ -17,59 +15,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.server.chats import Served, answered, load
 from tests.server.processes import SMALL, Server, free_port, serving
 
 COMMAND = Path(__file__).resolve().parents[2] / ".venv-router" / "bin" / "vllm-router"
-WORDS = (
-    "the", "lighthouse", "keeper", "walks", "along", "harbour", "bread", "museum", "library",
-    "robot", "river", "garden", "town", "bicycle", "sky", "night",
-)  # fmt: skip
-CHATS, SYSTEMS, TURNS = 16, 4, 3
 START_SECONDS = 60.0
-
-
-def post(port: int, body: dict[str, Any]) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    with contextlib.closing(connection):
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-        response = connection.getresponse()
-        text = response.read()
-    assert response.status == 200, (response.status, text)
-    return json.loads(text)
-
-
-class Served(NamedTuple):
-    """What a load has got: the texts of each chat, and tokens of prompts and those that were cached."""
-
-    texts: list[list[str]]
-    prompt_tokens: int
-    cached_tokens: int
-
-
-def load(port: int) -> Served:
-    """Hold chats over a few common beginnings, four at a time."""
-    rng = random.Random(0)
-    beginnings = [" ".join(rng.choice(WORDS) for _ in range(120)) for _ in range(SYSTEMS)]
-
-    def chat(number: int) -> tuple[list[str], int, int]:
-        own = random.Random(number)
-        first = beginnings[number % SYSTEMS] + " " + " ".join(own.choice(WORDS) for _ in range(5))
-        messages, texts, tokens, cached = [{"role": "user", "content": first}], [], 0, 0
-        for _ in range(TURNS):
-            answer = post(port, {
-                "model": "tiny", "messages": messages, "max_tokens": 6, "temperature": 1.0, "seed": number,
-                "ignore_eos": True,
-            })  # fmt: skip
-            tokens += answer["usage"]["prompt_tokens"]
-            cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-            texts.append(answer["choices"][0]["message"]["content"])
-            question = " ".join(own.choice(WORDS) for _ in range(8))
-            messages += [{"role": "assistant", "content": texts[-1]}, {"role": "user", "content": question}]
-        return texts, tokens, cached
-
-    with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(chat, range(CHATS)))
-    return Served([texts for texts, _, _ in found], sum(each[1] for each in found), sum(each[2] for each in found))
 
 
 class Replica(NamedTuple):
@@ -192,7 +142,7 @@ def test_nothing_is_lost_when_a_server_is_killed_and_it_is_used_again_when_it_is
         again = stack.enter_context(replica("--port", str(other)))
 
         def is_used() -> bool:
-            post(port, {"model": "tiny", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1})
+            answered(port, {"model": "tiny", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1})
             return prompt_tokens(again.server) > 0
 
         until(is_used, 120)
