@@ -127,10 +127,10 @@ def test_the_engine_ends_by_name_when_another_process_is_killed(pair):
     together.processes[1].kill()
     begin = time.monotonic()
     assert together.line()["lost"].startswith("process 1 is lost")
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     [(code, output, _), _] = together.ends()
     assert code == 0 and lines(output)["again"].startswith("process 1 is lost")
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 120
 
 
 def test_the_others_end_when_the_first_process_is_killed(pair):
@@ -139,6 +139,6 @@ def test_the_others_end_when_the_first_process_is_killed(pair):
     together.processes[0].kill()
     begin = time.monotonic()
     _, (code, _, log) = together.ends()
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 120
     # JAX may be the first to notice that its coordinator is gone.
     assert code != 0 and ("LostProcessError: process 0 is lost" in log or "another task died" in log)
