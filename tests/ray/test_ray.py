@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.chats import Served, answered, load
+from tests.server.chats import Served, answered, is_ready, load
 from tests.server.processes import SMALL, free_port, serving
 
 START_SECONDS = 300.0
@@ -47,17 +47,6 @@ def replicas(routing: str) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
-
-
-def is_ready(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/v1/models")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
 
 
 @pytest.fixture(scope="module")

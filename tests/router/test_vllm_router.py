@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import http.client
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.server.chats import Served, answered, load
+from tests.server.chats import Served, answered, is_ready, load
 from tests.server.processes import SMALL, Server, free_port, serving
 
 COMMAND = Path(__file__).resolve().parents[2] / ".venv-router" / "bin" / "vllm-router"
@@ -77,17 +76,6 @@ def router(replicas: list[Replica], policy: str, *options: str) -> Iterator[int]
     finally:
         process.kill()
         process.wait()
-
-
-def is_ready(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/v1/models")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
 
 
 def until(is_true: Any, seconds: float) -> None:

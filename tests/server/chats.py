@@ -41,6 +41,18 @@ def answered(port: int, body: dict[str, Any], session: str = "", tries: int = 1)
     raise AssertionError("no try is left")
 
 
+def is_ready(port: int) -> bool:
+    """Return whether models are served at a port."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/v1/models")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
 class Served(NamedTuple):
     """What a load has got: the texts of each chat, and tokens of prompts and those that were cached."""
 
