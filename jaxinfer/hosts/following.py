@@ -31,6 +31,8 @@ class FollowingCore(Protocol):
 class FollowingRunner(Runner):
     """Runner that repeats the launches of the first process."""
 
+    is_shared = True
+
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self._keys = list(by_likelihood(self.programs))
@@ -47,9 +49,6 @@ class FollowingRunner(Runner):
 
     def launch_idle(self, program: Program, shape: Any) -> Any:
         return self.launch(program, shape)
-
-    def check_alone(self, what: str) -> None:
-        raise RuntimeError(f"{what} is not possible while several processes share the model")
 
     def follow(self, make_state: Callable[[], Mapping[str, Any]]) -> None:
         """Do what the first process says, until it ends.
@@ -87,18 +86,15 @@ class FollowingRunner(Runner):
                 compiles.append(compiling.submit(self.compile, *self._keys[message.number]))
             case Kind.LAUNCH:
                 program, shape = self._keys[message.number]
-                leaves = [
+                inputs = [
                     self._kept[x.launch - self._num_launches][x.leaf] if isinstance(x, Earlier) else x
                     for x in message.inputs
                 ]
-                structure = jax.tree.structure(program.idle(shape, self.place))
-                self.make_ready(program, shape)
-                results = self._launch(program, shape, jax.tree.unflatten(structure, leaves))
+                results = super().launch(program, shape, *inputs)
                 self._kept.append(jax.tree.leaves(results))
                 self._num_launches += 1
             case Kind.IDLE:
-                self.make_ready(*self._keys[message.number])
-                self._launch_idle(*self._keys[message.number])
+                super().launch_idle(*self._keys[message.number])
             case Kind.REMAKE:
                 self._remake(message.names, make_state)
             case Kind.SET_LENGTHS:

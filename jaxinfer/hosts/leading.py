@@ -29,6 +29,8 @@ class LeadingRunner(Runner):
     step leaves all processes alike.
     """
 
+    is_shared = True
+
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self._numbers = {key: number for number, key in enumerate(by_likelihood(self.programs))}
@@ -43,13 +45,12 @@ class LeadingRunner(Runner):
         self._followers = followers
 
     def launch(self, program: Program, shape: Any, *inputs: Any) -> Any:
-        self.make_ready(program, shape)
-        message = ProcessMessage(
-            Kind.LAUNCH, self._number_of(program, shape), inputs=[self._named(x) for x in jax.tree.leaves(inputs)]
-        )
+        self.ready(program, shape)  # in this thread, whose compiles are counted
+        message = ProcessMessage(Kind.LAUNCH, self._number_of(program, shape), inputs=[*map(self._named, inputs)])
+        launch = super().launch
 
         def run() -> Any:
-            results = self._launch(program, shape, inputs)
+            results = launch(program, shape, *inputs)
             self._kept.append((self._num_launches, jax.tree.leaves(results)))
             self._num_launches += 1
             return results
@@ -57,9 +58,9 @@ class LeadingRunner(Runner):
         return self._everywhere(message, run)
 
     def launch_idle(self, program: Program, shape: Any) -> Any:
-        self.make_ready(program, shape)
+        self.ready(program, shape)
         message = ProcessMessage(Kind.IDLE, self._number_of(program, shape))
-        return self._everywhere(message, partial(self._launch_idle, program, shape))
+        return self._everywhere(message, partial(super().launch_idle, program, shape))
 
     def compile(self, program: Program, shape: Any) -> jax.stages.Compiled:
         if self._followers is not None and (program, shape) not in self._executables:
@@ -81,9 +82,6 @@ class LeadingRunner(Runner):
 
     def restore_seats(self) -> None:
         self._everywhere(ProcessMessage(Kind.RESTORE_SEATS), super().restore_seats)
-
-    def check_alone(self, what: str) -> None:
-        raise RuntimeError(f"{what} is not possible while several processes share the model")
 
     def _everywhere(self, message: ProcessMessage, run: Callable[[], Any]) -> Any:
         """Send a message to the other processes, and do here what it says.

@@ -54,7 +54,10 @@ class Runner:
         programs: those that an engine can need; others can be launched as well.
         num_stalls: launches that have waited for the compile of their program.
         stand_ins: chooses compiled shapes in the place of others.
+        is_shared: whether other processes share the models.
     """
+
+    is_shared = False
 
     def __init__(
         self,
@@ -102,26 +105,23 @@ class Runner:
 
     def launch(self, program: Program, shape: Any, *inputs: Any) -> Any:
         """Launch a program, and return its results, which the device may still be computing."""
-        self.make_ready(program, shape)
-        return self._launch(program, shape, inputs)
-
-    def make_ready(self, program: Program, shape: Any) -> None:
-        """Compile a program that is about to be launched, if it is not compiled yet."""
-        if (program, shape) not in self._executables:
-            self.num_stalls += 1
-            self.compile(program, shape)
-
-    def _launch(self, program: Program, shape: Any, inputs: Sequence[Any]) -> Any:
-        """Launch a compiled program."""
-        executable = self._executables[program, shape]
+        executable = self.ready(program, shape)
         # Never a local variable: the frames of a traceback would keep a pool alive, and `salvage` could not reach it.
         self._outcome = executable(
-            self._leaves_of(program), {name: self.state[name] for name in program.writes}, tuple(inputs)
+            self._leaves_of(program), {name: self.state[name] for name in program.writes}, inputs
         )
         assert self._outcome is not None
         self.state.update(self._outcome[0])
         results, self._outcome = self._outcome[1], None
         return results
+
+    def ready(self, program: Program, shape: Any) -> jax.stages.Compiled:
+        """Return a program that is about to be launched, compiled now if it was not before."""
+        found = self._executables.get((program, shape))
+        if found is None:
+            self.num_stalls += 1
+            found = self.compile(program, shape)
+        return found
 
     def salvage(self, make_state: Callable[[], Mapping[str, Any]]) -> None:
         """Restore the state after a launch that was interrupted or has failed: take over its results, and make lost
@@ -161,18 +161,17 @@ class Runner:
 
     def check_alone(self, what: str) -> None:
         """Raise RuntimeError if other processes share the model: they would have to do `what` too."""
+        if self.is_shared:
+            raise RuntimeError(f"{what} is not possible while several processes share the model")
 
     def launch_idle(self, program: Program, shape: Any) -> Any:
         """Run a program on padding: it compiles, and changes nothing."""
-        self.make_ready(program, shape)
-        return self._launch_idle(program, shape)
-
-    def _launch_idle(self, program: Program, shape: Any) -> Any:
         inputs = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding) if isinstance(x, jax.ShapeDtypeStruct) else x,
             program.idle(shape, self.place),
         )
-        return self._launch(program, shape, inputs)
+        # Not that of a subclass, for which padding is no launch like others.
+        return Runner.launch(self, program, shape, *inputs)
 
     def compile(self, program: Program, shape: Any) -> jax.stages.Compiled:
         """Return the compiled program, which is compiled once; nothing runs, and models and state may be abstract.
