@@ -76,7 +76,7 @@ class _NoDevice:
         tokens = np.ones(shape.num_logits, np.int32)
         if isinstance(program, Step):
             return StepOutput(tokens, None, None, None)  # pyright: ignore[reportArgumentType]
-        return LoopOutput(tokens * self.loop, None, None, None, None, None)  # pyright: ignore[reportArgumentType]
+        return LoopOutput(tokens * self.loop, None, None)  # pyright: ignore[reportArgumentType]
 
 
 class Bench:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxinfer.limits import MAX_LOGPROBS
-from jaxinfer.sampling.logprobs import TokenLogprobs
+from jaxinfer.sampling.logprobs import Likely, TokenLogprobs
 
 BLOCKS = "blocks"  # the part of the device's state
 
@@ -32,10 +32,8 @@ def maker_of(num_seats: int, sharding: jax.sharding.Sharding | None, *, abstract
 def notes_of(make: Make, block_size: int, vocab_size: int) -> TokenLogprobs:
     """Allocate log probabilities for the tokens of each seat's block."""
     most = min(MAX_LOGPROBS, vocab_size)
-    return TokenLogprobs(
-        make(block_size, dtype=jnp.float32), make(block_size), make(block_size, most),
-        make(block_size, most, dtype=jnp.float32),
-    )  # fmt: skip
+    likely = Likely(make(block_size, most), make(block_size, most, dtype=jnp.float32))
+    return TokenLogprobs(make(block_size, dtype=jnp.float32), make(block_size), likely)
 
 
 @jax.tree_util.register_dataclass

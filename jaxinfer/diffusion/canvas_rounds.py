@@ -18,7 +18,7 @@ from jax import lax
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.diffusion.canvas import CANVAS, Canvas
 from jaxinfer.diffusion.drawing import Found, Places, draw, logits_without, noted_where
-from jaxinfer.diffusion.rounds import DenoiseOutput, DenoisingProgram
+from jaxinfer.diffusion.rounds import DenoiseOutput, DenoisingProgram, put_tokens
 from jaxinfer.diffusion.vicinity import Vicinity, expected_embeddings
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack
@@ -115,20 +115,20 @@ def canvas_rounds(
 
         output = replace(
             output,
-            tokens=lax.dynamic_update_slice_in_dim(output.tokens, landed.T, index * size, axis=0),
+            tokens=put_tokens(output.tokens, landed, index),
             ran=noted(output.ran, runs),
             blocks=noted(output.blocks, jnp.where(where.there, tokens, -1)),
             start=noted(output.start, where.start),
+            logprobs=jax.tree.map(lambda every, now: put_tokens(every, now, index), output.logprobs, own.noted),
         )
         return kv, expected, own, output
 
-    output = DenoiseOutput.empty(max_rounds, queries, size, first.noted)
+    output = DenoiseOutput.empty(max_rounds, queries, size, model.config.vocab_size)
     kv, expected, own, output = lax.fori_loop(0, max_rounds, turn, (kv, canvas.expected, first, output))
     noted, credits = jax.tree.map(
         lambda old, new: old.at[seat].set(new, mode="drop"), (canvas.noted, canvas.credits), (own.noted, own.credits)
     )
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), own.noted)
-    return kv, Canvas(expected, noted, credits), replace(output, noted=flat)
+    return kv, Canvas(expected, noted, credits), output
 
 
 def _places_of(batch: StepBatch, vicinity: Vicinity, *, num_seats: int) -> Where:
@@ -173,7 +173,7 @@ def _round(
     known = Found(before, jnp.zeros(before.shape, jnp.float32), own.noted, _where_rows(begun, own.credits, 0.0))
     logits = logits_without(model, hidden[index.reshape(-1)], vicinity.mask_token_id)
     places = Places(where.start, own.round, masked)
-    found = draw(places, logits, batch.samples.sampling, vicinity.rule, known, batch.wants_logprobs)
+    found = draw(places, logits, batch.samples.sampling, vicinity.rule, known, batch.wants_logprobs > 0)
     least = None if smoothing is None else smoothing.least_threshold(own.round)
     # If nothing can be drawn in place of a mask, its row ends as it is.
     fails = jnp.any(masked & (found.tokens == NO_SCORE), axis=1)

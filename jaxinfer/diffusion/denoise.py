@@ -19,7 +19,7 @@ from jax import lax
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.diffusion.blocks import BLOCKS, Blocks
 from jaxinfer.diffusion.drawing import Found, Places, draw, logits_without, noted_where
-from jaxinfer.diffusion.rounds import DenoiseOutput, DenoisingProgram
+from jaxinfer.diffusion.rounds import DenoiseOutput, DenoisingProgram, put_tokens
 from jaxinfer.diffusion.unmask import UnmaskRule
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack
@@ -128,33 +128,26 @@ def denoise_loop(
             this_round = jnp.pad(this_round, ((0, queries - rows), *((0, 0),) * (this_round.ndim - 1)))
             return lax.dynamic_update_index_in_dim(all_rounds, this_round, index, axis=axis)
 
-        landing_masks = (after.lands.reshape(-1, *(1,) * extra) for extra in (1, 1, 2, 2))
-        rolled = jax.tree.map(lambda x: _after_given(x, own.num_given), after.noted)
-        kept = [
-            jnp.where(mask, new, old)
-            for mask, new, old in zip(
-                landing_masks, jax.tree.leaves(rolled), jax.tree.leaves(output.noted), strict=True
-            )
-        ]
-        tokens = jnp.pad(after.landed, ((0, queries - rows), (0, 0)), constant_values=-1)
+        def of_tokens(all_rounds: jax.Array, this_round: jax.Array, padding: int = 0) -> jax.Array:
+            pad = ((0, queries - rows), *((0, 0),) * (this_round.ndim - 1))
+            return put_tokens(all_rounds, jnp.pad(this_round, pad, constant_values=padding), index)
+
+        logprobs = jax.tree.map(lambda x: _after_given(x, own.num_given), after.noted)
         return (
             kv,
             after.blocks,
             DenoiseOutput(
-                tokens=lax.dynamic_update_slice_in_dim(output.tokens, tokens.T, index * size, axis=0),
+                tokens=of_tokens(output.tokens, after.landed, -1),
                 ran=noted(output.ran, runs),
                 blocks=noted(output.blocks, after.tokens),
                 start=noted(output.start, own.start),
-                noted=jax.tree.unflatten(jax.tree.structure(output.noted), kept),
+                logprobs=jax.tree.map(of_tokens, output.logprobs, logprobs),
             ),
         )
 
-    output = DenoiseOutput.empty(max_rounds, queries, size, jax.tree.map(jnp.zeros_like, first.noted))
+    output = DenoiseOutput.empty(max_rounds, queries, size, model.config.vocab_size)
     kv, own, output = lax.fori_loop(0, max_rounds, turn, (kv, first, output))
-    flat = jax.tree.map(
-        lambda x: jnp.pad(x, ((0, queries - rows), *((0, 0),) * (x.ndim - 1))).reshape(-1, *x.shape[2:]), output.noted
-    )
-    return kv, blocks.put(seat, seat >= 0, own), replace(output, noted=flat)
+    return kv, blocks.put(seat, seat >= 0, own), output
 
 
 def _entered(seated: Blocks, batch: StepBatch, denoising: Denoising) -> Blocks:
@@ -210,7 +203,7 @@ def _after_round(
         lambda: draw(
             Places(own.start, own.round, masked), logits_without(model, hidden, denoising.mask_token_id),
             jax.tree.map(lambda x: x[: len(masked)], batch.samples.sampling), denoising.rule, before,
-            batch.wants_logprobs,
+            batch.wants_logprobs > 0,
         ),
         lambda: before,
     )  # fmt: skip

@@ -67,14 +67,14 @@ def draw(
         logits: float32 [R * B, vocab].
         sampling: sampling parameters of each row, [R].
         before: results of the round before; its credits are updated, and its log probabilities kept if none are wanted.
-        wants_logprobs: int32 [], 1 if a request wants log probabilities.
+        wants_logprobs: bool [], whether a request wants log probabilities.
     """
     rows, size = places.masked.shape
     credits, credited = credited_by(rule, before.credits, logits, places.masked)
     tokens = sample_places(places, credited, sampling)
     confidence = probability_of(tokens, credited)
     noted = lax.cond(
-        wants_logprobs > 0,
+        wants_logprobs,
         lambda: jax.tree.map(lambda x: x.reshape(rows, size, *x.shape[1:]), token_logprobs(logits, tokens)),
         lambda: before.noted,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxinfer.programs.batch_layout import BatchShape, idle_batch
 from jaxinfer.programs.program import TARGET, Place
@@ -23,18 +24,24 @@ class DenoiseOutput:
     ran: jax.Array  # bool [N, Q], whether the row took part in the round
     blocks: jax.Array  # int32 [N, Q, B], each row's block after each round, masks included; -1 after the sequence's end
     start: jax.Array  # int32 [N, Q], the position of the block's first token
-    noted: TokenLogprobs  # [Q * B], log probabilities of the block that each row landed last
+    logprobs: TokenLogprobs  # [N * B, Q], of landed tokens in the rounds that committed them, if the batch wants that
 
     @classmethod
-    def empty(cls, rounds: int, rows: int, size: int, noted: TokenLogprobs) -> DenoiseOutput:
+    def empty(cls, rounds: int, rows: int, size: int, vocab: int) -> DenoiseOutput:
         """Return the output before the first of `rounds` rounds."""
         return cls(
             tokens=jnp.full((rounds * size, rows), -1, jnp.int32),
             ran=jnp.zeros((rounds, rows), bool),
             blocks=jnp.zeros((rounds, rows, size), jnp.int32),
             start=jnp.zeros((rounds, rows), jnp.int32),
-            noted=noted,
+            logprobs=TokenLogprobs.nothing(rounds * size, rows, vocab=vocab),
         )
+
+
+def put_tokens(all_rounds: jax.Array, this_round: jax.Array, index: jax.Array) -> jax.Array:
+    """Return [N * B, Q, ...] with the tokens [Q, B, ...] of round `index`."""
+    by_token = jnp.swapaxes(this_round, 0, 1)
+    return lax.dynamic_update_slice_in_dim(all_rounds, by_token, index * len(by_token), axis=0)
 
 
 class DenoisingProgram:

@@ -14,18 +14,11 @@ import numpy as np
 from jaxinfer.constraints.block_walk import BlockWalk
 from jaxinfer.constraints.guard import Walk
 from jaxinfer.engine.input_batch import BuiltBatch, InputBatch
-from jaxinfer.engine.logprobs import (
-    known_targets,
-    logprobs_of_launch,
-    seats_of_lists,
-    take_known_logprobs,
-    wants_logprobs,
-)
+from jaxinfer.engine.logprobs import ask_for_logprobs, known_targets, logprobs_of_launch, take_known_logprobs
 from jaxinfer.engine.metrics import EngineMetrics
 from jaxinfer.engine.seat_entries import SeatEntries
 from jaxinfer.engine.strategy import RoundsResult, Strategy
 from jaxinfer.engine.walkers import Walkers
-from jaxinfer.programs.batch_layout import LISTS
 from jaxinfer.programs.engine_programs import EnginePrograms
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.step import StepOutput
@@ -54,7 +47,7 @@ class _Launch:
     width: int = 1  # the most tokens that a step lands for a row
     rounds: RoundsResult | None = None  # None: a plain step
     was_redrawn: jax.Array | None = None  # bool [Q], first tokens that masks have changed; None: there are no masks
-    logprobs: TokenLogprobs | None = None  # [width * Q]
+    logprobs: TokenLogprobs | None = None  # [N * width, Q]; None: no row asks for any
     known_logprobs: TokenLogprobs | None = None
     begin: float | None = None  # when it was launched; None: it is not timed
     compiles: int = 0  # number of compiles before it was launched
@@ -175,12 +168,14 @@ class Launcher:
         for listen in self._launching:
             listen(output)
         built = self.input_batch.build(output)
-        built.packed["wants_logprobs"][...] = wants_logprobs(output)
+        has_logprobs = ask_for_logprobs(output, built)
         if self._entries is not None:
             self._entries.launch(output)
         self.strategy.prepare(output, built, self.input_batch, self.runner)
         launch_begin = time.perf_counter()
         launched = self._launch_rounds(output, built) if output.num_rounds else self._launch_step(output, built)
+        if not has_logprobs:
+            launched.logprobs = None
         metrics = self.metrics
         metrics.num_launches_total += 1
         metrics.scheduled_tokens_total += output.total_num_scheduled_tokens
@@ -191,15 +186,7 @@ class Launcher:
 
     def _launch_rounds(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
         result = self.strategy.launch(output, built, self.runner)
-        launched = _Launch(output, built, result.token_ids, result.width, result, result.was_redrawn)
-        if result.sampled_after is not None and wants_logprobs(output) & LISTS:
-            num_tokens = (int(built.logits_rows.max()) + 1) * result.width
-            launched.logprobs = self._logprobs(
-                *result.sampled_after, num_tokens, seats_of_lists(output, built, result.width)
-            )
-        if result.logprobs is not None and wants_logprobs(output):
-            launched.logprobs = result.logprobs
-        return launched
+        return _Launch(output, built, result.token_ids, result.width, result, result.was_redrawn, result.logprobs)
 
     def _launch_step(self, output: SchedulerOutput, built: BuiltBatch) -> _Launch:
         """Launch a step and, after it, log probabilities of tokens that are known before, if they are wanted."""
@@ -209,38 +196,15 @@ class Launcher:
         known = known_targets(output, built)
         if known is not None:
             targets, temperatures = known
-            padding = (0, result.hidden.shape[0] - len(targets))
-            known_logprobs = self._logprobs(
-                result.hidden, np.pad(targets, padding), len(targets),
-                temperatures=np.pad(temperatures, padding, constant_values=1),
+            count = result.hidden.shape[0]
+            padding = (0, count - len(targets))
+            known_logprobs = launch(
+                programs.prompt_logprobs, count, result.hidden, np.pad(targets, padding),
+                np.asarray(len(targets), np.int32), np.pad(temperatures, padding, constant_values=1),
             )  # fmt: skip
         return _Launch(
-            output, built, result.token_ids, was_redrawn=result.was_redrawn,
-            logprobs=result.logprobs if wants_logprobs(output) else None,
+            output, built, result.token_ids, was_redrawn=result.was_redrawn, logprobs=result.logprobs,
             known_logprobs=known_logprobs,
-        )  # fmt: skip
-
-    def _logprobs(
-        self,
-        hidden: jax.Array,
-        targets: jax.Array | np.ndarray,
-        num_tokens: int,
-        seats: Mapping[int, int] | None = None,
-        temperatures: np.ndarray | None = None,
-    ) -> TokenLogprobs:
-        """Launch log probabilities of the first `num_tokens` of `targets`, int32 [T], each after its hidden state.
-
-        Args:
-            seats: target -> the seat whose mask binds its list of likely tokens.
-            temperatures: float32 [T], that logits are divided by; None: by 1.
-        """
-        count = hidden.shape[0]
-        seat = np.full(count, -1, np.int32)
-        for place, number in (seats or {}).items():
-            seat[place] = number
-        return self.runner.launch(
-            self.programs.prompt_logprobs, count, hidden, targets, np.asarray(num_tokens, np.int32), seat,
-            np.ones(count, np.float32) if temperatures is None else temperatures,
         )  # fmt: skip
 
     def land(self) -> None:
@@ -270,9 +234,8 @@ class Launcher:
         if launch.known_logprobs is not None:
             take_known_logprobs(launch.output, launch.built, launch.known_logprobs)
         entries = None
-        noted = None if launch.rounds is None else launch.rounds.noted
-        if launch.logprobs is not None or (noted is not None and wants_logprobs(launch.output)):
-            entries = logprobs_of_launch(launch.built, launch.logprobs, launch.width, noted, landed)
+        if launch.logprobs is not None:
+            entries = logprobs_of_launch(launch.built, launch.logprobs, landed)
         metrics = self.metrics
         drafts = _drafts_in(launch, tokens)
         walks = self._walkers.walk(

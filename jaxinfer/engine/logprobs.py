@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -10,60 +11,51 @@ import numpy as np
 
 from jaxinfer.engine.input_batch import BuiltBatch
 from jaxinfer.outputs import Logprob
-from jaxinfer.programs.batch_layout import LISTS, NOTES
-from jaxinfer.sampling.logprobs import TokenLogprobs
-from jaxinfer.sampling.noted import Noted
+from jaxinfer.sampling.logprobs import Likely, TokenLogprobs
 from jaxinfer.scheduling.landing import LogprobsOf
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.scheduler_output import SchedulerOutput
 from jaxinfer.scheduling.scoring import given_length
 
 
-def wants_logprobs(output: SchedulerOutput) -> int:
-    """Return which log probabilities of drawn tokens rows ask for: LISTS, NOTES, or the sum of both; 0: none."""
-    wanted = {request.sampling_params.logprobs for request in output.requests} - {None}
-    return LISTS * (len(wanted - {0}) > 0) + NOTES * (0 in wanted)
+def ask_for_logprobs(output: SchedulerOutput, built: BuiltBatch) -> bool:
+    """Ask the device for the log probabilities of drawn tokens that rows want; return whether any does."""
+    wanted = [request.sampling_params.logprobs for request in output.requests]
+    if all([number is None for number in wanted]):
+        return False
+    built.packed["wants_logprobs"][...] = 1
+    built.packed["wants_list"][built.logits_rows] = [bool(number) for number in wanted]
+    return True
 
 
-def logprobs_of_launch(
-    built: BuiltBatch,
-    lists: TokenLogprobs | None,
-    width: int = 1,
-    noted: Noted | None = None,
-    landed: np.ndarray | None = None,
-) -> LogprobsOf:
+def logprobs_of_launch(built: BuiltBatch, logprobs: TokenLogprobs, landed: np.ndarray) -> LogprobsOf:
     """Return the maker of log probabilities of a launch's landed tokens.
 
     Args:
-        lists: `width` entries for each row, of those that landed last.
-        noted: [N * width, Q] of all tokens, for rows that want no lists; None: `lists` are of all.
+        logprobs: [N * width, Q].
         landed: bool [N * width, rows], where tokens landed.
     """
-    arrays = jax.tree.map(np.asarray, lists)
-    notes = None if noted is None else jax.tree.map(lambda x: np.asarray(x)[:, built.logits_rows], noted)
+    chosen, ranks = (np.asarray(x)[:, built.logits_rows] for x in (logprobs.logprob, logprobs.rank))
+
+    @functools.cache
+    def likely() -> Likely:
+        return jax.tree.map(np.asarray, logprobs.likely)
 
     def entries(request: Request, index: int, tokens: Sequence[int]) -> list[dict[int, Logprob]]:
         wanted = request.sampling_params.logprobs
         if wanted is None:
             return []
-        if notes is not None and not wanted:
-            assert landed is not None
-            there = landed[:, index]
-            found = zip(tokens, notes.logprob[there, index].tolist(), notes.rank[there, index].tolist(), strict=False)
-            return [{token: Logprob(logprob, rank)} for token, logprob, rank in found]
-        row = int(built.logits_rows[index]) * width
-        return [_as_dict(arrays, row + place, token, wanted) for place, token in enumerate(tokens)]
+        there = landed[:, index]
+        found = zip(tokens, chosen[there, index].tolist(), ranks[there, index].tolist(), strict=False)
+        known = [{token: Logprob(logprob, rank)} for token, logprob, rank in found]
+        if wanted:
+            row = int(built.logits_rows[index])
+            others, theirs = (x[there, row].tolist() for x in (likely().token, likely().logprob))
+            for entry, *of_entry in zip(known, others, theirs, strict=False):
+                _add_likely(entry, *of_entry, count=wanted)
+        return known
 
     return entries
-
-
-def seats_of_lists(output: SchedulerOutput, built: BuiltBatch, width: int = 1) -> dict[int, int]:
-    """Return the seats whose masks bind the lists of rows that a search steers, by the places of their entries."""
-    return {
-        int(built.logits_rows[index]) * width: request.seat
-        for index, request in enumerate(output.requests)
-        if request.is_steered and request.guard is not None
-    }
 
 
 def known_targets(output: SchedulerOutput, built: BuiltBatch) -> tuple[np.ndarray, np.ndarray] | None:
@@ -123,8 +115,13 @@ def _known_spans(output: SchedulerOutput, built: BuiltBatch) -> list[tuple[Reque
 def _as_dict(logprobs: TokenLogprobs, index: int, token: int, count: int) -> dict[int, Logprob]:
     """Return the `count` most likely tokens and the chosen one, as users get them."""
     found = {token: Logprob(float(logprobs.logprob[index]), int(logprobs.rank[index]))}
-    top = zip(logprobs.top_token[index].tolist(), logprobs.top_logprob[index].tolist(), strict=True)
-    for rank, (other, logprob) in enumerate(list(top)[:count], start=1):
-        if logprob > -math.inf:  # a list with a mask may be shorter
-            found.setdefault(other, Logprob(logprob, rank))
+    likely = logprobs.likely
+    _add_likely(found, likely.token[index].tolist(), likely.logprob[index].tolist(), count=count)
     return found
+
+
+def _add_likely(found: dict[int, Logprob], tokens: Sequence[int], logprobs: Sequence[float], *, count: int) -> None:
+    """Add the first `count` of the most likely tokens to an entry that has the chosen one."""
+    for rank, (token, logprob) in enumerate(zip(tokens[:count], logprobs, strict=False), start=1):
+        if logprob > -math.inf:  # a list with a mask may be shorter
+            found.setdefault(token, Logprob(logprob, rank))

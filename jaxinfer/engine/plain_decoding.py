@@ -95,10 +95,7 @@ class PlainDecoding(UsualStrategy):
 
     def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
         result: LoopOutput = runner.launch(self.program, built.packed.shape, built.packed.buffer)
-        return RoundsResult(
-            result.tokens, sampled_after=(result.hidden, result.sampled) if result.lists is None else None,
-            was_redrawn=result.was_redrawn, logprobs=result.lists, noted=result.noted,
-        )  # fmt: skip
+        return RoundsResult(result.tokens, was_redrawn=result.was_redrawn, logprobs=result.logprobs)
 
 
 def smallest_of_lanes(shapes: Sequence[BatchShape], sequences: int, pages_per_row: int) -> BatchShape:

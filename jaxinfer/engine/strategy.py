@@ -26,7 +26,6 @@ from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.stand_ins import StandIn
 from jaxinfer.programs.step import Follower
 from jaxinfer.sampling.logprobs import TokenLogprobs
-from jaxinfer.sampling.noted import Noted
 from jaxinfer.scheduling.kv_cache_manager import KVCacheManager
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import Rounds
@@ -40,15 +39,11 @@ class RoundsResult:
 
     token_ids: jax.Array  # int32 [N * W, Q], a row's tokens in order; -1: none
     width: int = 1  # W, the most tokens that a round lands for a row
-    # For each row's last round, if it is known and the batch wants it: hidden states [T, hidden] of Q * W tokens and
-    # padding, and the token that was sampled after each, int32 [T].
-    sampled_after: tuple[jax.Array, jax.Array] | None = None
     details: Any = None  # the strategy's own
     was_redrawn: jax.Array | None = None  # bool [Q], first tokens that masks have changed; None: there are no masks
     ran: jax.Array | None = None  # bool [N, Q], rounds in which rows took part; None: those that landed something
-    logprobs: TokenLogprobs | None = None  # [Q * W], of the tokens that each row landed last, if known
+    logprobs: TokenLogprobs | None = None  # [N * W, Q], of these tokens, where the batch wants them; None: of none
     num_accepted: jax.Array | None = None  # int32 [N, Q], tokens of rounds that were accepted drafts; None: no drafts
-    noted: Noted | None = None  # [N * W, Q], of these tokens, if the batch wants notes
 
 
 @dataclass(frozen=True)

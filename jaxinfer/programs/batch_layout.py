@@ -13,8 +13,6 @@ from jaxinfer.limits import MAX_ENDING_TOKEN_IDS
 from jaxinfer.programs.packing import Extent, Packed, unpacked
 from jaxinfer.sampling.sampler import SamplingBatch
 
-LISTS, NOTES = 1, 2  # of `StepBatch.wants_logprobs`
-
 
 @dataclass(frozen=True)
 class BatchShape:
@@ -107,7 +105,7 @@ class BatchShape:
             "capacity": ((r,), i), "max_drafts": ((r,), i), "drafter_start": ((r,), i), "logits_index": ((q,), i),
             "block_tokens": ((self.decode_rows if self.block_size else 0, self.block_size), i),
             "block_start": ((r if self.block_size else 0,), i), "block_round": ((r if self.block_size else 0,), i),
-            "wants_logprobs": ((), i),
+            "wants_logprobs": ((), i), "wants_list": ((q,), i),
             "temperature": ((q,), f), "top_k": ((q,), i), "top_p": ((q,), f), "min_p": ((q,), f),
             "request_key": ((q, 2), u), "sample_position": ((q,), i),
             "seat": ((q,), i), "ending_token_ids": ((q, MAX_ENDING_TOKEN_IDS), i), "max_len": ((q,), i),
@@ -148,23 +146,14 @@ class StepBatch(AttentionMetadata):
     block_tokens: jax.Array  # int32 [D, B]
     block_start: jax.Array  # int32 [R]
     block_round: jax.Array  # int32 [R]
-    # int32 [], log probabilities of drawn tokens that are wanted: LISTS, with lists of the most likely ones, of which
-    # rounds give those of a row's last one, and NOTES, of all drawn tokens alone; or the sum of both.
-    wants_logprobs: jax.Array
+    wants_logprobs: jax.Array  # int32 [], 1: a row wants log probabilities of drawn tokens
+    wants_list: jax.Array  # int32 [Q], 1: this one wants those of the most likely tokens too
     # For launches of lanes (else L is 0): the index in its lane of each sequence's pages, from its `first_page`th on.
     first_page: jax.Array  # int32 [Q]
     lane_page: jax.Array  # int32 [Q, L]
     samples: Samples  # [Q]
     num_steps: jax.Array  # int32 [R], like `row_seat`: steps of a decode loop, or rounds, that each takes part in
     drafter_follows: jax.Array  # int32 [], 1: a drafter, if there is one, computes the step's tokens as well
-
-    @property
-    def wants_lists(self) -> jax.Array:  # bool []
-        return (self.wants_logprobs & LISTS) > 0
-
-    @property
-    def wants_notes(self) -> jax.Array:  # bool []
-        return (self.wants_logprobs & NOTES) > 0
 
     @property
     def is_of_lanes(self) -> bool:

@@ -17,11 +17,10 @@ from jaxinfer.programs.batch_layout import BatchShape, StepBatch, idle_batch, un
 from jaxinfer.programs.forward import forward
 from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_seats, write_seats
-from jaxinfer.programs.step import padded_to
 from jaxinfer.sampling.bounds import Bounds
 from jaxinfer.sampling.logprobs import TokenLogprobs
 from jaxinfer.sampling.next_tokens import noted_tokens, redrawn, within_masks
-from jaxinfer.sampling.noted import Noted, Noting, no_lists
+from jaxinfer.sampling.noted import Draws, Noting
 
 
 @jax.tree_util.register_dataclass
@@ -31,15 +30,12 @@ class LoopOutput:
 
     tokens: jax.Array  # int32 [N, Q], -1 where a row was idle, NO_SCORE where it ends because nothing could be sampled
     was_redrawn: jax.Array  # bool [Q], first tokens that are not those of a draw without a mask
-    # For each row's last step, if the batch wants log probabilities: hidden states [T, hidden] of the Q sequences and
-    # padding, and the tokens int32 [T] that were sampled after each. Else zeros.
-    hidden: jax.Array
-    sampled: jax.Array
-    noted: Noted  # [N, Q], of these tokens, if the batch wants that; else zeros
-    lists: TokenLogprobs | None  # [Q], of each row's last one, in an engine of processed log probabilities
+    logprobs: TokenLogprobs  # [N, Q], of these tokens, where the batch wants them; else zeros
 
 
 type _State = tuple[KVPool, Seats, Bounds, LoopOutput]
+# The pool, the seats, landed and refused tokens, and log probabilities.
+type _AfterStep = tuple[KVPool, Seats, jax.Array, jax.Array, TokenLogprobs]
 
 
 def decode_loop(
@@ -51,7 +47,6 @@ def decode_loop(
     backend: AttentionBackend,
     *,
     max_steps: int,
-    hidden_sizes: Sequence[int] = (),
     processed: bool = False,
 ) -> _State:
     """Run `batch.num_steps` decode steps of each row; once all have ended or have no room, the rest are no-ops.
@@ -61,13 +56,12 @@ def decode_loop(
     Args:
         batch: decode rows or lanes alone, all from seats.
         max_steps: the most steps that the compiled program can run.
-        hidden_sizes: numbers of hidden states that a later program reads.
         processed: see `Noting`.
 
     Returns:
         The pool, the seats, the bounds, and what landed.
     """
-    num_slots, noting = kv.num_slots, Noting(batch.wants_notes, processed)
+    num_slots, noting = kv.num_slots, Noting(batch.wants_logprobs > 0, processed)
 
     def turn(index: jax.Array, state: _State) -> _State:
         kv, seats, bounds, output = state
@@ -77,7 +71,7 @@ def decode_loop(
 
         bounded = bounded_draws(now, bounds)
 
-        def run(kv: KVPool, seats: Seats) -> tuple[KVPool, Seats, jax.Array, LoopOutput]:
+        def run(kv: KVPool, seats: Seats) -> _AfterStep:
             kv, hidden = forward(model, kv, now, backend)
             drawn_after, sampling = hidden[now.logits_index], now.samples.sampling
             first = noted_tokens(model, drawn_after, sampling, bounded, noting)
@@ -86,47 +80,37 @@ def decode_loop(
                 first, refused, lambda: within_masks(model, drawn_after, sampling, bounded, noting)
             )
             seats, landed = write_seats(seats, now, sampled)
-            kept = output
-            if output.lists is None:
-                kept = lax.cond(
-                    batch.wants_lists, _with_last, lambda output, *_: output, output, landed, drawn_after, sampled
-                )
-            else:
-                lists = noting.with_lists(
-                    output.lists, landed != -1, batch.wants_lists, model, drawn_after, sampled, sampling, bounded
-                )
-                kept = replace(output, lists=lists)
-            notes = jax.tree.map(
-                lambda all_steps, now: lax.dynamic_update_index_in_dim(all_steps, now, index, axis=0), kept.noted, noted
-            )
-            return kv, seats, landed, replace(kept, was_redrawn=kept.was_redrawn | refused, noted=notes)
+            wanted = (batch.wants_list > 0) & (landed != -1)
+            likely = noting.likely(wanted, model, lambda: Draws(drawn_after, sampled, sampling, bounded))
+            return kv, seats, landed, refused, noted.beside(likely)
 
-        def rest(kv: KVPool, seats: Seats) -> tuple[KVPool, Seats, jax.Array, LoopOutput]:
-            return kv, seats, jnp.full(output.tokens.shape[1], -1, jnp.int32), output
+        def rest(kv: KVPool, seats: Seats) -> _AfterStep:
+            return kv, seats, nothing.tokens[0], jnp.zeros(count, bool), TokenLogprobs.nothing(count, vocab=vocab)
 
-        kv, seats, landed, kept = lax.cond(jnp.any(now.limit >= 0), run, rest, kv, seats)
+        kv, seats, landed, refused, logprobs = lax.cond(jnp.any(now.limit >= 0), run, rest, kv, seats)
         bounds = count_latest(now, bounds, landed)
-        kept = replace(kept, tokens=lax.dynamic_update_index_in_dim(output.tokens, landed, index, axis=0))
-        return kv, seats, bounds, kept
 
-    count = batch.num_sequences
-    size = padded_to(hidden_sizes, count)
+        def with_step(all_steps: jax.Array, this_one: jax.Array) -> jax.Array:
+            return lax.dynamic_update_index_in_dim(all_steps, this_one, index, axis=0)
+
+        return (
+            kv,
+            seats,
+            bounds,
+            LoopOutput(
+                with_step(output.tokens, landed),
+                output.was_redrawn | refused,
+                jax.tree.map(with_step, output.logprobs, logprobs),
+            ),
+        )
+
+    count, vocab = batch.num_sequences, model.config.vocab_size
     nothing = LoopOutput(
-        jnp.full((max_steps, count), -1, jnp.int32), jnp.zeros(count, bool),
-        jnp.zeros((size, model.config.hidden_size), model.dtype), jnp.zeros(size, jnp.int32),
-        Noted.nothing(max_steps, count), no_lists(count, model.config.vocab_size) if processed else None,
-    )  # fmt: skip
-    return lax.fori_loop(0, max_steps, turn, (kv, seats, bounds, nothing))
-
-
-def _with_last(output: LoopOutput, landed: jax.Array, hidden: jax.Array, sampled: jax.Array) -> LoopOutput:
-    """Return the output with hidden states [Q, hidden] and sampled tokens [Q] of the rows whose tokens landed."""
-    lands, count = landed != -1, landed.shape[0]
-    return replace(
-        output,
-        hidden=output.hidden.at[:count].set(jnp.where(lands[:, None], hidden, output.hidden[:count])),
-        sampled=output.sampled.at[:count].set(jnp.where(lands, sampled, output.sampled[:count])),
+        jnp.full((max_steps, count), -1, jnp.int32),
+        jnp.zeros(count, bool),
+        TokenLogprobs.nothing(max_steps, count, vocab=vocab),
     )
+    return lax.fori_loop(0, max_steps, turn, (kv, seats, bounds, nothing))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +119,6 @@ class DecodeLoop:
 
     max_steps: int
     shapes: Sequence[BatchShape] = ()
-    hidden_sizes: Sequence[int] = ()
     processed: bool = False  # log probabilities, see `Noting`
     reads = (TARGET,)
     writes = (KV, SEATS, BOUNDS)
@@ -161,6 +144,6 @@ class DecodeLoop:
         kv, seats, bounds = (device.state[name] for name in self.writes)
         kv, seats, bounds, output = decode_loop(
             device.models[TARGET], kv, seats, bounds, unpack(buffer, shape), device.backend,
-            max_steps=self.max_steps, hidden_sizes=self.hidden_sizes, processed=self.processed,
+            max_steps=self.max_steps, processed=self.processed,
         )  # fmt: skip
         return {KV: kv, SEATS: seats, BOUNDS: device.placed(bounds)}, device.readable(output)

@@ -38,7 +38,7 @@ class EnginePrograms:
             Step(tuple(buckets.all_steps()), hidden_sizes=sizes, processed=processed),
             Entry(EntryShape.all_of(buckets.max_num_seqs, vocab_size)),
             PromptLogprobs(sizes),
-            DecodeLoop(max_decode_steps, (*buckets.all_loops(), *lanes), sizes, processed),
+            DecodeLoop(max_decode_steps, (*buckets.all_loops(), *lanes), processed),
             CommitTail(((1, page_size),)),
         )
 

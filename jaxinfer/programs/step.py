@@ -18,9 +18,9 @@ from jaxinfer.programs.forward import forward_with_features
 from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_seats, write_seats
 from jaxinfer.sampling.bounds import Bounds
-from jaxinfer.sampling.logprobs import TokenLogprobs, logprobs_if
+from jaxinfer.sampling.logprobs import TokenLogprobs
 from jaxinfer.sampling.next_tokens import as_held, logits_and_greedy, redrawn
-from jaxinfer.sampling.noted import shown_logits
+from jaxinfer.sampling.noted import Draws, Noting
 from jaxinfer.sampling.sampler import sample
 
 
@@ -31,7 +31,7 @@ class StepOutput:
 
     token_ids: jax.Array  # int32 [Q], sampled; -1 where the row is idle, NO_SCORE where nothing could be
     was_redrawn: jax.Array  # bool [Q], tokens that are not those of a draw without a mask
-    logprobs: TokenLogprobs  # [Q], of these; zeros unless the batch wants them
+    logprobs: TokenLogprobs  # [1, Q], of these, where the batch wants them; else zeros
     hidden: jax.Array  # [T, hidden], after the final norm
 
 
@@ -71,11 +71,11 @@ def step(
     tokens = sample(held, sampling, greedy)
     refused = bounded.refused(tokens)
     tokens = redrawn(tokens, refused, lambda: sample(bounded.within_masks(held), sampling))
-    logprobs = logprobs_if(
-        batch.wants_logprobs > 0, logits, tokens, bounded.listed,
-        lambda logits, tokens: shown_logits(logits, tokens, sampling, bounded, processed=processed),
-    )  # fmt: skip
     seats, landed = write_seats(seats, batch, tokens)
+    noting = Noting(batch.wants_logprobs > 0, processed)
+    wanted = (batch.wants_list > 0) & (landed != -1)
+    likely = noting.likely(wanted, model, lambda: Draws(hidden[batch.logits_index], tokens, sampling, bounded))
+    logprobs = jax.tree.map(lambda x: x[None], noting.of(logits, tokens, sampling, bounded).beside(likely))
     bounds = count_latest(batch, bounds, landed)
     return Stepped(kv, seats, bounds, StepOutput(landed, refused, logprobs, hidden), batch, features)
 

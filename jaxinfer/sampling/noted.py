@@ -1,4 +1,5 @@
-"""Log probabilities of drawn tokens alone, noted in the step that draws them: a float and a rank for each.
+"""Log probabilities of drawn tokens, noted in the step that draws them: a float and a rank for each, and for rows that
+want them, the most likely tokens in its place.
 
 "Raw" ones are of the model's own distribution. "Processed" ones are of the distribution that the token was drawn from:
 after bounds and temperature, renormalised over what min-p, top-k and top-p keep; at temperature 0, of the bounded
@@ -7,20 +8,24 @@ logits. Masks of constraints are not part of it; a token that they have forced i
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxinfer.limits import MAX_LOGPROBS
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.sampling.bounds import Bounded
-from jaxinfer.sampling.logprobs import TokenLogprobs, token_logprobs
+from jaxinfer.sampling.logprobs import Likely, TokenLogprobs, likely_tokens
 from jaxinfer.sampling.sampler import SamplingBatch, processed_logits
 
 # Scope in programs' texts of what runs only where log probabilities are wanted.
 NOTES = "notes_of_draws"
+# Numbers of rows whose lists of likely tokens are computed at once, where these are few of all.
+_FEW = (8, 64)
 
 
 @jax.tree_util.register_dataclass
@@ -34,6 +39,27 @@ class Noted:
     @classmethod
     def nothing(cls, *shape: int) -> Noted:
         return cls(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32))
+
+    def beside(self, likely: Likely) -> TokenLogprobs:
+        return TokenLogprobs(self.logprob, self.rank, likely)
+
+
+class Draws(NamedTuple):
+    """Q draws of tokens, and what they were drawn after and by."""
+
+    hidden: jax.Array  # [Q, hidden]
+    tokens: jax.Array  # int32 [Q]
+    sampling: SamplingBatch
+    bounded: Bounded
+
+    def at(self, index: jax.Array) -> Draws:
+        """Return the draws at indices int32 [N]; an index out of range yields an arbitrary one."""
+        bounds, own = self.bounded.bounds, self.bounded
+        hidden, tokens, sampling, seat, position, path = jax.tree.map(
+            lambda x: x.at[index].get(mode="clip"),
+            (self.hidden, self.tokens, self.sampling, own.seat, own.position, own.path),
+        )
+        return Draws(hidden, tokens, sampling, Bounded(bounds, seat, position, path))
 
 
 @dataclass(frozen=True)
@@ -63,44 +89,34 @@ class Noting:
         with jax.named_scope(NOTES):
             return lax.cond(self.wanted, found, lambda *_: Noted.nothing(tokens.shape[0]), logits, tokens)
 
-    def with_lists(
-        self,
-        before: TokenLogprobs,
-        rows: jax.Array,
-        wanted: jax.Array,
-        model: DecoderLM,
-        hidden: jax.Array,
-        tokens: jax.Array,
-        sampling: SamplingBatch,
-        bounded: Bounded,
-    ) -> TokenLogprobs:
-        """Return log probabilities with lists of likely tokens, those of `rows`, bool [Q], from this step.
+    def likely(self, rows: jax.Array, model: DecoderLM, drawn: Callable[[], Draws]) -> Likely:
+        """Return the most likely tokens [Q, K] in place of drawn ones; zeros, at no cost, for all but `rows`.
 
         Args:
-            before: [Q], of earlier steps.
-            wanted: bool []; if not, nothing is computed.
-            hidden, tokens: [Q, hidden] and int32 [Q], what was drawn after.
+            rows: bool [Q].
+            drawn: returns the draws. What is computed in it is computed only if a row is wanted.
         """
+        count, vocab = rows.shape[0], model.config.vocab_size
 
-        def found(hidden: jax.Array, tokens: jax.Array) -> TokenLogprobs:
-            tokens = jnp.maximum(tokens, 0)
-            shown = shown_logits(model.logits(hidden), tokens, sampling, bounded, processed=self.processed)
-            new = token_logprobs(shown, tokens, bounded.listed(shown))
-            return jax.tree.map(
-                lambda now, then: jnp.where(rows.reshape(-1, *(1,) * (now.ndim - 1)), now, then), new, before
-            )
+        def nothing() -> Likely:
+            return Likely.nothing(count, vocab=vocab)
 
+        def of_first(most: int) -> Likely:
+            (index,) = jnp.nonzero(rows, size=most, fill_value=count)
+            some = drawn().at(index)
+            tokens = jnp.maximum(some.tokens, 0)
+            logits = model.logits(some.hidden)
+            shown = shown_logits(logits, tokens, some.sampling, some.bounded, processed=self.processed)
+            found = likely_tokens(shown, some.bounded.listed(shown))
+            return jax.tree.map(lambda none, new: none.at[index].set(new, mode="drop"), nothing(), found)
+
+        # Most launches want few, and the work grows with the rows that are computed. Not in a loop over blocks: a
+        # conditional that has one is not recorded in a CUDA graph.
+        sizes = [size for size in _FEW if 4 * size <= count] + [count]
+        number = jnp.sum(rows, dtype=jnp.int32)
+        way = sum((number > size).astype(jnp.int32) for size in [0, *sizes[:-1]])
         with jax.named_scope(NOTES):
-            return lax.cond(wanted, found, lambda *_: before, hidden, tokens)
-
-
-def no_lists(count: int, vocab: int) -> TokenLogprobs:
-    """Return lists of `count` rows of which none is known."""
-    most = min(MAX_LOGPROBS, vocab)
-    return TokenLogprobs(
-        jnp.zeros(count, jnp.float32), jnp.zeros(count, jnp.int32), jnp.zeros((count, most), jnp.int32),
-        jnp.zeros((count, most), jnp.float32),
-    )  # fmt: skip
+            return lax.switch(way, [nothing, *(functools.partial(of_first, size) for size in sizes)])
 
 
 def shown_logits(

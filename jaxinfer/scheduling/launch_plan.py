@@ -145,8 +145,7 @@ class LaunchPlan:
                 seated._take(self, index)
                 continue
             chunks._take(self, index)
-            needs_host = request.depends_on_output or request.takes_one_round
-            if not needs_host and request.num_tokens_left > 1 and self._is_last_chunk(index, num_in_chunks):
+            if not request.draws_alone and request.num_tokens_left > 1 and self._is_last_chunk(index, num_in_chunks):
                 ending.append(index)
         for index in ending:
             known = self.known[index] + 1

@@ -115,14 +115,13 @@ def _rounds_of_rows(
     """
     if not rounds.holds(len(plan.requests), max([len(request.pages) for request in plan.requests]), shares_lanes):
         return []
-    longest, shortest, num_of_one, num_alone, streams, expects_refusals = 0, sys.maxsize, 0, 0, False, False
+    longest, shortest, num_alone, streams, expects_refusals = 0, sys.maxsize, 0, False, False
     for request, is_chunk in zip(plan.requests, plan.are_chunks, strict=True):
         if is_chunk:
             most = 1
             continue
-        if request.takes_one_round:
-            num_of_one += 1
-            num_alone += request.draws_alone
+        if request.draws_alone:
+            num_alone += 1
             continue
         if request.guard is not None and request.refusals.expects_breaks:
             expects_refusals = True
@@ -135,21 +134,21 @@ def _rounds_of_rows(
             shortest = left
         if request.stream:
             streams = True
-    num_rows = len(plan.requests) - num_of_one
-    if num_alone == len(plan.requests) and rounds.plain is not None:
+    num_rows = len(plan.requests) - num_alone
+    if not num_rows and rounds.plain is not None:
         return []  # no row would draft
     if streams:
         most = min(most, pace.within(rounds.kind, _STREAM_SECONDS))
-    if num_of_one:
-        most = pace.beside_one_round(rounds.kind, most, num_rows=num_rows, num_of_one_round=num_of_one)
+    if num_alone:
+        most = pace.beside_one_round(rounds.kind, most, num_rows=num_rows, num_of_one_round=num_alone)
     limit = 1
     if most > 1:
         needed = shortest if waits else longest
         limit = max(1, min(most, -(-needed // max(rounds.least_tokens, 1))))
     while limit:
         rounds_of = [limit] * len(plan.requests)
-        if num_of_one:
-            rounds_of = [1 if request.takes_one_round else limit for request in plan.requests]
+        if num_alone:
+            rounds_of = [1 if request.draws_alone else limit for request in plan.requests]
         if expects_refusals:
             # What is drawn after a refused token is lost.
             rounds_of = [

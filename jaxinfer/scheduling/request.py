@@ -100,9 +100,8 @@ class Request:
     refusals: Refusals = field(init=False, default_factory=Refusals)
     marks: TokenMarks = field(init=False, default_factory=TokenMarks)  # of output tokens that were not simply drawn
     versions: VersionRuns = field(init=False, default_factory=VersionRuns)  # of the weights, by output token
-    depends_on_output: bool = field(init=False)  # the next draw needs its latest token on the host
-    draws_alone: bool = field(init=False)  # without drafts: the host has to know each token before the next draw
-    takes_one_round: bool = field(init=False)  # of a launch: it draws alone, or wants lists of likely tokens
+    # Its next draw needs its latest token on the host: it takes part in one round of a launch, and drafts nothing.
+    draws_alone: bool = field(init=False)
     _prompt_bits: np.ndarray | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -132,8 +131,7 @@ class Request:
         self._set_ways()
 
     def _set_ways(self) -> None:
-        self.depends_on_output = self.draws_alone = self.is_steered or self.refusals.are_frequent
-        self.takes_one_round = self.draws_alone or bool(self.sampling_params.logprobs)
+        self.draws_alone = self.is_steered or self.refusals.are_frequent
 
     @property
     def has_begun(self) -> bool:

@@ -56,7 +56,7 @@ class Rounds:
 
     def awaits(self, request: Request) -> bool:
         """Whether each draw of a request needs its latest token on the host."""
-        return request.depends_on_output or (request.guard is not None and self.constrained is not None)
+        return request.draws_alone or (request.guard is not None and self.constrained is not None)
 
     def most_in(self, rounds: int) -> int:
         """Return the most tokens that so many rounds land for a row."""

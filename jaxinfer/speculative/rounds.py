@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,12 +18,11 @@ from jaxinfer.programs.commit_tail import commit_tail
 from jaxinfer.programs.forward import forward_with_features
 from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, latest_tokens
-from jaxinfer.programs.step import padded_to
 from jaxinfer.programs.wide_rows import sampled_everywhere, wide_rows
 from jaxinfer.sampling.bounds import Bounded, Bounds, counted
 from jaxinfer.sampling.logprobs import TokenLogprobs
 from jaxinfer.sampling.next_tokens import noted_tokens, redrawn, within_masks
-from jaxinfer.sampling.noted import Noted, Noting, no_lists
+from jaxinfer.sampling.noted import Draws, Noted, Noting
 from jaxinfer.speculative.accept import land, num_accepted
 from jaxinfer.speculative.proposer import Drafts, Proposer, RoundsShape, Seated
 from jaxinfer.speculative.tails import TailPages, num_words, positions_of_tails, tokens_of_sequences, with_tail
@@ -40,12 +39,7 @@ class RoundsOutput:
     num_accepted: jax.Array  # int32 [N, R], accepted drafts
     entropy: jax.Array  # float32 [N, R], nats, see `Drafts`
     was_redrawn: jax.Array  # bool [R], first tokens that are not those of a draw without a mask
-    # If the batch wants log probabilities, from each row's last round: hidden states [T, hidden] of R * W tokens and
-    # padding, and the token int32 [T] sampled after each. Else zeros.
-    hidden: jax.Array
-    sampled: jax.Array
-    noted: Noted  # [N * W, R], of landed tokens, if the batch wants that; else zeros
-    lists: TokenLogprobs | None  # [R * W], of each row's last round, in an engine of processed log probabilities
+    logprobs: TokenLogprobs  # [N * W, R], of landed tokens, where the batch wants them; else zeros
     tree: Tree | None  # of each row's last round, where trees are drafted
 
 
@@ -56,13 +50,12 @@ class Verified(NamedTuple):
     """Result of a verification for R rows: for the latest token and W - 1 drafts along a path."""
 
     kv: KVPool
-    hidden: jax.Array  # [R, W, hidden]
     sampled: jax.Array  # int32 [R, W], after each
     features: jax.Array | None  # [R, W, F * hidden]
     accepted: jax.Array  # int32 [R], number of accepted drafts
     was_redrawn: jax.Array  # bool [R], whether the first sampled token is not that of a draw without a mask
     noted: Noted  # [R, W], of the sampled tokens
-    path: jax.Array  # int32 [R, W, D], output tokens before each that the bounds do not count yet; -1: none
+    drawn: Callable[[], Draws]  # the draws [R * W] of these
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +66,6 @@ class SpeculativeRounds:
     proposer: Proposer
     max_rounds: int
     shapes: Sequence[RoundsShape] = ()
-    hidden_sizes: Sequence[int] = ()  # numbers of hidden states that a later program reads
     tails: TailPages | None = None  # where trees are stored
     processed: bool = False  # log probabilities, see `Noting`
 
@@ -110,8 +102,7 @@ class SpeculativeRounds:
     def run(self, device: Device, shape: RoundsShape, buffer: jax.Array) -> tuple[dict[str, Any], RoundsOutput]:
         batch, width = unpack(buffer, shape.batch), shape.width
         rows = shape.batch.num_rows
-        more = padded_to(self.hidden_sizes, rows * width) - rows * width
-        model: DecoderLM = device.models[TARGET]
+        vocab = device.models[TARGET].config.vocab_size
 
         def turn(index: jax.Array, carried: _Carried) -> _Carried:
             state, output = carried
@@ -132,28 +123,17 @@ class SpeculativeRounds:
                 state = {**state, KV: found.kv, SEATS: seats}
                 # All branches of the switch return the same shapes.
                 wide = (0, shape.width - width)
-                hidden, sampled, landed = (
-                    jnp.pad(x, ((0, 0), wide, *((0, 0),) * (x.ndim - 2)), constant_values=value)
-                    for x, value in ((found.hidden, 0), (found.sampled, 0), (landed, -1))
-                )
-                noted = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), wide)), found.noted)
+                logprobs = self._logprobs(now, seated, found, landed)
+                logprobs = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), wide, *((0, 0),) * (x.ndim - 2))), logprobs)
+                landed = jnp.pad(landed, ((0, 0), wide), constant_values=-1)
                 state |= self.proposer.settle(replace(device, state=state), seated, landed, found.features)
-                of_last, lists = (output.hidden, output.sampled), output.lists
-                if lists is None:
-                    of_last = lax.cond(
-                        batch.wants_lists, partial(_of_last_round, seated.runs), lambda before, now: before,
-                        of_last, (hidden, sampled),
-                    )  # fmt: skip
-                else:
-                    lists = self._with_lists(lists, now, seated, found, shape.width)
-                was_redrawn = output.was_redrawn | found.was_redrawn
-                return state, (landed, found.accepted, was_redrawn, *of_last, noted, lists)
+                return state, (landed, found.accepted, output.was_redrawn | found.was_redrawn, logprobs)
 
             def rest(state: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
                 nothing = jnp.full((rows, width), -1, jnp.int32)
                 return state, (
-                    nothing, jnp.zeros(rows, jnp.int32), output.was_redrawn, output.hidden, output.sampled,
-                    Noted.nothing(rows, width), output.lists,
+                    nothing, jnp.zeros(rows, jnp.int32), output.was_redrawn,
+                    TokenLogprobs.nothing(rows, width, vocab=vocab),
                 )  # fmt: skip
 
             ways = [rest, verify]
@@ -162,30 +142,28 @@ class SpeculativeRounds:
             if self.proposer.may_find_nothing:
                 ways.insert(1, partial(verify, width=1))
                 way += way * jnp.any(drafts.count > 0)
-            state, (landed, accepted, was_redrawn, hidden, sampled, notes, lists) = lax.switch(way, ways, state)
+            state, (landed, accepted, was_redrawn, logprobs) = lax.switch(way, ways, state)
             state = {**state, BOUNDS: _counted(bounds, seated, landed)}
 
             def noted(all_rounds: jax.Array, this_round: jax.Array) -> jax.Array:
                 return lax.dynamic_update_index_in_dim(all_rounds, this_round, index, axis=0)
 
+            def of_tokens(all_rounds: jax.Array, this_round: jax.Array) -> jax.Array:  # [N * W, R, ...], [R, W, ...]
+                by_token = jnp.swapaxes(this_round, 0, 1)
+                return lax.dynamic_update_slice_in_dim(all_rounds, by_token, index * width, axis=0)
+
             tree = output.tree
             if tree is not None:
                 tree = jax.tree.map(lambda new, old: _of_rows(seated.runs, new, old), drafts, tree)
             return state, RoundsOutput(
-                tokens=lax.dynamic_update_slice_in_dim(output.tokens, landed.T, index * width, axis=0),
+                tokens=of_tokens(output.tokens, landed),
                 num_drafts=noted(output.num_drafts, drafts.count),
                 num_accepted=noted(output.num_accepted, accepted),
                 entropy=noted(output.entropy, drafts.entropy),
                 was_redrawn=was_redrawn,
-                hidden=hidden,
-                sampled=sampled,
-                noted=jax.tree.map(
-                    lambda all_rounds, now: lax.dynamic_update_slice_in_dim(all_rounds, now.T, index * width, axis=0),
-                    output.noted, notes,
-                ),
-                lists=lists,
+                logprobs=jax.tree.map(of_tokens, output.logprobs, logprobs),
                 tree=tree,
-            )  # fmt: skip
+            )
 
         counts = jnp.zeros((self.max_rounds, rows), jnp.int32)
         output = RoundsOutput(
@@ -194,10 +172,7 @@ class SpeculativeRounds:
             num_accepted=counts,
             entropy=counts.astype(jnp.float32),
             was_redrawn=jnp.zeros(rows, bool),
-            hidden=jnp.zeros((rows * width + more, model.config.hidden_size), model.dtype),
-            sampled=jnp.zeros(rows * width + more, jnp.int32),
-            noted=Noted.nothing(self.max_rounds * width, rows),
-            lists=no_lists(rows * width, model.config.vocab_size) if self.processed else None,
+            logprobs=TokenLogprobs.nothing(self.max_rounds * width, rows, vocab=vocab),
             tree=no_tree(rows, shape.num_nodes) if shape.num_nodes else None,
         )
         state, output = lax.fori_loop(0, self.max_rounds, turn, (dict(device.state), output))
@@ -221,7 +196,8 @@ class SpeculativeRounds:
         path = jnp.where(jnp.tri(tokens.shape[1], dtype=bool), tokens[:, None], -1)
         kv, hidden, sampled, features, was_redrawn, noted = self._computed(device, kv, wide, seated, path)
         accepted = num_accepted(drafts.tokens, drafts.count, sampled)
-        return Verified(kv, hidden, sampled, features, accepted, was_redrawn, noted, path)
+        drawn = partial(_drawn, device, seated, hidden, sampled, path)
+        return Verified(kv, sampled, features, accepted, was_redrawn, noted, drawn)
 
     def _verified_tree(self, device: Device, kv: KVPool, seated: Seated, tree: Tree, width: int) -> Verified:
         """Verify each row's latest token in its slot and its tree in its tail; accepted nodes are moved out of it."""
@@ -263,26 +239,21 @@ class SpeculativeRounds:
 
         features = None if features is None else on_path(features)
         noted = jax.tree.map(on_path, noted)
-        return Verified(kv, on_path(hidden), on_path(sampled), features, accepted, was_redrawn, noted, on_path(before))
+        tokens = on_path(sampled)
 
-    def _with_lists(
-        self, lists: TokenLogprobs, device: Device, seated: Seated, found: Verified, width: int
-    ) -> TokenLogprobs:
-        """Return lists [R * width] with those of the rows that run, from a round of as many or fewer tokens."""
-        rows, count = found.sampled.shape
-        pad = (0, width - count)
-        hidden, tokens, path = (
-            jnp.pad(x, ((0, 0), pad, *((0, 0),) * (x.ndim - 2)), constant_values=value).reshape(-1, *x.shape[2:])
-            for x, value in ((found.hidden, 0), (found.sampled, 0), (found.path, -1))
-        )
-        position = (seated.length[:, None] + jnp.arange(width)).reshape(-1)
-        sampling = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), seated.batch.samples.sampling)
-        sampling = replace(sampling, sample_position=position)
-        bounded = Bounded(device.state[BOUNDS], jnp.repeat(seated.batch.row_seat, width), position, path)
-        return Noting(seated.batch.wants_notes, self.processed).with_lists(
-            lists, jnp.repeat(seated.runs, width), seated.batch.wants_lists, device.models[TARGET], hidden, tokens,
-            sampling, bounded,
-        )  # fmt: skip
+        def drawn() -> Draws:
+            return _drawn(device, seated, on_path(hidden), tokens, on_path(before))
+
+        return Verified(kv, tokens, features, accepted, was_redrawn, noted, drawn)
+
+    def _logprobs(self, device: Device, seated: Seated, found: Verified, landed: jax.Array) -> TokenLogprobs:
+        """Return log probabilities [R, W] of what a verification drew, of which `landed`, int32 [R, W], are kept."""
+        wanted = (seated.batch.wants_list > 0)[:, None] & (landed != -1)
+        likely = self._noting(seated).likely(wanted.reshape(-1), device.models[TARGET], found.drawn)
+        return found.noted.beside(jax.tree.map(lambda x: x.reshape(*landed.shape, -1), likely))
+
+    def _noting(self, seated: Seated) -> Noting:
+        return Noting(seated.batch.wants_logprobs > 0, self.processed)
 
     def _computed(
         self, device: Device, kv: KVPool, wide: StepBatch, seated: Seated, path: jax.Array
@@ -300,7 +271,7 @@ class SpeculativeRounds:
         sampling = sampled_everywhere(wide, seated.batch.samples.sampling)
         seat = jnp.repeat(seated.batch.row_seat, path.shape[1])
         bounded = Bounded(device.state[BOUNDS], seat, sampling.sample_position, path.reshape(-1, path.shape[2]))
-        noting = Noting(seated.batch.wants_notes, self.processed)
+        noting = self._noting(seated)
         sampled, noted = jax.tree.map(
             lambda x: x.reshape(rows, -1), noted_tokens(model, hidden, sampling, bounded, noting)
         )
@@ -322,22 +293,26 @@ class SpeculativeRounds:
         return kv, hidden, sampled, features, refused, noted
 
 
+def _drawn(device: Device, seated: Seated, hidden: jax.Array, sampled: jax.Array, path: jax.Array) -> Draws:
+    """Return the draws [R * W] of a path of each row.
+
+    Args:
+        hidden: [R, W, hidden].
+        sampled: int32 [R, W], after each.
+        path: int32 [R, W, D], output tokens before each that the bounds do not count yet; -1: none.
+    """
+    width = sampled.shape[1]
+    position = (seated.length[:, None] + jnp.arange(width)).reshape(-1)
+    sampling = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), seated.batch.samples.sampling)
+    sampling = replace(sampling, sample_position=position)
+    seat = jnp.repeat(seated.batch.row_seat, width)
+    bounded = Bounded(device.state[BOUNDS], seat, position, path.reshape(-1, path.shape[2]))
+    return Draws(hidden.reshape(-1, hidden.shape[2]), sampled.reshape(-1), sampling, bounded)
+
+
 def _of_rows(runs: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
     """Select the new array [R, ...] for rows that run, and the old one for others."""
     return jnp.where(runs.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-
-
-def _of_last_round(
-    runs: jax.Array, before: tuple[jax.Array, jax.Array], now: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, ...]:
-    """Update the arrays [T, ...] that `RoundsOutput` keeps of each row's last round by those [R, W, ...] of a round."""
-
-    def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        count = new.shape[0] * new.shape[1]
-        kept = _of_rows(runs, new, old[:count].reshape(new.shape))
-        return jnp.concatenate([kept.reshape(count, *new.shape[2:]), old[count:]])
-
-    return tuple(map(put, before, now))
 
 
 def _counted(bounds: Bounds, seated: Seated, landed: jax.Array) -> Bounds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,6 @@ from jaxinfer.programs.buckets import Buckets, shape_of
 from jaxinfer.programs.runner import Runner
 from jaxinfer.programs.stand_ins import StandIn
 from jaxinfer.sampling.bounds import num_words
-from jaxinfer.sampling.logprobs import TokenLogprobs
 from jaxinfer.scheduling.constrained_blocks import block_of
 from jaxinfer.scheduling.request import Request
 from jaxinfer.scheduling.rounds import BlockRounds, ConstrainedRounds, Rounds, RowKind
@@ -184,12 +183,12 @@ class BlockDiffusion(DiffusionStrategy):
         if block is None or not (self.listeners or request.sampling_params.return_blocks):
             return
         masks = [self.mask_token_id] * (self.block_size - len(block.tokens))
-        landed, nothing = np.full((2 * self.block_size, 1), -1, np.int32), np.zeros(0)
+        landed = np.full((2 * self.block_size, 1), -1, np.int32)
         landed[: len(walk.tokens), 0] = walk.tokens
         arrays: dict[str, Any] = {
             "tokens": landed, "ran": np.ones((1, 1), bool), "start": np.asarray([[block.start]], np.int32),
             "blocks": np.asarray([[[*block.tokens, *masks]]], np.int32),
-            "noted": TokenLogprobs(*[cast(Any, nothing)] * 4),  # constrained requests have no log probabilities
+            "logprobs": None,  # constrained requests have none
         }  # fmt: skip
         self._show(LandedRounds([request], np.zeros(1, np.int32), DenoiseOutput(**arrays)))
 

@@ -70,7 +70,7 @@ class DiffusionStrategy(UsualStrategy, ABC):
 
     def launch(self, output: SchedulerOutput, built: BuiltBatch, runner: Runner) -> RoundsResult:
         result: DenoiseOutput = runner.launch(self.programs[0], built.packed.shape, built.packed.buffer)
-        return RoundsResult(result.tokens, self._size, details=result, ran=result.ran, logprobs=result.noted)
+        return RoundsResult(result.tokens, self._size, details=result, ran=result.ran, logprobs=result.logprobs)
 
     def _tell(
         self, requests: Sequence[Request], rows: np.ndarray, output: DenoiseOutput, metrics: EngineMetrics

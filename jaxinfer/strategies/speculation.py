@@ -44,7 +44,6 @@ class Speculation(UsualStrategy):
         plain: plain decoding, which runs where nothing is drafted.
         shapes: shapes of launches of rounds and of catching up.
         max_rounds: most rounds in one launch.
-        hidden_sizes: numbers of hidden states that log probabilities are computed from.
         make_state: makes the proposer's state on the device.
         num_pages, page_size, num_seats: sizes of the pool and the engine.
         max_catch_up: most tokens that a drafter catches up on before one launch.
@@ -60,7 +59,6 @@ class Speculation(UsualStrategy):
         shapes: SpeculationShapes,
         *,
         max_rounds: int,
-        hidden_sizes: Sequence[int],
         make_state: Callable[[], Mapping[str, Any]],
         num_pages: int,
         page_size: int,
@@ -79,7 +77,7 @@ class Speculation(UsualStrategy):
         self.lanes = self._make_lanes()
         self._plain, self._shapes, self._bucket = plain, shapes, launch_bucket(plain, shapes)
         each = (*shapes.rounds, *shapes.lanes)
-        self._rounds = SpeculativeRounds(proposer, max_rounds, each, hidden_sizes, tails, plain.program.processed)
+        self._rounds = SpeculativeRounds(proposer, max_rounds, each, tails, plain.program.processed)
         self._tails = tails
         self._catch_up = CatchUp(proposer, shapes.catch_up)
         self._max_catch_up = max_catch_up
@@ -201,8 +199,8 @@ class Speculation(UsualStrategy):
         result: RoundsOutput = runner.launch(self._rounds, shape, built.packed.buffer)
         details = _Rounds(choice.num_drafts, shape, result)
         return RoundsResult(
-            result.tokens, shape.width, None if result.lists is not None else (result.hidden, result.sampled), details,
-            was_redrawn=result.was_redrawn, num_accepted=result.num_accepted, noted=result.noted, logprobs=result.lists,
+            result.tokens, shape.width, details, was_redrawn=result.was_redrawn, num_accepted=result.num_accepted,
+            logprobs=result.logprobs,
         )  # fmt: skip
 
     def landed(

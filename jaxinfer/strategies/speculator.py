@@ -150,7 +150,6 @@ class Speculator:
                 plain,
                 shapes,
                 max_rounds=self.max_rounds(engine),
-                hidden_sizes=programs.prompt_logprobs.shapes,
                 make_state=lambda: self._state(engine, dtype, mesh, whole or everywhere_on(mesh), abstract),
                 num_pages=engine.num_pages,
                 page_size=engine.page_size,

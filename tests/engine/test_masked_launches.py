@@ -26,10 +26,10 @@ def test_rows_that_need_the_host_after_each_token_are_launched_together(way, mon
 
     def listen(output):
         launched.append(len(output.requests))
-        if not all(request.depends_on_output for request in output.requests):
+        if not all(request.draws_alone for request in output.requests):
             return
         for request in set(made).difference(output.requests):
-            if request.depends_on_output and not request.is_finished and not request.num_walking:
+            if request.draws_alone and not request.is_finished and not request.num_walking:
                 left_out.append(request.request_id)
 
     core.launch_listeners.append(listen)

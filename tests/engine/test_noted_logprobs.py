@@ -1,4 +1,4 @@
-"""Log probabilities of drawn tokens alone: in every way of decoding those of each request alone, one step at a time."""
+"""Log probabilities of drawn tokens: in every way of decoding those of each request alone, one step at a time."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ def test_they_are_those_of_the_oracle_and_cost_no_rounds(way):
     assert requests[3].logprobs == []
 
 
-def test_a_request_that_wants_them_alone_runs_loops():
+@pytest.mark.parametrize("logprobs", [None, 0, 5])
+def test_a_request_that_wants_them_runs_loops(logprobs):
     core = engine("plain")
-    for logprobs in (None, 0):
+    for _ in range(2):
         before = core.get_metrics().num_launches_total
-        core.add_request(make_request(str(logprobs), random_prompts((9,), seed=3)[0], max_tokens=32, logprobs=logprobs))
+        core.add_request(make_request("a", random_prompts((9,), seed=3)[0], max_tokens=32, logprobs=logprobs))
         drain(core)
         launches = core.get_metrics().num_launches_total - before
         assert launches < 16

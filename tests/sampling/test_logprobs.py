@@ -34,15 +34,15 @@ def test_the_most_likely_tokens_come_in_order_with_their_log_probabilities(logit
     found = run(logits, np.zeros(6, np.int32))
     count = min(MAX_LOGPROBS, logits.shape[-1])
     expected = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
-    assert np.array_equal(found.top_token, expected)
+    assert np.array_equal(found.likely.token, expected)
     truth = np.take_along_axis(log_softmax(logits), expected, axis=-1)
-    np.testing.assert_allclose(found.top_logprob, truth, atol=tolerance(1e-5))
+    np.testing.assert_allclose(found.likely.logprob, truth, atol=tolerance(1e-5))
 
 
 def test_equally_likely_tokens_share_a_rank_and_come_by_id():
     found = run(np.zeros((1, 30), np.float32), np.array([17], np.int32))
     assert found.rank.tolist() == [1]
-    assert found.top_token[0].tolist() == list(range(MAX_LOGPROBS))
+    assert found.likely.token[0].tolist() == list(range(MAX_LOGPROBS))
 
 
 def test_logits_far_from_zero_do_not_overflow():

@@ -105,7 +105,7 @@ def banned(request) -> set[int]:
 
 def test_the_first_token_after_min_tokens_may_end_it():
     request = make_request("a", [4], eos_token_ids=[2], min_tokens=2)
-    assert request.is_bound_for_good and not request.depends_on_output
+    assert request.is_bound_for_good and not request.draws_alone
     assert feed(request, 7, 8, 2) is RequestStatus.FINISHED_STOPPED
 
 
@@ -117,7 +117,7 @@ def test_a_bad_word_of_one_token_is_banned_always_and_a_longer_one_before_its_la
         seen.append(banned(request))
         request.extend([token], walk=walk_of(request, [token]))
     assert [*seen, banned(request)] == [set(), {6}, {9}, {6}]
-    assert not request.depends_on_output
+    assert not request.draws_alone
 
 
 def test_after_a_refusal_each_draw_waits_for_the_latest_token_until_many_were_allowed():
@@ -126,11 +126,11 @@ def test_after_a_refusal_each_draw_waits_for_the_latest_token_until_many_were_al
     request.note_refusals(20, is_refused=False)
     assert request.refusals.most_rounds(1.0) > 500
     request.note_refusals(3, is_refused=True)
-    assert request.depends_on_output and request.has_masks and request.refusals.most_rounds(1.0) == 4
+    assert request.draws_alone and request.has_masks and request.refusals.most_rounds(1.0) == 4
     request.note_refusals(10, is_refused=False)
     assert request.has_masks, "a few tokens that were allowed are no reason to change"
     request.note_refusals(1, is_refused=False)
-    assert not request.depends_on_output and not request.has_masks
+    assert not request.draws_alone and not request.has_masks
     for _ in range(9):
         request.note_refusals(0, is_refused=True)
     assert request.refusals.most_rounds(1.0) == 1
@@ -163,7 +163,7 @@ def test_rounds_end_where_forced_tokens_are_expected():
 def test_what_is_allowed_once_and_for_all_needs_no_output():
     request = make_request("a", [4, 5], allowed_token_ids=[5, 6, 8], bad_token_ids=[(8,)])
     assert np.flatnonzero(request.base_set(VOCAB)).tolist() == [5, 6]
-    assert request.is_bound_for_good and not request.depends_on_output
+    assert request.is_bound_for_good and not request.draws_alone
 
 
 def test_the_tokens_of_the_prompt_are_made_bits_once():
@@ -174,7 +174,7 @@ def test_the_tokens_of_the_prompt_are_made_bits_once():
 
 def test_a_plain_request_is_bound_to_nothing():
     request = make_request("a", [4], temperature=1.0, top_k=3, logprobs=2, stop_token_ids=[3], stream=True)
-    assert not (request.is_bound_for_good or request.guard or request.depends_on_output)
+    assert not (request.is_bound_for_good or request.guard or request.draws_alone)
 
 
 def test_truncating_the_output_leaves_the_prompt_and_the_first_tokens():

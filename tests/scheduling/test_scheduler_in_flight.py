@@ -200,7 +200,7 @@ def test_a_loop_follows_a_loop_that_was_not_read():
     [
         {"stop": ["x"]}, {"frequency_penalty": 1.0}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 1.0}},
         {"allowed_token_ids": list(range(VOCAB))}, {"stop_token_ids": list(range(100, 120))}, {"min_tokens": 4},
-        {"bad_token_ids": [(3,)]}, {"bad_token_ids": [(3, 4)]},
+        {"bad_token_ids": [(3,)]}, {"bad_token_ids": [(3, 4)]}, {"logprobs": 2},
     ],
     ids=lambda parameters: next(iter(parameters)),
 )  # fmt: skip
@@ -216,13 +216,9 @@ def refusing(request):
     return request
 
 
-LOOKED_AT = make_request("b", [1, 2], max_tokens=9, logprobs=1)
-REFUSING = refusing(make_request("b", [1, 2], max_tokens=9, bad_token_ids=[(3, 4)]))
-
-
-@pytest.mark.parametrize("request_b", [LOOKED_AT, REFUSING], ids=["log probabilities", "refusals"])
-def test_a_row_that_the_host_looks_at_takes_one_round_and_the_others_go_on(request_b):
-    sim = decoding(make_request("a", prompt(5), max_tokens=40), request_b)
+def test_a_row_that_the_host_looks_at_takes_one_round_and_the_others_go_on():
+    refused = refusing(make_request("b", [1, 2], max_tokens=9, bad_token_ids=[(3, 4)]))
+    sim = decoding(make_request("a", prompt(5), max_tokens=40), refused)
     assert sim.step().rounds_of == [1, 1], "nothing is known of how long launches take"
     for rounds in (1, 4, 1, 4):
         sim.scheduler.pace.note(RowKind.DECODE, rounds, 0.06 + 0.01 * rounds)
