@@ -18,13 +18,13 @@ from jax import lax
 from jaxinfer.cache.kv_pool import KVPool
 from jaxinfer.diffusion.canvas import CANVAS, Canvas
 from jaxinfer.diffusion.drawing import Found, Places, draw, logits_without, noted_where
-from jaxinfer.diffusion.rounds import DenoiseOutput, DenoisingProgram, put_tokens
+from jaxinfer.diffusion.rounds import DenoiseOutput, DenoisingProgram
 from jaxinfer.diffusion.vicinity import Vicinity, expected_embeddings
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.programs.batch_layout import BatchShape, StepBatch, unpack
 from jaxinfer.programs.forward import forward
 from jaxinfer.programs.program import KV, TARGET, Device
-from jaxinfer.programs.wide_rows import wide_rows
+from jaxinfer.programs.wide_rows import put_tokens, wide_rows
 from jaxinfer.sampling.greatest import NO_SCORE
 
 type Forward = Callable[[KVPool, StepBatch, jax.Array | None], tuple[KVPool, jax.Array]]

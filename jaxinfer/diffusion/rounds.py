@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxinfer.programs.batch_layout import BatchShape, idle_batch
 from jaxinfer.programs.program import TARGET, Place
@@ -36,12 +35,6 @@ class DenoiseOutput:
             start=jnp.zeros((rounds, rows), jnp.int32),
             logprobs=TokenLogprobs.nothing(rounds * size, rows, vocab=vocab),
         )
-
-
-def put_tokens(all_rounds: jax.Array, this_round: jax.Array, index: jax.Array) -> jax.Array:
-    """Return [N * B, Q, ...] with the tokens [Q, B, ...] of round `index`."""
-    by_token = jnp.swapaxes(this_round, 0, 1)
-    return lax.dynamic_update_slice_in_dim(all_rounds, by_token, index * len(by_token), axis=0)
 
 
 class DenoisingProgram:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxinfer.programs.batch_layout import StepBatch
 from jaxinfer.sampling.sampler import SamplingBatch
@@ -75,3 +76,9 @@ def sampled_everywhere(batch: StepBatch, sampling: SamplingBatch) -> SamplingBat
     width = batch.limit.shape[0] // sampling.sample_position.shape[0]
     sampling = jax.tree.map(lambda x: jnp.repeat(x, width, axis=0), sampling)
     return replace(sampling, sample_position=jnp.where(batch.limit >= 0, batch.positions + 1, -1))
+
+
+def put_tokens(all_rounds: jax.Array, this_round: jax.Array, index: jax.Array) -> jax.Array:
+    """Return values of tokens [N * W, Q, ...] of all rounds, in which those [Q, W, ...] of round `index` are put."""
+    by_token = jnp.swapaxes(this_round, 0, 1)
+    return lax.dynamic_update_slice_in_dim(all_rounds, by_token, index * len(by_token), axis=0)

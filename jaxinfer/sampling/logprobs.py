@@ -27,6 +27,22 @@ class Likely:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Noted:
+    """Log probabilities and ranks of chosen tokens, in arrays of any shape."""
+
+    logprob: jax.Array  # float32
+    rank: jax.Array  # int32, 1: it is the most likely one
+
+    @classmethod
+    def nothing(cls, *shape: int) -> Noted:
+        return cls(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32))
+
+    def beside(self, likely: Likely) -> TokenLogprobs:
+        return TokenLogprobs(self.logprob, self.rank, likely)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class TokenLogprobs:
     """Log probabilities of chosen tokens, in arrays of any shape, and of the most likely ones in their places."""
 
@@ -36,16 +52,20 @@ class TokenLogprobs:
 
     @classmethod
     def nothing(cls, *shape: int, vocab: int) -> TokenLogprobs:
-        likely = Likely.nothing(*shape, vocab=vocab)
-        return cls(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32), likely)
+        return Noted.nothing(*shape).beside(Likely.nothing(*shape, vocab=vocab))
 
 
 def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
     """Return log probabilities of tokens int32 [Q], from float32 logits [Q, V]."""
+    return noted_of(logits, tokens).beside(likely_tokens(logits, logits))
+
+
+def noted_of(logits: jax.Array, tokens: jax.Array) -> Noted:
+    """Return the same without the most likely tokens."""
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
     rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
-    return TokenLogprobs(chosen[:, 0] - normalizer, rank, likely_tokens(logits, logits))
+    return Noted(chosen[:, 0] - normalizer, rank)
 
 
 def likely_tokens(logits: jax.Array, listed: jax.Array) -> Likely:

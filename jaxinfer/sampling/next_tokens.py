@@ -11,7 +11,8 @@ from jax import lax
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.sampling.bounds import Bounded
 from jaxinfer.sampling.greatest import first_of_greatest, greatest_of_rows
-from jaxinfer.sampling.noted import Noted, Noting
+from jaxinfer.sampling.logprobs import Noted
+from jaxinfer.sampling.noted import Noting
 from jaxinfer.sampling.sampler import SamplingBatch, sample
 
 # Up to so many rows a CPU is faster with the table as the left operand, which it reads in the order of memory: 8

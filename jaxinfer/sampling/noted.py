@@ -19,29 +19,13 @@ from jax import lax
 
 from jaxinfer.models.decoder import DecoderLM
 from jaxinfer.sampling.bounds import Bounded
-from jaxinfer.sampling.logprobs import Likely, TokenLogprobs, likely_tokens
+from jaxinfer.sampling.logprobs import Likely, Noted, likely_tokens, noted_of
 from jaxinfer.sampling.sampler import SamplingBatch, processed_logits
 
 # Scope in programs' texts of what runs only where log probabilities are wanted.
 NOTES = "notes_of_draws"
 # Numbers of rows whose lists of likely tokens are computed at once, where these are few of all.
 _FEW = (8, 64)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Noted:
-    """Log probabilities and ranks of drawn tokens, in arrays of any shape."""
-
-    logprob: jax.Array  # float32
-    rank: jax.Array  # int32, 1: it is the most likely one
-
-    @classmethod
-    def nothing(cls, *shape: int) -> Noted:
-        return cls(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32))
-
-    def beside(self, likely: Likely) -> TokenLogprobs:
-        return TokenLogprobs(self.logprob, self.rank, likely)
 
 
 class Draws(NamedTuple):
@@ -81,10 +65,7 @@ class Noting:
         def found(logits: jax.Array, tokens: jax.Array) -> Noted:
             tokens = jnp.maximum(tokens, 0)  # a row without a token has no log probability that is read
             shown = shown_logits(logits, tokens, sampling, bounded, processed=self.processed)
-            chosen = jnp.take_along_axis(shown, tokens[:, None], axis=-1)
-            normalizer = jax.nn.logsumexp(shown, axis=-1)
-            rank = 1 + jnp.sum(shown > chosen, axis=-1, dtype=jnp.int32)
-            return Noted(chosen[:, 0] - normalizer, rank)
+            return noted_of(shown, tokens)
 
         with jax.named_scope(NOTES):
             return lax.cond(self.wanted, found, lambda *_: Noted.nothing(tokens.shape[0]), logits, tokens)

@@ -18,11 +18,11 @@ from jaxinfer.programs.commit_tail import commit_tail
 from jaxinfer.programs.forward import forward_with_features
 from jaxinfer.programs.program import BOUNDS, KV, SEATS, TARGET, Device, Place
 from jaxinfer.programs.seats import Seats, latest_tokens
-from jaxinfer.programs.wide_rows import sampled_everywhere, wide_rows
+from jaxinfer.programs.wide_rows import put_tokens, sampled_everywhere, wide_rows
 from jaxinfer.sampling.bounds import Bounded, Bounds, counted
-from jaxinfer.sampling.logprobs import TokenLogprobs
+from jaxinfer.sampling.logprobs import Noted, TokenLogprobs
 from jaxinfer.sampling.next_tokens import noted_tokens, redrawn, within_masks
-from jaxinfer.sampling.noted import Draws, Noted, Noting
+from jaxinfer.sampling.noted import Draws, Noting
 from jaxinfer.speculative.accept import land, num_accepted
 from jaxinfer.speculative.proposer import Drafts, Proposer, RoundsShape, Seated
 from jaxinfer.speculative.tails import TailPages, num_words, positions_of_tails, tokens_of_sequences, with_tail
@@ -148,10 +148,7 @@ class SpeculativeRounds:
             def noted(all_rounds: jax.Array, this_round: jax.Array) -> jax.Array:
                 return lax.dynamic_update_index_in_dim(all_rounds, this_round, index, axis=0)
 
-            def of_tokens(all_rounds: jax.Array, this_round: jax.Array) -> jax.Array:  # [N * W, R, ...], [R, W, ...]
-                by_token = jnp.swapaxes(this_round, 0, 1)
-                return lax.dynamic_update_slice_in_dim(all_rounds, by_token, index * width, axis=0)
-
+            of_tokens = partial(put_tokens, index=index)
             tree = output.tree
             if tree is not None:
                 tree = jax.tree.map(lambda new, old: _of_rows(seated.runs, new, old), drafts, tree)
