@@ -187,12 +187,19 @@ def test_a_request_that_takes_too_long_has_failed():
 
 
 def test_concurrency_limits_the_requests_that_are_unanswered():
+    lock, numbers = threading.Lock(), [0]
+
     def script(body):
+        with lock:
+            numbers.append(numbers[-1] + 1)
         time.sleep(0.02)
+        # Before the answer is sent: the client sends the next request as soon as it has read it.
+        with lock:
+            numbers.append(numbers[-1] - 1)
         return [whole({"usage": usage(1, 1)})]
 
-    readings, server = read(script, *[{}] * 9, concurrency=3)
-    assert server.most_at_once == 3 and all(reading.error is None for reading in readings)
+    readings, _ = read(script, *[{}] * 9, concurrency=3)
+    assert max(numbers) == 3 and all(reading.error is None for reading in readings)
     assert len({reading.begin for reading in readings}) == 9, "a request that was held back arrives when it is sent"
 
 

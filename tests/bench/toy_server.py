@@ -19,15 +19,13 @@ class ToyServer(ThreadingHTTPServer):
 
     Attributes:
         asked: path, headers and body of each request, in the order of arrival.
-        most_at_once: most requests that were unanswered at one time.
     """
 
     daemon_threads = True
 
     def __init__(self, script: Script) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.script, self.asked, self.most_at_once = script, list[tuple[str, dict[str, str], Any]](), 0
-        self.now_at_once, self.lock = 0, threading.Lock()
+        self.script, self.asked = script, list[tuple[str, dict[str, str], Any]]()
 
     @property
     def url(self) -> str:
@@ -44,14 +42,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server = self.server
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        with server.lock:
-            server.asked.append((self.path, _lower(self.headers), body))
-            server.now_at_once += 1
-            server.most_at_once = max(server.most_at_once, server.now_at_once)
+        server.asked.append((self.path, _lower(self.headers), body))
         for piece in server.script(body):
             self.wfile.write(piece)
-        with server.lock:
-            server.now_at_once -= 1
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
