@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,6 +30,11 @@ class Counts:
     before: int = 0  # answered by an earlier run
     done: int = 0  # answered by this one
     failed: int = 0  # of these, with an error
+
+    def take(self, answer: Mapping[str, Any]) -> None:
+        """Count an answer that was written."""
+        self.done += 1
+        self.failed += answer["error"] is not None
 
 
 async def run(
@@ -65,8 +70,7 @@ async def run(
         answer = await waiting[0]
         waiting.popleft()
         output.append(answer)
-        counts.done += 1
-        counts.failed += answer["error"] is not None
+        counts.take(answer)
         progress(counts)
 
     try:

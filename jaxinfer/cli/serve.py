@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 from typing import Any
 
@@ -129,10 +128,11 @@ def run_serve(args: argparse.Namespace) -> int:
     """Run `jaxinfer serve`; returns the process's exit code."""
     import asyncio
 
+    from jaxinfer.server.log import log_to_stderr
     from jaxinfer.server.run import ServerProcess
     from jaxinfer.server.settings import ServerSettings
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     keys = args.api_key or ([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else [])
     names = (
         "max_waiting_requests",

@@ -87,8 +87,7 @@ def run(
         for row in answered.iter_rows():
             answer = json.loads(row["answer"])
             output.append(answer)
-            counts.done += 1
-            counts.failed += answer["error"] is not None
+            counts.take(answer)
             progress(counts)
     except RayError as error:
         raise RuntimeError(f"an engine has failed: {error}") from error

@@ -11,6 +11,7 @@ from jaxinfer.async_llm import AsyncLLM
 from jaxinfer.integrations.ray_packages import RequestRouterConfig, connect, gpus_of, is_remote, ray, serve
 from jaxinfer.server.app import build_app
 from jaxinfer.server.in_process import AsgiRequest, answer
+from jaxinfer.server.log import log_to_stderr
 from jaxinfer.server.packages import App, Receive, Scope, Send
 from jaxinfer.server.service import Service
 from jaxinfer.server.settings import ServerSettings
@@ -31,6 +32,8 @@ class Replica:
     """One engine and its endpoints."""
 
     async def __init__(self, options: Mapping[str, Any], settings: ServerSettings, model: str) -> None:
+        if settings.log_requests:
+            log_to_stderr()  # Ray shows it
         service = Service(settings, model)
         self._llm = AsyncLLM(**options)
         if settings.warm_up == "full":
@@ -138,7 +141,9 @@ def application(
         raise ValueError("events of the prefix cache have one address, and replicas are several: leave out kv_events")
     # A replica itself refuses what is too much: Ray would let it wait without end.
     most = 2 * (options.get("max_num_seqs", _DEFAULT_SEQUENCES) + settings.max_waiting_requests)
-    found = {"max_ongoing_requests": most, **deployment_options}
+    found = {
+        "max_ongoing_requests": most, "graceful_shutdown_timeout_s": settings.shutdown_timeout, **deployment_options,
+    }  # fmt: skip
     if routing == "session":
         found["request_router_config"] = RequestRouterConfig(request_router_class=_SESSION)
     elif routing == "prefix":

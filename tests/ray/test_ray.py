@@ -26,15 +26,16 @@ LIMITS = SMALL[: SMALL.index("--warm-up")]
 
 
 @contextlib.contextmanager
-def replicas(routing: str) -> Iterator[int]:
-    """Two replicas under Ray until the end of the block; yields the port."""
+def replicas(routing: str, *options: str, log: Path | None = None) -> Iterator[int]:
+    """Two replicas under Ray until the end of the block, whose stderr goes to a file if one is given; yields the
+    port."""
     port = free_port()
     process = subprocess.Popen(
         [
             sys.executable, "-m", "jaxinfer", "serve", "--ray", "--replicas", "2", "--ray-routing", routing,
-            "--port", str(port), *SMALL,
+            "--port", str(port), *SMALL, *options,
         ],
-        env=ENVIRONMENT,
+        env=ENVIRONMENT, stderr=None if log is None else log.open("wb"),
     )  # fmt: skip
     try:
         deadline = time.monotonic() + START_SECONDS
@@ -102,6 +103,16 @@ def test_a_client_that_leaves_ends_its_request():
         while load_of(port) or load_of(port) or load_of(port) or load_of(port):  # of either replica
             assert time.monotonic() < deadline, "it runs on"
             time.sleep(0.1)
+
+
+def test_requests_are_logged_where_that_is_asked_for(tmp_path):
+    log = tmp_path / "log.txt"
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "A secret."}]}
+    with replicas("power_of_two", "--log-requests", log=log) as port:
+        answered(port, body)
+    text = log.read_text()
+    assert "POST /v1/chat/completions: 200 in" in text  # which no line of Ray's is
+    assert "secret" not in text
 
 
 def load_of(port: int) -> int:
