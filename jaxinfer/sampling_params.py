@@ -61,7 +61,8 @@ class SamplingParams:
         bad_words: texts that the output never completes, with or without a space before them.
         structured_outputs: the grammar that the output follows; a dict has the arguments of `StructuredOutputsParams`.
         logprobs, prompt_logprobs: return log probabilities of each token and of this many most likely ones, by the
-            model's own distribution (before temperature and adjustments).
+            model's own distribution (before temperature and adjustments), unless the engine's `logprobs_mode` says
+            otherwise for sampled tokens.
         seed: the request's random numbers are a function of the seed and the token's position alone. Sample i of `n`
             has seed + i, so choose seeds at least n apart; equal seeds give different prompts equal noise at equal
             positions.

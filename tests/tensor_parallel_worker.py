@@ -39,15 +39,18 @@ def main() -> None:
     tokens = [output.outputs[0].token_ids for output in outputs]
     metrics = llm.get_metrics()
     drafted = [metrics.spec_decode_num_draft_tokens, metrics.spec_decode_num_accepted_tokens]
-    bound, counts = [], None
+    bound, listed, counts = [], [], None
     if "diffusion_config" not in options:
         plain = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
         params = [
-            SamplingParams(**plain, frequency_penalty=1.2, logit_bias={5: 2.0, 127: 3.0}),
+            SamplingParams(**plain, frequency_penalty=1.2, logit_bias={5: 2.0, 127: 3.0}, logprobs=5),
             SamplingParams(**plain, repetition_penalty=1.4, allowed_token_ids=list(range(1, 128, 2))),
             SamplingParams(temperature=0.9, seed=2, max_tokens=12, min_tokens=9, stop_token_ids=list(range(90))),
         ]
-        bound = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+        found = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+        bound = [output.token_ids for output in found]
+        entries = found[0].logprobs or []
+        listed = [sorted((token, round(float(each.logprob), 2)) for token, each in entry.items()) for entry in entries]
         counts = llm.core.runner.state["bounds"].counts.addressable_shards[0].data.shape
     # Both ways to read a trunk; the branches end at different times.
     branches = {}
@@ -63,6 +66,7 @@ def main() -> None:
         "drafted": drafted,
         "branches": branches,
         "bound": bound,
+        "listed": listed,
         "counts": counts,
         "forwards": metrics.diffusion_forwards_total,
     }

@@ -89,6 +89,7 @@ def test_draws_are_bound_on_eight_devices_as_on_one(checkpoint):
     workers = [start(checkpoint, size, devices=size) for size in (1, 8)]
     one, eight = map(finish, workers)
     assert (eight["bound"], eight["counts"]) == (one["bound"], [4, CONFIG["vocab_size"] // 8])
+    assert eight["listed"] == one["listed"] and [len(entry) >= 5 for entry in one["listed"]] == [True] * 12
     assert eight["tokens"] == one["tokens"] != one["bound"] and one["counts"] == [4, CONFIG["vocab_size"]]
 
 

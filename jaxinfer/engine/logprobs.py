@@ -20,7 +20,8 @@ from jaxinfer.scheduling.scoring import given_length
 
 def ask_for_logprobs(output: SchedulerOutput, built: BuiltBatch) -> bool:
     """Ask the device for the log probabilities of drawn tokens that rows want; return whether any does."""
-    wanted = [request.sampling_params.logprobs for request in output.requests]
+    rows = zip(output.requests, output.samples, strict=True)
+    wanted = [request.sampling_params.logprobs if samples else None for request, samples in rows]
     if all([number is None for number in wanted]):
         return False
     built.packed["wants_logprobs"][...] = 1
@@ -50,9 +51,9 @@ def logprobs_of_launch(built: BuiltBatch, logprobs: TokenLogprobs, landed: np.nd
         known = [{token: Logprob(logprob, rank)} for token, logprob, rank in found]
         if wanted:
             row = int(built.logits_rows[index])
-            others, theirs = (x[there, row].tolist() for x in (likely().token, likely().logprob))
+            others, theirs = (x[there, row, :wanted].tolist() for x in (likely().token, likely().logprob))
             for entry, *of_entry in zip(known, others, theirs, strict=False):
-                _add_likely(entry, *of_entry, count=wanted)
+                _add_likely(entry, *of_entry)
         return known
 
     return entries
@@ -116,12 +117,12 @@ def _as_dict(logprobs: TokenLogprobs, index: int, token: int, count: int) -> dic
     """Return the `count` most likely tokens and the chosen one, as users get them."""
     found = {token: Logprob(float(logprobs.logprob[index]), int(logprobs.rank[index]))}
     likely = logprobs.likely
-    _add_likely(found, likely.token[index].tolist(), likely.logprob[index].tolist(), count=count)
+    _add_likely(found, likely.token[index, :count].tolist(), likely.logprob[index, :count].tolist())
     return found
 
 
-def _add_likely(found: dict[int, Logprob], tokens: Sequence[int], logprobs: Sequence[float], *, count: int) -> None:
-    """Add the first `count` of the most likely tokens to an entry that has the chosen one."""
-    for rank, (token, logprob) in enumerate(zip(tokens[:count], logprobs, strict=False), start=1):
+def _add_likely(found: dict[int, Logprob], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+    """Add the most likely tokens, in order, to an entry that has the chosen one."""
+    for rank, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
         if logprob > -math.inf:  # a list with a mask may be shorter
             found.setdefault(token, Logprob(logprob, rank))

@@ -131,9 +131,9 @@ class Buckets:
 
     @property
     def hidden_sizes(self) -> list[int]:
-        """Padded numbers of hidden states that launches leave for log probabilities: of all rows, and of a step."""
-        most = max(decodes + tokens for decodes, _, tokens in self._mixed)
-        return sorted({_power_above(self.max_num_seqs), _power_above(max(most, self.max_num_seqs))})
+        """Padded numbers of hidden states that steps leave for log probabilities: of small steps, and of all."""
+        counts = [decodes + tokens for decodes, _, tokens in self._mixed]
+        return sorted({_power_above(max(self.max_num_seqs, min(counts))), _power_above(max(counts))})
 
     def prefill_room(self, decode_rows: int, prefill_rows: int) -> int:
         """Return the most prefill tokens of a step with so many rows; 0: no step holds them."""

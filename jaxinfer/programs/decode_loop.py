@@ -20,7 +20,7 @@ from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_sea
 from jaxinfer.sampling.bounds import Bounds
 from jaxinfer.sampling.logprobs import TokenLogprobs
 from jaxinfer.sampling.next_tokens import noted_tokens, redrawn, within_masks
-from jaxinfer.sampling.noted import Draws, Noting
+from jaxinfer.sampling.noted import Draws, Noting, logits_after
 
 
 @jax.tree_util.register_dataclass
@@ -81,7 +81,8 @@ def decode_loop(
             )
             seats, landed = write_seats(seats, now, sampled)
             wanted = (batch.wants_list > 0) & (landed != -1)
-            likely = noting.likely(wanted, model, lambda: Draws(drawn_after, sampled, sampling, bounded))
+            logits = logits_after(model, drawn_after)
+            likely = noting.likely(wanted, lambda: Draws(logits, sampled, sampling, bounded), vocab=vocab)
             return kv, seats, landed, refused, noted.beside(likely)
 
         def rest(kv: KVPool, seats: Seats) -> _AfterStep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -20,7 +21,7 @@ from jaxinfer.programs.seats import Seats, bounded_draws, count_latest, read_sea
 from jaxinfer.sampling.bounds import Bounds
 from jaxinfer.sampling.logprobs import TokenLogprobs
 from jaxinfer.sampling.next_tokens import as_held, logits_and_greedy, redrawn
-from jaxinfer.sampling.noted import Draws, Noting
+from jaxinfer.sampling.noted import Draws, Noting, taken
 from jaxinfer.sampling.sampler import sample
 
 
@@ -74,7 +75,9 @@ def step(
     seats, landed = write_seats(seats, batch, tokens)
     noting = Noting(batch.wants_logprobs > 0, processed)
     wanted = (batch.wants_list > 0) & (landed != -1)
-    likely = noting.likely(wanted, model, lambda: Draws(hidden[batch.logits_index], tokens, sampling, bounded))
+    likely = noting.likely(
+        wanted, lambda: Draws(partial(taken, logits), tokens, sampling, bounded), vocab=logits.shape[1]
+    )
     logprobs = jax.tree.map(lambda x: x[None], noting.of(logits, tokens, sampling, bounded).beside(likely))
     bounds = count_latest(batch, bounds, landed)
     return Stepped(kv, seats, bounds, StepOutput(landed, refused, logprobs, hidden), batch, features)

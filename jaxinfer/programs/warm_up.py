@@ -68,8 +68,8 @@ class WarmUp:
 
     def __init__(self, runner: Runner, *, num_threads: int) -> None:
         self._programs = list(by_likelihood(runner.programs))
-        self._waiting, self._room = self._programs[::-1], 0
-        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._waiting, self._room, self._num_compiling = self._programs[::-1], 0, 0
+        self._turn, self._stop = threading.Condition(), threading.Event()
         self._done: queue.SimpleQueue[tuple[Program, Any] | None] = queue.SimpleQueue()
         self.error: Exception | None = None
         self._threads = [
@@ -121,7 +121,10 @@ class WarmUp:
     def _compile(self, runner: Runner) -> None:
         try:
             while (found := self._next()) is not None:
-                runner.compile(*found)
+                try:
+                    runner.compile(*found)
+                finally:
+                    self._end_compile()
                 self._done.put(found)
         except Exception as error:  # `compiled` raises it, and it stays to be read
             self.error = error
@@ -130,12 +133,19 @@ class WarmUp:
             self._done.put(None)
 
     def _next(self) -> tuple[Program, Any] | None:
-        with self._lock:
+        with self._turn:
             # Python waits for its threads when it ends, and they can tell that only from the main thread.
-            if self._stop.is_set() or not self._waiting or not threading.main_thread().is_alive():
-                return None
-            if not self._room:  # counting takes as long as loading a small program
-                # Less what may be compiling now.
-                self._room = max(1, room_for_programs() - len(self._threads) + 1)
-            self._room -= 1
-            return self._waiting.pop()
+            while not self._stop.is_set() and self._waiting and threading.main_thread().is_alive():
+                if not self._room:  # counting takes as long as loading a small program
+                    # The programs that compile now may need theirs yet.
+                    self._room = max(0, room_for_programs() - self._num_compiling)
+                if self._room:
+                    self._room, self._num_compiling = self._room - 1, self._num_compiling + 1
+                    return self._waiting.pop()
+                self._turn.wait()
+            return None
+
+    def _end_compile(self) -> None:
+        with self._turn:
+            self._num_compiling -= 1
+            self._turn.notify_all()

@@ -156,7 +156,13 @@ class Bounded:
     def listed(self, logits: jax.Array) -> jax.Array:
         """Return logits float32 [Q, V], -inf for tokens that the list of a sequence's likely tokens leaves out."""
         has_list = self.are_masked & (of_seats(self.bounds.masks_list, self.seat) > 0)
-        return masked_lists(logits, self.bounds, jnp.where(has_list, self.seat, self.bounds.binds.shape[0]))
+
+        def masked(logits: jax.Array) -> jax.Array:
+            allowed = unpacked(self.bounds.mask.at[self.seat].get(mode="clip"), logits.shape[-1])
+            return jnp.where(has_list[:, None] & ~allowed, -jnp.inf, logits)
+
+        # Without a sharding constraint, XLA replicates on every device what passes through a condition.
+        return self.split(lax.cond(jnp.any(has_list), masked, lambda logits: logits, self.split(logits)))
 
     def split(self, logits: jax.Array) -> jax.Array:
         """Return logits float32 [Q, V] with their sharding: split by word, or as they are."""
@@ -217,20 +223,6 @@ def _penalized(logits: jax.Array, count: jax.Array, in_prompt: jax.Array, bounds
     logits = jnp.where(logits > 0, logits / penalty, logits * penalty)
     logits = logits - bounds.frequency_penalty[:, None] * count
     return logits - jnp.where(count > 0, bounds.presence_penalty[:, None], 0.0)
-
-
-def masked_lists(logits: jax.Array, bounds: Bounds, seat: jax.Array) -> jax.Array:
-    """Return logits float32 [Q, V], -inf for tokens that the masks of seats int32 [Q] do not allow. Nothing is computed
-    if all seats are out of range, which have no mask."""
-    has_mask = (seat >= 0) & (seat < bounds.binds.shape[0])
-
-    def masked(logits: jax.Array) -> jax.Array:
-        allowed = unpacked(bounds.mask.at[seat].get(mode="clip"), logits.shape[-1])
-        return jnp.where(has_mask[:, None] & ~allowed, -jnp.inf, logits)
-
-    # Without a sharding constraint, XLA replicates on every device what passes through a condition.
-    listed = lax.cond(jnp.any(has_mask), masked, lambda logits: logits, split_by_word(logits, bounds))
-    return split_by_word(listed, bounds)
 
 
 def packed_bits(mask: np.ndarray) -> np.ndarray:

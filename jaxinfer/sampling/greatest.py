@@ -69,7 +69,8 @@ def top_of_rows(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """
 
     def by_top_k(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-        values, index = lax.top_k(scores, count)
+        # Without the barrier, what reads them may keep XLA from seeing that a few are enough: it would sort whole rows.
+        values, index = lax.optimization_barrier(lax.top_k(scores, count))
         return values, index
 
     if count <= MOST_WITHOUT_SORT:

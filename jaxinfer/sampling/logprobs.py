@@ -61,7 +61,7 @@ def token_logprobs(logits: jax.Array, tokens: jax.Array) -> TokenLogprobs:
 
 
 def noted_of(logits: jax.Array, tokens: jax.Array) -> Noted:
-    """Return the same without the most likely tokens."""
+    """Return log probabilities and ranks of tokens int32 [Q], from float32 logits [Q, V]."""
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
     rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)

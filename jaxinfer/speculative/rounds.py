@@ -22,7 +22,7 @@ from jaxinfer.programs.wide_rows import put_tokens, sampled_everywhere, wide_row
 from jaxinfer.sampling.bounds import Bounded, Bounds, counted
 from jaxinfer.sampling.logprobs import Noted, TokenLogprobs
 from jaxinfer.sampling.next_tokens import noted_tokens, redrawn, within_masks
-from jaxinfer.sampling.noted import Draws, Noting
+from jaxinfer.sampling.noted import Draws, Noting, logits_after
 from jaxinfer.speculative.accept import land, num_accepted
 from jaxinfer.speculative.proposer import Drafts, Proposer, RoundsShape, Seated
 from jaxinfer.speculative.tails import TailPages, num_words, positions_of_tails, tokens_of_sequences, with_tail
@@ -246,7 +246,8 @@ class SpeculativeRounds:
     def _logprobs(self, device: Device, seated: Seated, found: Verified, landed: jax.Array) -> TokenLogprobs:
         """Return log probabilities [R, W] of what a verification drew, of which `landed`, int32 [R, W], are kept."""
         wanted = (seated.batch.wants_list > 0)[:, None] & (landed != -1)
-        likely = self._noting(seated).likely(wanted.reshape(-1), device.models[TARGET], found.drawn)
+        vocab = device.models[TARGET].config.vocab_size
+        likely = self._noting(seated).likely(wanted.reshape(-1), found.drawn, vocab=vocab)
         return found.noted.beside(jax.tree.map(lambda x: x.reshape(*landed.shape, -1), likely))
 
     def _noting(self, seated: Seated) -> Noting:
@@ -277,13 +278,13 @@ class SpeculativeRounds:
         # Only a sequence's first draw of a round may have a mask.
         of_rows = seated.batch.samples.sampling
 
-        def of_first() -> Bounded:
+        def first_bounded() -> Bounded:
             return Bounded(bounded.bounds, seated.batch.row_seat, of_rows.sample_position, path[:, 0])
 
         drawn = sampled, noted
         first = jax.tree.map(lambda x: x[:, 0], drawn)
-        refused = of_first().refused(first[0])
-        first = redrawn(first, refused, lambda: within_masks(model, hidden[:, 0], of_rows, of_first(), noting))
+        refused = first_bounded().refused(first[0])
+        first = redrawn(first, refused, lambda: within_masks(model, hidden[:, 0], of_rows, first_bounded(), noting))
         # Not `.at[:, 0].set`, which is a kernel of its own for each of them.
         is_first = jnp.arange(path.shape[1]) == 0
         sampled, noted = jax.tree.map(lambda x, new: jnp.where(is_first, new[:, None], x), drawn, first)
@@ -304,7 +305,8 @@ def _drawn(device: Device, seated: Seated, hidden: jax.Array, sampled: jax.Array
     sampling = replace(sampling, sample_position=position)
     seat = jnp.repeat(seated.batch.row_seat, width)
     bounded = Bounded(device.state[BOUNDS], seat, position, path.reshape(-1, path.shape[2]))
-    return Draws(hidden.reshape(-1, hidden.shape[2]), sampled.reshape(-1), sampling, bounded)
+    logits = logits_after(device.models[TARGET], hidden.reshape(-1, hidden.shape[2]))
+    return Draws(logits, sampled.reshape(-1), sampling, bounded)
 
 
 def _of_rows(runs: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from jaxinfer.engine.core import EngineCore
+from jaxinfer.outputs import Logprob
 from tests.builders import drain, make_request, model_config, random_model, random_prompts
 from tests.oracle import next_token_logits
+from tests.sampling.reference import log_softmax
 from tests.speculative.builders import made_in
 
 LIMITS = {"max_num_batched_tokens": 20, "kv_cache_tokens": 400}
@@ -18,7 +20,7 @@ def engine(way: str) -> EngineCore:
 
 
 @pytest.mark.parametrize("way", ["plain", "ngram", "draft_model", "eagle3"])
-def test_they_are_those_of_the_oracle_and_cost_no_rounds(way):
+def test_they_are_those_of_the_oracle(way):
     core = engine(way)
     prompts = random_prompts((21, 9, 14, 6), seed=7)
     requests = [
@@ -39,8 +41,17 @@ def test_they_are_those_of_the_oracle_and_cost_no_rounds(way):
             first = next(iter(entry.items()))
             assert first[0] == token and abs(first[1].logprob - expected) < 1e-4
             assert abs(first[1].rank - (1 + (logits > logits[token]).sum())) <= 1
-            assert len(entry) in ((1,) if request is not requests[2] else (3, 4))
+            check_list(entry, request.sampling_params.logprobs, log_softmax(logits))
     assert requests[3].logprobs == []
+
+
+def check_list(entry: dict[int, Logprob], count: int, logprobs: np.ndarray) -> None:
+    """The chosen token comes first, then the most likely ones, with the model's log probabilities."""
+    _, *others = [each.rank for each in entry.values()]
+    assert {each.rank for each in entry.values()} >= set(range(1, count + 1)) and others == sorted(others)
+    assert len(entry) == max(1, count + (next(iter(entry.values())).rank > count))
+    for token, each in entry.items():
+        assert abs(each.logprob - logprobs[token]) < 1e-4
 
 
 @pytest.mark.parametrize("logprobs", [None, 0, 5])

@@ -3,10 +3,16 @@
 import gc
 import mmap
 import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
 
+import jax
 import pytest
 
-from jaxinfer.programs import mapped_memory
+from jaxinfer import LLM
+from jaxinfer.programs import mapped_memory, warm_up
 from tests.builders import make_engine, model_config, random_model
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process its maps")
@@ -53,3 +59,34 @@ def test_the_maps_of_a_program_are_no_more_than_was_said():
     before = mapped_memory.num_maps()
     count = core.warm_up(progress=False)
     assert 0 < mapped_memory.num_maps() - before < count * mapped_memory.MOST_MAPS_OF_A_PROGRAM
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 5])
+def test_no_more_programs_compile_at_once_than_there_is_room_for(monkeypatch, room):
+    compiling: set[int] = set()
+    most, lock = [0], threading.Lock()
+
+    class Toy:
+        programs = (SimpleNamespace(shapes=range(12)),)
+
+        def compile(self, program: Any, shape: int) -> None:
+            with lock:
+                compiling.add(shape)
+                most.append(len(compiling))
+            time.sleep(0.01)
+            with lock:
+                compiling.remove(shape)
+
+    monkeypatch.setattr(warm_up, "room_for_programs", lambda: room)
+    found = warm_up.WarmUp(Toy(), num_threads=4)  # type: ignore[arg-type]
+    assert sorted(shape for _, shape in found.compiled()) == list(range(12))
+    assert max(most) <= min(room, 4) and (max(most) > 1) == (room > 1)
+
+
+@on_linux
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3"])
+def test_default_engines_have_room_for_all_their_programs(drafter):
+    gc.collect()
+    jax.clear_caches()  # what other tests have compiled takes maps too
+    LLM(speculative_config={"method": drafter}).warm_up(use_tqdm=False)
