@@ -78,7 +78,8 @@ def test_no_more_programs_compile_at_once_than_there_is_room_for(monkeypatch, ro
                 compiling.remove(shape)
 
     monkeypatch.setattr(warm_up, "room_for_programs", lambda: room)
-    found = warm_up.WarmUp(Toy(), num_threads=4)  # type: ignore[arg-type]
+    toy: Any = Toy()
+    found = warm_up.WarmUp(toy, num_threads=4)
     assert sorted(shape for _, shape in found.compiled()) == list(range(12))
     assert max(most) <= min(room, 4) and (max(most) > 1) == (room > 1)
 

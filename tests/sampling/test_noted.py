@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer.models.config import ModelConfig
 from jaxinfer.sampling.bounds import Bounded, Bounds
 from jaxinfer.sampling.logprobs import Likely, likely_tokens
 from jaxinfer.sampling.noted import Draws, at_once, in_blocks, logits_after, shown_logits
 from jaxinfer.sampling.sampler import SamplingBatch
-from tests.builders import model_config
 
 VOCAB, HIDDEN, SEATS = 101, 16, 7
 
@@ -25,7 +23,6 @@ class Head:
     """The output head of a model."""
 
     table: jax.Array  # [vocab, hidden]
-    config: ModelConfig
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         return hidden @ self.table.T
@@ -76,7 +73,7 @@ def test_lists_of_some_draws_are_those_of_all_draws_and_the_others_have_none(cou
 
     @jax.jit
     def of_all(table: jax.Array, hidden: jax.Array, tokens: jax.Array, sampling: SamplingBatch, bounded: Bounded):
-        logits = Head(table, model_config()).logits(hidden)
+        logits = Head(table).logits(hidden)
         shown = shown_logits(logits, jnp.maximum(tokens, 0), sampling, bounded, processed=processed)
         return likely_tokens(shown, bounded.listed(shown))
 
@@ -89,7 +86,7 @@ def test_lists_of_some_draws_are_those_of_all_draws_and_the_others_have_none(cou
         sampling: SamplingBatch,
         bounded: Bounded,
     ):
-        draws = Draws(logits_after(Head(table, model_config()), hidden), tokens, sampling, bounded)
+        draws = Draws(logits_after(Head(table), hidden), tokens, sampling, bounded)
         return way(partial(draws.likely, processed=processed), Likely.nothing(count, vocab=VOCAB), rows)
 
     everything = jax.tree.map(np.asarray, of_all(*drawn))

@@ -28,14 +28,14 @@ class Server:
     """A running server.
 
     Attributes:
-        patience: seconds that `until` waits by default: a first request may have to wait for a compile.
+        patience: seconds that `until` waits by default.
     """
 
     process: subprocess.Popen[str]
     url: str
     key: str | None = None
     lines: list[str] = field(default_factory=list)
-    patience: float = 30.0
+    patience: float = 10.0
 
     @property
     def port(self) -> int:
