@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +87,8 @@ def test_lists_of_some_draws_are_those_of_all_draws_and_the_others_have_none(cou
         sampling: SamplingBatch,
         bounded: Bounded,
     ):
-        draws = Draws(logits_after(Head(table), hidden), tokens, sampling, bounded)
+        head: Any = Head(table)
+        draws = Draws(logits_after(head, hidden), tokens, sampling, bounded)
         return way(partial(draws.likely, processed=processed), Likely.nothing(count, vocab=VOCAB), rows)
 
     everything = jax.tree.map(np.asarray, of_all(*drawn))
