@@ -30,13 +30,12 @@ def replicas(routing: str, *options: str, log: Path | None = None) -> Iterator[i
     """Two replicas under Ray until the end of the block, whose stderr goes to a file if one is given; yields the
     port."""
     port = free_port()
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "jaxinfer", "serve", "--ray", "--replicas", "2", "--ray-routing", routing,
-            "--port", str(port), *SMALL, *options,
-        ],
-        env=ENVIRONMENT, stderr=None if log is None else log.open("wb"),
-    )  # fmt: skip
+    command = [
+        sys.executable, "-m", "jaxinfer", "serve", "--ray", "--replicas", "2", "--ray-routing", routing,
+        "--port", str(port), *SMALL, *options,
+    ]  # fmt: skip
+    with contextlib.nullcontext() if log is None else log.open("wb") as stderr:
+        process = subprocess.Popen(command, env=ENVIRONMENT, stderr=stderr)
     try:
         deadline = time.monotonic() + START_SECONDS
         while not is_ready(port):
