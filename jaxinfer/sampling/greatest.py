@@ -69,8 +69,10 @@ def top_of_rows(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """
 
     def by_top_k(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # Without the barrier, what reads them may keep XLA from seeing that a few are enough: it would sort whole rows.
-        values, index = lax.optimization_barrier(lax.top_k(scores, count))
+        # Without barriers, what reads them may keep XLA from seeing that a few are enough: it would sort whole rows.
+        # One barrier for both would read the pair whole: where several devices share a program, XLA for a CPU expects
+        # that `top_k` is read by elements, and ends the process.
+        values, index = map(lax.optimization_barrier, lax.top_k(scores, count))
         return values, index
 
     if count <= MOST_WITHOUT_SORT:

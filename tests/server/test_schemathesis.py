@@ -18,6 +18,8 @@ _CHECKS = (
 )  # fmt: skip
 # Answers of a few tokens: it is bodies that are looked at.
 _CONTEXT = ("--max-model-len", "64")
+# Seconds of patience for an answer: a request may be the first to need a program.
+_COMPILES = "60"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def test_every_endpoint_answers_as_its_document_says(guarded, seconds, tmp_path)
         sys.executable, "-m", "schemathesis.cli", "run", f"{guarded.url}/openapi.json", "--phases",
         "examples,coverage,fuzzing", "--checks", ",".join(_CHECKS), "-H", "Authorization: Bearer secret",
         "--max-time", str(seconds), "-w", "1", "--include-path-regex", "^/(v1|tokenize|detokenize|abort|reset|health)",
-        "--generation-deterministic", "--no-color",
+        "--generation-deterministic", "--no-color", "--request-timeout", _COMPILES,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
