@@ -131,7 +131,7 @@ async def mix(llm: AsyncLLM, seconds: float, clients: int, seed: int) -> tuple[c
 
 
 async def run(args: argparse.Namespace) -> dict[str, Any]:
-    compiles: list[float] = []  # seconds of each of the whole process, whoever asked for it
+    compiles: list[float] = []  # seconds of each in the process, inside launches or not
 
     def heard(event: str, duration_secs: float, **details: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
