@@ -8,7 +8,7 @@ import functools
 import inspect
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -109,7 +109,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         output_kind: str = "delta",
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Yield the outputs of one prompt as they land; see `add`. Closing the generator aborts the request."""
         stream = await self.add(
             prompt, sampling_params, request_id=request_id, priority=priority, output_kind=output_kind
@@ -128,7 +128,7 @@ class AsyncLLM:
         output_kind: str = "delta",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_arguments: Any,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Yield the outputs of one conversation as they land; see `add` and `generate`.
 
         Args:
@@ -180,7 +180,7 @@ class AsyncLLM:
         predicted_lengths: Sequence[int] | None = None,
         request_id: str | None = None,
         output_kind: str = "delta",
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Yield the outputs of the branches of one prefix as they land; see `LLM.generate_branches`."""
         stream = await self.add_branches(
             prefix, suffixes, sampling_params, branch_mode, max_parallel_branches=max_parallel_branches,
