@@ -27,6 +27,7 @@ from jaxinfer.planning.hlo import PoolArray, ProgramText
 from jaxinfer.planning.plan import PlannedSpeculation
 from jaxinfer.planning.programs import BRANCH_LOOP, DECODE_LOOP, DENOISE_LOOP, PREFILL, AbstractEngine
 from jaxinfer.programs.batch_layout import BatchShape
+from jaxinfer.sampling.noted import NOTES
 from jaxinfer.strategies.draft_options import SpeculativeConfig
 
 CONFIGS = Path(__file__).resolve().parent.parent / "fixtures" / "configs"
@@ -43,6 +44,8 @@ MOST_KERNELS_PER_LAYER = 10
 MOST_KERNELS_OF_A_TREE = 380
 # What runs only after a mask refused a draw: the output head, what draws are bound to, and the sampler.
 MOST_KERNELS_OF_A_SECOND_DRAW = 140
+# What runs only where log probabilities are wanted: those of drawn tokens, and their lists in each of a few sizes.
+MOST_KERNELS_OF_NOTES = 150
 
 
 @pytest.fixture(
@@ -135,7 +138,7 @@ def test_a_single_row_and_the_other_gpus_are_served_in_place_too(gpu, rows):
 
 
 @pytest.mark.parametrize("name", [PREFILL, DECODE_LOOP, "entry"])
-def test_counts_of_tokens_are_updated_where_they_lie(name):
+def test_counts_of_tokens_are_updated_where_they_lie_and_noting_draws_takes_few_kernels(name):
     config = dataclasses.replace(read_config(CONFIGS / "qwen3-0.6b")[1], num_layers=2)
     limits = EngineConfig(max_model_len=LENGTH, max_num_seqs=ROWS, kv_cache_tokens=ROWS * LENGTH)
     engine = AbstractEngine(config, limits, compile_target(H200), dtype=BF16)
@@ -143,6 +146,8 @@ def test_counts_of_tokens_are_updated_where_they_lie(name):
         text = ProgramText(engine.runner.compile(*engine.planned[name]).as_text() or "")
     counts = PoolArray("u16", (ROWS, config.vocab_size), 2)
     assert (text.kv_alias_bytes(counts), text.kv_copies(counts)) == (counts.nbytes, [])
+    notes = text.kernels_of_branches(NOTES)
+    assert notes == 0 if name == "entry" else 0 < notes <= MOST_KERNELS_OF_NOTES
 
 
 @pytest.mark.parametrize(
