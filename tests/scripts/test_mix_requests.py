@@ -63,7 +63,7 @@ class ScriptedLLM:
 
 def test_requests_of_every_kind_are_sent_and_what_fails_is_named():
     llm = ScriptedLLM()
-    tally, errors = asyncio.run(mix(llm, seconds=0.5, clients=4, seed=0))  # type: ignore[arg-type]
+    tally, errors = asyncio.run(mix(llm, seconds=2.0, clients=4, seed=0))  # type: ignore[arg-type]
     calls = llm.calls
     assert errors == ["RuntimeError: planted"] * (calls["chat"] // 10) and len(errors) > 0
     # A client that is in the midst of a request at the end finishes it.
