@@ -3,6 +3,7 @@
 import asyncio
 import collections
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -62,8 +63,8 @@ class ScriptedLLM:
 
 
 def test_requests_of_every_kind_are_sent_and_what_fails_is_named():
-    llm = ScriptedLLM()
-    tally, errors = asyncio.run(mix(llm, seconds=2.0, clients=4, seed=0))  # type: ignore[arg-type]
+    llm: Any = ScriptedLLM()
+    tally, errors = asyncio.run(mix(llm, seconds=2.0, clients=4, seed=0))
     calls = llm.calls
     assert errors == ["RuntimeError: planted"] * (calls["chat"] // 10) and len(errors) > 0
     # A client that is in the midst of a request at the end finishes it.
