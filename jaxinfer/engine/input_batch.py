@@ -31,6 +31,21 @@ class BuiltBatch:
     seats: np.ndarray  # int32, its seat
 
 
+@dataclass
+class _Pattern:
+    """A batch of rounds of seated rows, from which the next one with the same rows is copied.
+
+    It is never sent itself, so it may be written.
+    """
+
+    packed: PackedBatch
+    rows: np.ndarray  # int32
+    seats: np.ndarray  # int32
+    seat_list: list[int]
+    num_pages: np.ndarray  # int32, pages of each row
+    rounds_of: Sequence[int] = ()
+
+
 class ShapesOfRounds(Protocol):
     """The shapes of launches of rounds."""
 
@@ -72,6 +87,7 @@ class InputBatch:
         self.min_p = np.zeros(seats, np.float32)
         self.request_key = np.zeros((seats, 2), np.uint32)
         self.ending_token_ids = np.full((seats, MAX_ENDING_TOKEN_IDS), -1, np.int32)
+        self._pattern: _Pattern | None = None
 
     def build(self, output: SchedulerOutput) -> BuiltBatch:
         """Build the arrays of one step; also take in new requests and new pages."""
@@ -83,33 +99,31 @@ class InputBatch:
         for index, new_pages in enumerate(output.new_pages):
             if new_pages:
                 self._add_pages(requests[index].seat, requests[index].pages)
-        seats = np.asarray([request.seat for request in requests], np.int32)
+        seat_list = [request.seat for request in requests]
+        seats = np.asarray(seat_list, np.int32)
         # The device would let a row without a page for its tokens wait for ever.
-        has_pages = self.num_pages[seats] * self.page_size >= counts + output.num_computed
+        num_pages = self.num_pages[seats]
+        has_pages = num_pages * self.page_size >= counts + output.num_computed
         assert has_pages.all(), "a row has no page for its tokens"
         if output.num_rounds and output.shares_lanes:
             lanes = lanes_of(requests, self.page_table.shape[1], output.rounds.most_in_lane)
             if len(lanes) < len(requests):
                 return self._build_lanes(output, lanes, seats)
+        if output.num_rounds and RowKind.PROMPT_CHUNK not in output.kinds:
+            return self._build_rounds(output, seat_list, seats, num_pages)
 
         is_seated = np.asarray([kind is not RowKind.PROMPT_CHUNK for kind in output.kinds], bool)
         seated, chunks = np.flatnonzero(is_seated), np.flatnonzero(~is_seated)
-        pages, stand_in = int(self.num_pages[seats].max()), self._stand_in
-        if output.num_rounds and not len(chunks):
-            shape = self.rounds.shape_for(
-                output.rounds, rows=len(seated), pages_per_row=pages, lanes=False, stand_in=stand_in
-            )
-        else:
-            shape = self.buckets.shape_for(
-                decode_rows=len(seated),
-                prefill_rows=len(chunks),
-                prefill_tokens=int(counts[chunks].sum()),
-                pages_per_row=pages,
-            )
-            if output.num_rounds:
-                shape = self.rounds.widened(shape, len(seated), stand_in)
-            elif self._step is not None:
-                shape = stand_in(self._step, shape)
+        shape = self.buckets.shape_for(
+            decode_rows=len(seated),
+            prefill_rows=len(chunks),
+            prefill_tokens=int(counts[chunks].sum()),
+            pages_per_row=int(num_pages.max()),
+        )
+        if output.num_rounds:
+            shape = self.rounds.widened(shape, len(seated), self._stand_in)
+        elif self._step is not None:
+            shape = self._stand_in(self._step, shape)
         rows = np.zeros(len(requests), np.int32)
         rows[seated] = np.arange(len(seated))
         rows[chunks] = shape.decode_rows + np.arange(len(chunks))
@@ -129,6 +143,40 @@ class InputBatch:
         packed["sample_position"][logits_rows[chunks]] = packed["kv_len"][rows[chunks]]
         self._fill_sampling(packed, logits_rows, seats)
         return BuiltBatch(packed, rows, logits_rows, seats)
+
+    def _build_rounds(
+        self, output: SchedulerOutput, seat_list: list[int], seats: np.ndarray, num_pages: np.ndarray
+    ) -> BuiltBatch:
+        """Build the arrays of a launch of rounds whose rows are all in their seats.
+
+        Most have the rows of the launch before, and differ from it by few pages.
+
+        Args:
+            seat_list: the seat of each row.
+            seats: the same, int32.
+            num_pages: int32, the pages of each row.
+        """
+        assert all(output.most_tokens), "a row of rounds lands a token"
+        shape = self.rounds.shape_for(
+            output.rounds, rows=len(seats), pages_per_row=int(num_pages.max()), lanes=False, stand_in=self._stand_in
+        )
+        pattern = self._pattern
+        if pattern is None or pattern.packed.shape is not shape or pattern.seat_list != seat_list:
+            rows = np.arange(len(seats), dtype=np.int32)
+            packed = self._begin(shape, rows, seats)
+            packed["lengths"][rows] = self.rope_length[seats]
+            packed["seat"][rows] = seats
+            packed["logits_index"][rows] = packed["query_start_loc"][rows + 1] - 1
+            self._fill_sampling(packed, rows, seats)
+            pattern = self._pattern = _Pattern(packed, rows, seats, seat_list, num_pages)
+        else:
+            changed = np.flatnonzero(pattern.num_pages != num_pages)
+            if len(changed):
+                self._fill_pages(pattern.packed, changed, seats[changed])
+                pattern.num_pages = num_pages
+        if pattern.rounds_of != output.rounds_of:
+            pattern.packed["num_steps"][: len(seats)] = pattern.rounds_of = output.rounds_of
+        return BuiltBatch(pattern.packed.copy(), pattern.rows, pattern.rows, pattern.seats)
 
     def _build_lanes(
         self, output: SchedulerOutput, lanes: Sequence[tuple[Lane, list[int]]], seats: np.ndarray
@@ -178,10 +226,13 @@ class InputBatch:
     def _begin(self, shape: BatchShape, rows: np.ndarray, seats: np.ndarray) -> PackedBatch:
         """Build a batch of padding, in which rows have only their seats and pages."""
         packed = idle_batch(shape, num_slots=self.num_slots, num_seats=len(self.page_table))
-        packed["page_table"][rows] = self.page_table[seats, : shape.pages_per_row]
-        packed["capacity"][rows] = self.num_pages[seats] * self.page_size
+        self._fill_pages(packed, rows, seats)
         packed["row_seat"][rows] = seats
         return packed
+
+    def _fill_pages(self, packed: PackedBatch, rows: np.ndarray, seats: np.ndarray) -> None:
+        packed["page_table"][rows] = self.page_table[seats, : packed.shape.pages_per_row]
+        packed["capacity"][rows] = self.num_pages[seats] * self.page_size
 
     def _fill_chunks(
         self,
@@ -217,6 +268,7 @@ class InputBatch:
         starts[shape.decode_rows + 1 + len(rows) :] = shape.decode_rows + total
 
     def _enter(self, request: Request) -> int:
+        self._pattern = None  # its seats have other requests from here on
         seat = request.seat = self.free_seats.pop()
         self.seat_of[request.request_id] = seat
         self.num_pages[seat] = 0

@@ -20,6 +20,8 @@ from jaxinfer.scheduling.scoring import given_length
 
 def ask_for_logprobs(output: SchedulerOutput, built: BuiltBatch) -> bool:
     """Ask the device for the log probabilities of drawn tokens that rows want; return whether any does."""
+    if all([request.sampling_params.logprobs is None for request in output.requests]):
+        return False
     rows = zip(output.requests, output.samples, strict=True)
     wanted = [request.sampling_params.logprobs if samples else None for request, samples in rows]
     if all([number is None for number in wanted]):

@@ -162,14 +162,18 @@ class Transactions:
         for listen in list(self.listeners):
             listen(landings)
         # A listener may have cut a request at a stop string.
-        self._outgoing = [*self._outgoing, *[each._replace(last=each.request.landed.num_tokens) for each in landings]]
+        lasts = [each.request.landed.num_tokens for each in landings]
+        cut = [
+            each if each.last == last else each._replace(last=last) for each, last in zip(landings, lasts, strict=True)
+        ]
+        self._outgoing = [*self._outgoing, *cut]
         self._mark_handed_out()
         self.news.clear()
 
     def _mark_handed_out(self) -> None:
         for request, _, last in self._outgoing:
             request.num_handed_out = last
-            if request.is_finished and self._is_registered(request):
+            if request.status.is_finished and self._is_registered(request):
                 del self.requests[request.request_id]
 
     def _is_registered(self, request: Request) -> bool:

@@ -178,9 +178,13 @@ class StepBatch(AttentionMetadata):
 class PackedBatch(Packed):
     """Host arrays of one step."""
 
-    def __init__(self, shape: BatchShape) -> None:
-        super().__init__(shape)
+    def __init__(self, shape: BatchShape, buffer: np.ndarray | None = None) -> None:
+        super().__init__(shape, buffer)
         self.shape = shape
+
+    def copy(self) -> PackedBatch:
+        """Return a batch with a buffer of its own."""
+        return PackedBatch(self.shape, self.buffer.copy())
 
 
 def unpack(buffer: jax.Array, shape: BatchShape) -> StepBatch:

@@ -28,41 +28,48 @@ class PackedLayout(NamedTuple):
 
     Attributes:
         size: elements of the buffer.
-        places: name, place in the buffer, shape and dtype of each array.
+        places: by name, place in the buffer, shape and dtype of each array.
     """
 
     size: int
-    places: tuple[tuple[str, slice, tuple[int, ...], Any], ...]
+    places: Mapping[str, tuple[slice, tuple[int, ...], Any]]
 
 
 @functools.cache  # called in every launch; there are few shapes
 def layout_of(shape: Shape) -> PackedLayout:
-    places, size = [], 0
+    places, size = dict[str, tuple[slice, tuple[int, ...], Any]](), 0
     for name, (extent, dtype) in shape.layout().items():
         end = size + math.prod(extent)
-        places.append((name, slice(size, end), extent, dtype))
+        places[name] = slice(size, end), extent, dtype
         size = end
-    return PackedLayout(size, tuple(places))
+    return PackedLayout(size, places)
 
 
 class Packed:
-    """Arrays of zeros, as views into one buffer: fill the views, then send the buffer."""
+    """Arrays as views into one buffer: fill the views, then send the buffer.
 
-    def __init__(self, shape: Shape) -> None:
+    Args:
+        buffer: int32, of arrays of this shape; None: they are zeros.
+    """
+
+    def __init__(self, shape: Shape, buffer: np.ndarray | None = None) -> None:
         layout = layout_of(shape)
-        self.buffer = np.zeros(layout.size, np.int32)
-        self.views: dict[str, np.ndarray] = {
-            name: self.buffer[place].view(dtype).reshape(extent) for name, place, extent, dtype in layout.places
-        }
+        self.buffer = np.zeros(layout.size, np.int32) if buffer is None else buffer
+        self._places = layout.places
+        self._views: dict[str, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self.views[name]
+        view = self._views.get(name)
+        if view is None:  # made when it is asked for: most launches change few arrays
+            place, extent, dtype = self._places[name]
+            view = self._views[name] = self.buffer[place].view(dtype).reshape(extent)
+        return view
 
 
 def unpacked(buffer: jax.Array, shape: Shape) -> dict[str, jax.Array]:
     """Return the arrays in a buffer of `Packed`, inside a jitted function: slices and bit casts of the buffer."""
     values: dict[str, jax.Array] = {}
-    for name, place, extent, dtype in layout_of(shape).places:
+    for name, (place, extent, dtype) in layout_of(shape).places.items():
         flat = buffer[place]
         if dtype is not np.int32:
             flat = lax.bitcast_convert_type(flat, jnp.dtype(dtype))

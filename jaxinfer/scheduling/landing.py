@@ -60,12 +60,13 @@ def land(
             # It would wait for ever; the failed step is recovered from. While walks are late, it may have ended.
             assert not least or request.num_walking, f"request {request.request_id!r} was sure to land a token"
             continue
-        if isinstance(walk, BlockWalk) and not walk.lands:
+        is_block = walk is not None and isinstance(walk, BlockWalk)
+        if is_block and not walk.lands:
             land_block(request, walk)
             continue
         if before is not None:
             before(request)
-        if isinstance(walk, BlockWalk):
+        if is_block:
             first = len(request.token_ids)
             land_block(request, walk)
             yield Landing(request, first, len(request.token_ids))
@@ -85,10 +86,10 @@ def land(
             tokens, entries = tokens[skipped:], entries[skipped:]
             drafts = [place - skipped for place in drafts if place >= skipped]
         first = request.landed.num_tokens
-        if not request.is_walked:
+        if request.guard is None or not request.is_walked:
             if drafts:
                 _mark_accepted(request, drafts, len(tokens))
-            request.extend(tokens, entries, error=error)
+            request.extend(tokens, entries, error)
         else:
             _land_walked(request, tokens, entries, walk or walk_of(request, tokens), error, drafts)
         yield Landing(request, first, request.landed.num_tokens)

@@ -21,7 +21,7 @@ class LaunchPlan:
 
     def __init__(self, limits: SchedulerLimits, rounds: Rounds = ONE_STEP) -> None:
         self._limits, self.rounds = limits, rounds
-        self._takes_prompts = rounds.takes_prompts
+        self._takes_prompts, self._sits_out = rounds.takes_prompts, rounds.sits_out
         self.budget = limits.max_num_batched_tokens
         self.prefill_room = limits.prefill_room
         self.block_size = limits.block_size
@@ -40,7 +40,7 @@ class LaunchPlan:
     def takes_seated(self, request: Request) -> bool:
         """Whether a request that is in its seat, or may enter it, takes part: it has tokens left to draw, no token has
         to land before the next draw, and there is room."""
-        if request.num_in_flight and (self.rounds.awaits(request) or request in self.rounds.sits_out):
+        if request.num_in_flight and (self.rounds.awaits(request) or (self._sits_out and request in self._sits_out)):
             return False
         if request.num_walking >= _MOST_WALKING:
             return False
@@ -60,10 +60,9 @@ class LaunchPlan:
         return request.num_computed_tokens == request.num_tokens - 1
 
     def enter(self, request: Request) -> None:
-        """Let the latest tokens of a request enter its seat, unless it is in its seat."""
-        if not request.in_seat:
-            request.in_seat = True
-            self.enters.add(request.request_id)
+        """Let the latest tokens of a request enter its seat."""
+        request.in_seat = True
+        self.enters.add(request.request_id)
 
     def tokens_of_chunk(self, request: Request, known: int) -> int:
         """Return how many of its `known` tokens the request may compute in this step."""
@@ -76,13 +75,13 @@ class LaunchPlan:
     def add(self, request: Request, count: int, known: int, new_pages: list[int]) -> None:
         """Add a request with `count` tokens to compute; `known` is the most tokens that it may have."""
         if request.in_seat:
-            self._append(request, count, known - 1, known, new_pages, is_chunk=False)
+            self._append(request, False, count, known - 1, known, new_pages)
         else:
-            self._append(request, count, request.num_computed_tokens, known, new_pages, is_chunk=True)
+            self._append(request, True, count, request.num_computed_tokens, known, new_pages)
             request.is_computed = request.is_trunk and request.num_computed_tokens + count == known
 
     def _append(
-        self, request: Request, count: int, computed: int, known: int, new_pages: list[int], *, is_chunk: bool
+        self, request: Request, is_chunk: bool, count: int, computed: int, known: int, new_pages: list[int]
     ) -> None:
         self.requests.append(request)
         self.are_chunks.append(is_chunk)
@@ -149,7 +148,7 @@ class LaunchPlan:
                 ending.append(index)
         for index in ending:
             known = self.known[index] + 1
-            seated._append(self.requests[index], 1, known - 1, known, [], is_chunk=False)
+            seated._append(self.requests[index], False, 1, known - 1, known, [])
         return chunks, seated
 
     def split_constrained(self) -> tuple[LaunchPlan, LaunchPlan]:
@@ -164,8 +163,8 @@ class LaunchPlan:
         """Take over a row of another plan, and the notes on its request."""
         request = other.requests[index]
         self._append(
-            request, other.counts[index], other.computed[index], other.known[index], other.new_pages[index],
-            is_chunk=other.are_chunks[index],
+            request, other.are_chunks[index], other.counts[index], other.computed[index], other.known[index],
+            other.new_pages[index],
         )  # fmt: skip
         for name in ("enters", "first_scheduled", "resumed"):
             if request.request_id in getattr(other, name):
@@ -185,9 +184,10 @@ class LaunchPlan:
         most_all, least_all = [], []
         each = rounds if rounds_of else ONE_STEP
         landing = {turns: (each.most_in(turns), turns * each.least_tokens) for turns in {1, *rounds_of}}
-        for index, request in enumerate(self.requests):
-            most, least = landing[rounds_of[index] if rounds_of else 1]
-            if self.are_chunks[index]:
+        rows = zip(self.requests, self.are_chunks, rounds_of or [1] * len(self.requests), strict=True)
+        for index, (request, is_chunk, turns) in enumerate(rows):
+            most, least = landing[turns]
+            if is_chunk:
                 request.num_computed_tokens = self.computed[index] + self.counts[index]
                 request.in_seat = self._is_last_chunk(index, num_in_chunks)
                 most = least = int(request.in_seat and self.block_size == 1)

@@ -166,9 +166,10 @@ def _rounds_of_rows(
 def _take_pages(plan: LaunchPlan, kv: KVCacheManager, rounds: Rounds, rounds_of: Sequence[int]) -> bool:
     """Take the pages for so many rounds of each row; False, and no change, if there are too few."""
     page_size, missing, lacking = kv.page_size, 0, list[tuple[int, int]]()
+    computed = {number: rounds.most_computed_in(number) for number in {*rounds_of}}
     rows = zip(plan.requests, plan.are_chunks, plan.known, rounds_of, strict=True)
     for index, (request, is_chunk, known, number) in enumerate(rows):
-        if is_chunk:
+        if is_chunk or known + computed[number] <= len(request.pages) * page_size:
             continue
         wanted = rounds.reach(known, number, request.max_total_tokens)
         if wanted > len(request.pages) * page_size:

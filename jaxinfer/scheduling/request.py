@@ -201,7 +201,6 @@ class Request:
         self,
         tokens: Sequence[int],
         logprobs: Sequence[dict[int, Logprob]] = (),
-        *,
         error: str | None = None,
         walk: Walk | None = None,
     ) -> RequestStatus | None:
@@ -219,7 +218,7 @@ class Request:
         """
         known = self.token_ids
         first, status, stop_reason = len(known), None, None
-        if len(known) + len(tokens) < self.max_total_tokens and self.ending_token_ids.isdisjoint(tokens):
+        if first + len(tokens) < self.max_total_tokens and self.ending_token_ids.isdisjoint(tokens):
             known += tokens  # nearly all tokens come this way
         else:
             for token in tokens:

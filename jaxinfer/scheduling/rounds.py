@@ -62,6 +62,10 @@ class Rounds:
         """Return the most tokens that so many rounds land for a row."""
         return rounds * self.most_tokens
 
+    def most_computed_in(self, rounds: int) -> int:
+        """Return the most tokens after those known before that so many rounds compute for a row."""
+        return self.most_in(rounds) - 1  # the last one is computed in the next round
+
     def reach(self, known: int, rounds: int, last: int) -> int:
         """Return how many tokens of a row may be computed after so many rounds.
 
@@ -69,7 +73,7 @@ class Rounds:
             known: the most tokens that the sequence may have before.
             last: the most tokens that it may ever have; the last one is never computed.
         """
-        return min(known + self.most_in(rounds), last) - 1
+        return min(known + self.most_computed_in(rounds), last - 1)
 
 
 ONE_STEP = Rounds()  # of plain decoding
@@ -102,9 +106,13 @@ class BlockRounds(Rounds):
     def most_in(self, rounds: int) -> int:
         return -(-rounds // 2) * self.most_tokens
 
+    def most_computed_in(self, rounds: int) -> int:
+        """Count the block that each landing begins."""
+        return (rounds // 2 + 1) * self.most_tokens
+
     def reach(self, known: int, rounds: int, last: int) -> int:
-        """Count the whole last block, and the block that each landing begins."""
-        return min(known + (rounds // 2 + 1) * self.most_tokens, last)
+        """Count the whole last block."""
+        return min(known + self.most_computed_in(rounds), last)
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,8 @@ class Scheduler:
         for trunk in plan.trunks_computed:
             self._leave_seat(trunk)
         first, *others = outputs
+        if not (finished or left or others):
+            return first  # as most are
         return replace(
             first, finished_req_ids=finished, preempted_req_ids={request.request_id for request in left},
             then=others[0] if others else None,
@@ -151,8 +153,10 @@ class Scheduler:
             if request.in_seat or plan.has_only_its_last(request):
                 if not plan.takes_seated(request):
                     continue
-                plan.enter(request)
-                known = min(known, request.max_total_tokens)
+                if not request.in_seat:
+                    plan.enter(request)
+                if known > request.max_total_tokens:
+                    known = request.max_total_tokens
                 needed, count = plan.slots_of_seated(request, known), 1
             else:
                 count = plan.tokens_of_chunk(request, known)
@@ -317,15 +321,16 @@ class Scheduler:
         """Land the sampled tokens of a launch, see `land`, and release the requests that finish."""
         landings, ended, turned = list[Landing](), list[Request](), list[Request]()
         page_size = self.kv.page_size if self.kv.cache is not None else sys.maxsize
+        num_settled = self.kv.num_settled
         for landing in land(output, sampled, logprobs_of, before, walks, drafts_of):
             request = landing.request
-            if request.is_finished:
+            if request.status.is_finished:
                 ended.append(request)
-            if not request.is_walked:
-                request.num_computed_tokens = self.kv.num_settled(landing.last)
+            if request.guard is None or not request.is_walked:
+                request.num_computed_tokens = num_settled(landing.last)
             computed = request.num_computed_tokens
             landings.append(landing)
-            if computed - request.num_published_tokens >= page_size:
+            if computed - request.num_published_tokens >= page_size and not request.has_twin:
                 self.kv.publish(request, computed)
             if request.later_total_tokens and turns(request):
                 turned.append(request)

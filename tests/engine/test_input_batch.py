@@ -292,3 +292,34 @@ def test_a_row_of_whose_page_no_launch_has_told_is_no_launch():
     with pytest.raises(AssertionError, match="a row has no page for its tokens"):
         batch.build(replace(output, new_pages=[[]]))
     batch.build(output)
+
+
+def test_the_next_batch_of_the_same_rows_is_one_of_its_own():
+    """Most batches are copied from the one before: with new pages, without what its launch has written, and not after
+    other requests have taken the seats."""
+    sim = Simulation(rows=2, page_size=PAGE_SIZE)
+    buckets = Buckets.from_limits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=64, page_size=PAGE_SIZE)
+    batch = InputBatch(buckets, AnyRounds(buckets, Rounds()), page_size=PAGE_SIZE, num_pages=64)
+    sent: list[tuple[BuiltBatch, np.ndarray]] = []
+    for temperature in (0.5, 0.25):
+        for name in ("a", "b"):
+            sim.add(make_request(f"{name}{temperature}", [1, 2, 3], max_tokens=9, temperature=temperature))
+        num_pages = set()
+        while sim.scheduler.has_unfinished_requests():
+            output = sim.launch()
+            batch.remove(output.finished_req_ids | output.preempted_req_ids)
+            built = batch.build(output)
+            if output.num_rounds:
+                packed = built.packed
+                assert packed["temperature"].tolist() == [temperature] * 2 and packed["wants_logprobs"] == 0
+                for row, request in enumerate(output.requests):
+                    assert packed["page_table"][row, : len(request.pages)].tolist() == request.pages
+                    assert packed["capacity"][row] == PAGE_SIZE * len(request.pages)
+                    num_pages.add(len(request.pages))
+                packed["wants_logprobs"][...] = 1  # as a launch does whose rows want them
+                sent.append((built, packed.buffer.copy()))
+            sim.land()
+        assert len(num_pages) == 3
+    assert len(sent) == 16
+    for built, buffer in sent:  # the device may read a buffer at any time
+        np.testing.assert_array_equal(built.packed.buffer, buffer)
