@@ -60,15 +60,15 @@ def land(
             # It would wait for ever; the failed step is recovered from. While walks are late, it may have ended.
             assert not least or request.num_walking, f"request {request.request_id!r} was sure to land a token"
             continue
-        is_block = walk is not None and isinstance(walk, BlockWalk)
-        if is_block and not walk.lands:
-            land_block(request, walk)
+        of_block = walk if walk is not None and isinstance(walk, BlockWalk) else None
+        if of_block is not None and not of_block.lands:
+            land_block(request, of_block)
             continue
         if before is not None:
             before(request)
-        if is_block:
+        if of_block is not None:
             first = len(request.token_ids)
-            land_block(request, walk)
+            land_block(request, of_block)
             yield Landing(request, first, len(request.token_ids))
             continue
         error = None

@@ -55,6 +55,5 @@ def slow_down(core: EngineCore, seconds: float) -> None:
 
 def _rounds_of(shape: Any, buffer: np.ndarray) -> int:
     """The most rounds of any row of a packed batch."""
-    places = {name: (place, extent) for name, place, extent, _ in layout_of(getattr(shape, "batch", shape)).places}
-    place, extent = places["num_steps"]
+    place, extent, _ = layout_of(getattr(shape, "batch", shape)).places["num_steps"]
     return int(buffer[place].reshape(extent).max())
