@@ -80,10 +80,11 @@ class KVCacheManager:
         """Add the pages that the request needs to hold `num_tokens`, and return them; None, and no change, if too few
         are available."""
         missing = self.missing_pages(request, num_tokens)
-        if missing > self.num_available:
-            return None
-        if self.cache is not None and missing > self.allocator.num_free:
-            self.cache.evict_pages(missing - self.allocator.num_free)
+        lacking = missing - self.allocator.num_free
+        if lacking > 0:
+            if self.cache is None or lacking > self.cache.num_evictable:
+                return None
+            self.cache.evict_pages(lacking)
         pages = self.allocator.allocate(missing)
         request.pages += pages
         return pages
