@@ -102,6 +102,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=12, metavar="N", help="of each side")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     args = parser.parse_args()
+    if args.turns < 2:
+        parser.error("--turns must be at least 2, because quartiles are taken over them")
     table = Table(title="milliseconds of the host for a launch", title_justify="left")
     for heading in ("steps", "running", "this", "other", "other / this: median, quartiles", "this / itself"):
         table.add_column(heading, justify="right")
