@@ -92,7 +92,7 @@ class Walkers:
             For each row of a request with a guard, by its index, its walk; None for a row that lands later. None: the
             launch has no such row.
         """
-        if not any([request.guard is not None for request in output.requests]):
+        if not any([request.is_walked for request in output.requests]):
             return None
         works: dict[int, Callable[[], Walk]] = {}
         rows = zip(output.requests, output.most_tokens, output.epochs, sampled, strict=True)

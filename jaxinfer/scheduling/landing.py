@@ -86,7 +86,7 @@ def land(
             tokens, entries = tokens[skipped:], entries[skipped:]
             drafts = [place - skipped for place in drafts if place >= skipped]
         first = request.landed.num_tokens
-        if request.guard is None or not request.is_walked:
+        if not request.is_walked:
             if drafts:
                 _mark_accepted(request, drafts, len(tokens))
             request.extend(tokens, entries, error)

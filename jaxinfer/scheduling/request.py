@@ -90,6 +90,8 @@ class Request:
     is_penalized: bool = field(init=False)  # its draws are, by the tokens of prompt and output
     is_bound_for_good: bool = field(init=False)  # its draws have bounds in its seat as long as it runs
     guard: Guard | None = field(init=False, default=None)  # what its output has to keep to
+    # Whether it judges drawn tokens; those of a steered request are drawn, and chosen, within its masks.
+    is_walked: bool = field(init=False)
     guard_state: GuardState | None = field(init=False, default=None)  # after the output tokens that have landed
     mask: np.ndarray | None = field(init=False, default=None)  # bits, of its next draw, if they are known
     # The guard's state before tokens that follow in any case and await their log probabilities; None: there are none.
@@ -117,6 +119,7 @@ class Request:
             excluded = Excluded(params.allowed_token_ids, self.bad_token_ids)
             self.guard = Guard(self.constraint, sequences, self.eos_token_ids, excluded)
             self.guard_state = self.guard.start
+        self.is_walked = self.guard is not None and not self.is_steered
         if self.constraint is not None:
             self.refusals = Refusals(BREAKS_AT_FIRST)
         self.is_penalized = (
@@ -137,11 +140,6 @@ class Request:
     def has_begun(self) -> bool:
         """Whether it, or another one of its group, has run."""
         return self.metrics.first_scheduled_time is not None or (self.group is not None and self.group.has_begun)
-
-    @property
-    def is_walked(self) -> bool:
-        """Whether its guard judges drawn tokens; those of a steered request are drawn, and chosen, within its masks."""
-        return self.guard is not None and not self.is_steered
 
     @property
     def has_masks(self) -> bool:

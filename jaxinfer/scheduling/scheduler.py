@@ -326,7 +326,7 @@ class Scheduler:
             request = landing.request
             if request.status.is_finished:
                 ended.append(request)
-            if request.guard is None or not request.is_walked:
+            if not request.is_walked:
                 request.num_computed_tokens = num_settled(landing.last)
             computed = request.num_computed_tokens
             landings.append(landing)
