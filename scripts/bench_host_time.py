@@ -170,6 +170,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=2 * PAGE_SIZE, metavar="N", help="of the longest prompt")
     parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="P", help="of all requests")
     parser.add_argument("--no-overlap", action="store_true", help="read results before the next launch")
+    parser.add_argument("--no-device", action="store_true", help="measure only as if steps ran elsewhere: in a minute")
     parser.add_argument("--profile", action="store_true", help="print where the most requests' time goes, by function")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks", metavar="DIR", help="default: benchmarks/")
     args = parser.parse_args()
@@ -180,7 +181,7 @@ def main() -> None:
         "model": MODEL, "launches": args.steps, "overlap": not args.no_overlap, "prompt_tokens": args.prompt_tokens,
         "repetition_penalty": args.repetition_penalty,
     }  # fmt: skip
-    for with_device in (True, False):
+    for with_device in (False,) if args.no_device else (True, False):
         for max_decode_steps in (1, EngineConfig.max_decode_steps):
             bench = Bench(
                 max_num_seqs=most, steps=args.steps, max_decode_steps=max_decode_steps, overlap=not args.no_overlap,
