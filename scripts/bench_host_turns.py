@@ -9,83 +9,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
-import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from cpu_bench.turns import ROOT, Side, medians, ratios, take_turns
 from jaxinfer.bench.environment import describe_environment
-
-ROOT = Path(__file__).resolve().parent.parent
-WORKER = Path(__file__).resolve().parent / "cpu_bench" / "host_time_worker.py"
-
-
-@dataclass
-class Side:
-    """A process that measures one checkout, and what it has measured so far."""
-
-    name: str
-    process: subprocess.Popen[str]
-    turns: list[dict[str, float]] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, name: str, checkout: Path, max_decode_steps: int, steps: int, most: int) -> Side:
-        command = [sys.executable, str(WORKER), *map(str, (max_decode_steps, steps, most))]
-        environment = os.environ | {"PYTHONPATH": str(checkout), "JAX_PLATFORMS": "cpu"}
-        process = subprocess.Popen(
-            command, cwd=checkout, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        return cls(name, process)
-
-    def measure(self, running: int) -> dict[str, float]:
-        """Return the median milliseconds of a launch of so many requests, by part."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(f"{running}\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the process of {self.name} has ended with {self.process.wait()}")
-        return json.loads(line)
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-def ratios(first: list[dict[str, float]], other: list[dict[str, float]]) -> list[float]:
-    """Return quartiles of `other`'s time of the host over `first`'s, turn by turn: above 1, the first is faster."""
-    pairs = [theirs["host"] / ours["host"] for ours, theirs in zip(first, other, strict=True)]
-    return statistics.quantiles(pairs, n=4, method="inclusive")
 
 
 def compare(checkout: Path, max_decode_steps: int, running: list[int], steps: int, turns: int) -> dict[str, Any]:
     """Measure this checkout, another one and this one again, `turns` times by turns."""
     places = {"this": ROOT, "other": checkout, "this again": ROOT}
-    sides = [Side.start(name, place, max_decode_steps, steps, max(running)) for name, place in places.items()]
+    sides = [
+        Side.start(name, place, "host_time_worker.py", max_decode_steps, steps, max(running))
+        for name, place in places.items()
+    ]
+    this, other, again = sides
     try:
         found = {}
         for count in running:
-            for side in sides:
-                side.measure(count)  # compiles
-                side.turns.clear()
-            for turn in range(turns):
-                for side in sides if turn % 2 == 0 else reversed(sides):
-                    side.turns.append(side.measure(count))
-            this, other, again = (side.turns for side in sides)
-            medians = {
-                side.name: {part: statistics.median(turn[part] for turn in side.turns) for part in side.turns[0]}
-                for side in sides
-            }
+            take_turns(sides, count, turns)
             found[str(count)] = {
-                "milliseconds": medians,
-                "other_over_this": ratios(this, other),
-                "this_again_over_this": ratios(this, again),
+                "milliseconds": {side.name: medians(side) for side in sides},
+                "other_over_this": ratios(other, this, "host"),
+                "this_again_over_this": ratios(again, this, "host"),
             }
         return found
     finally:
