@@ -12,13 +12,12 @@ from cpu_bench.turns import Side, ratios
 ROOT = Path(__file__).parents[2]
 
 
-def test_ratios_are_quartiles_of_one_side_over_another(tmp_path):
-    sides = []
-    for times in ((3.0, 4.0, 2.0), (1.0, 2.0, 1.0)):
-        process = subprocess.Popen(["true"], text=True)
-        sides.append(Side("", process, [{"host": host} for host in times]))
-        process.wait()
-    assert ratios(*sides, "host") == [2.0, 2.0, 2.5]
+def test_ratios_are_quartiles_of_one_side_over_another():
+    with subprocess.Popen(["true"], text=True) as process:
+        above, below = (
+            Side("", process, [{"host": host} for host in times]) for times in ((3.0, 4.0, 2.0), (1.0, 2.0, 1.0))
+        )
+    assert ratios(above, below, "host") == [2.0, 2.0, 2.5]
 
 
 def test_every_side_measures_every_number_of_requests_by_part():
