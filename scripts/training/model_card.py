@@ -103,7 +103,8 @@ def _with_tools(stages: list[Stage]) -> dict[str, str]:
     facts, last = [stage.facts for stage in stages], stages[-1]
     again = (
         f" It was done {len(stages)} times, each time from the weights of the time before and with a schedule of its "
-        "own; the figures are sums, and the losses those of the end."
+        "own; the figures are sums, and the losses those of the end. From the second time on, conversations with tools "
+        "have nearly two thirds of the tokens."
     )
     section = template.substitute(
         steps=sum(each.steps for each in facts),

@@ -8,7 +8,7 @@ import pytest
 from jaxinfer.checkpoint.directory import embedded_checkpoint
 from jaxinfer.checkpoint.load import load_checkpoint
 from training.beginnings import CONTINUED, from_checkpoint
-from training.corpus import TOOL_MIXTURE
+from training.corpus import FURTHER_MIXTURE, TOOL_MIXTURE
 from training.loop import module_of
 from training.tokenizer import CHAT_TEMPLATE, load_tokenizer
 from training.tool_format import TOOL_CHAT_TEMPLATE, knows_tools
@@ -61,5 +61,6 @@ def test_weights_make_the_round_trip(base, written):
 def test_a_checkpoint_that_knows_tools_learns_further(written):
     found = from_checkpoint(written)
     assert found.tokenizer.chat_template == TOOL_CHAT_TEMPLATE
+    assert found.mixture is FURTHER_MIXTURE and found.schedule is CONTINUED
     old = load_checkpoint(written, dtype="float32")[1].embed.embedding[...]
     assert jnp.array_equal(found.params["embed.embedding"], old)
