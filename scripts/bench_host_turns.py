@@ -7,7 +7,6 @@ changes it for both. This checkout takes part twice: what it makes of itself is 
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cpu_bench.turns import ROOT, Side, medians, ratios, take_turns
+from cpu_bench.turns import medians, parser_of, ratios, take_turns, three_sides
 from jaxinfer.bench.environment import describe_environment
 
 
 def compare(checkout: Path, max_decode_steps: int, running: list[int], steps: int, turns: int) -> dict[str, Any]:
     """Measure this checkout, another one and this one again, `turns` times by turns."""
-    places = {"this": ROOT, "other": checkout, "this again": ROOT}
-    sides = [
-        Side.start(name, place, "host_time_worker.py", max_decode_steps, steps, max(running))
-        for name, place in places.items()
-    ]
-    this, other, again = sides
-    try:
-        found = {}
+    found = {}
+    with three_sides(checkout, "host_time_worker.py", max_decode_steps, steps, max(running)) as sides:
+        this, other, again = sides
         for count in running:
             take_turns(sides, count, turns)
             found[str(count)] = {
@@ -36,23 +30,15 @@ def compare(checkout: Path, max_decode_steps: int, running: list[int], steps: in
                 "other_over_this": ratios(other, this, "host"),
                 "this_again_over_this": ratios(again, this, "host"),
             }
-        return found
-    finally:
-        for side in sides:
-            side.stop()
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkout", type=Path, help="folder of the other commit's checkout")
+    parser = parser_of(__doc__, turns=12)
     parser.add_argument("--running", type=int, nargs="+", default=[16, 256], metavar="N", help="requests")
     parser.add_argument("--max-decode-steps", type=int, nargs="+", default=[1, 16], metavar="N", help="steps a launch")
     parser.add_argument("--steps", type=int, default=100, metavar="N", help="launches of a turn")
-    parser.add_argument("--turns", type=int, default=12, metavar="N", help="of each side")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     args = parser.parse_args()
-    if args.turns < 2:
-        parser.error("--turns must be at least 2, because quartiles are taken over them")
     table = Table(title="milliseconds of the host for a launch", title_justify="left")
     for heading in ("steps", "running", "this", "other", "other / this: median, quartiles", "this / itself"):
         table.add_column(heading, justify="right")

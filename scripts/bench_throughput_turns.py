@@ -6,7 +6,6 @@ whose speed changes changes it for all. This checkout takes part twice: what it 
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cpu_bench.turns import ROOT, Side, medians, ratios, take_turns
+from cpu_bench.turns import medians, parser_of, ratios, take_turns, three_sides
 from jaxinfer.bench.environment import describe_environment
 
 RATE = "tokens per second"
@@ -22,33 +21,23 @@ RATE = "tokens per second"
 
 def compare(checkout: Path, model: Path | None, num_requests: int, longest: int, turns: int) -> dict[str, Any]:
     """Measure this checkout, another one and this one again, `turns` times by turns."""
-    places = {"this": ROOT, "other": checkout, "this again": ROOT}
     named = () if model is None else (str(model),)
-    sides = [Side.start(name, place, "throughput_worker.py", longest, *named) for name, place in places.items()]
-    this, other, again = sides
-    try:
+    with three_sides(checkout, "throughput_worker.py", longest, *named) as sides:
+        this, other, again = sides
         take_turns(sides, num_requests, turns)
         return {
             RATE: {side.name: medians(side)[RATE] for side in sides},
             "this_over_other": ratios(this, other, RATE),
             "this_again_over_this": ratios(again, this, RATE),
         }
-    finally:
-        for side in sides:
-            side.stop()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkout", type=Path, help="folder of the other commit's checkout")
+    parser = parser_of(__doc__, turns=5)
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a converted checkpoint; default: each one's own")
     parser.add_argument("--num-requests", type=int, default=48, metavar="N", help="all at once")
     parser.add_argument("--longest", type=int, default=512, metavar="N", help="tokens of the longest prompt and answer")
-    parser.add_argument("--turns", type=int, default=5, metavar="N", help="of each side")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     args = parser.parse_args()
-    if args.turns < 2:
-        parser.error("--turns must be at least 2, because quartiles are taken over them")
     model = args.model and args.model.resolve()
     found = compare(args.checkout.resolve(), model, args.num_requests, args.longest, args.turns)
     table = Table(title=f"output tokens per second, {args.num_requests} requests", title_justify="left")

@@ -5,12 +5,14 @@ A machine whose speed changes changes it for all of them.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,6 +57,20 @@ class Side:
         self.process.wait()
 
 
+@contextmanager
+def three_sides(checkout: Path, worker: str, *args: int | str) -> Iterator[list[Side]]:
+    """This checkout, another one, and this one again, whose difference to itself is the spread, until the end of the
+    block; see `Side.start`."""
+    sides: list[Side] = []
+    try:
+        for name, place in (("this", ROOT), ("other", checkout), ("this again", ROOT)):
+            sides.append(Side.start(name, place, worker, *args))
+        yield sides
+    finally:
+        for side in sides:
+            side.stop()
+
+
 def take_turns(sides: Sequence[Side], number: int, turns: int) -> None:
     """Let each side measure once for nothing, and then `turns` times by turns."""
     for side in sides:
@@ -68,6 +84,21 @@ def take_turns(sides: Sequence[Side], number: int, turns: int) -> None:
 def medians(side: Side) -> dict[str, float]:
     """Return the median over a side's turns of each number."""
     return {name: statistics.median(turn[name] for turn in side.turns) for name in side.turns[0]}
+
+
+def parser_of(description: str | None, turns: int) -> argparse.ArgumentParser:
+    """A parser of what both comparisons ask; `turns` is their default number."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="folder of the other commit's checkout")
+    parser.add_argument("--turns", type=_turns, default=turns, metavar="N", help="of each side, at least 2")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
+    return parser
+
+
+def _turns(text: str) -> int:
+    if (turns := int(text)) < 2:
+        raise argparse.ArgumentTypeError("quartiles are taken over turns, so there must be at least 2")
+    return turns
 
 
 def ratios(above: Side, below: Side, name: str) -> list[float]:

@@ -7,7 +7,7 @@ import pytest
 
 import bench_host_turns
 import bench_throughput_turns
-from cpu_bench.turns import Side, ratios
+from cpu_bench.turns import Side, parser_of, ratios
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,6 +18,13 @@ def test_ratios_are_quartiles_of_one_side_over_another():
             Side("", process, [{"host": host} for host in times]) for times in ((3.0, 4.0, 2.0), (1.0, 2.0, 1.0))
         )
     assert ratios(above, below, "host") == [2.0, 2.0, 2.5]
+
+
+def test_a_single_turn_is_refused(capsys):
+    assert parser_of(None, turns=5).parse_args(["."]).turns == 5
+    with pytest.raises(SystemExit):
+        parser_of(None, turns=5).parse_args([".", "--turns", "1"])
+    assert "there must be at least 2" in capsys.readouterr().err
 
 
 def test_every_side_measures_every_number_of_requests_by_part():
