@@ -94,6 +94,7 @@ class Walkers:
         """
         if not any([request.is_walked for request in output.requests]):
             return None
+        self._drop_void()  # what has landed since may have made rows void, which new ones do not follow
         works: dict[int, Callable[[], Walk]] = {}
         rows = zip(output.requests, output.most_tokens, output.epochs, sampled, strict=True)
         for index, (request, most, epoch, tokens) in enumerate(rows):
@@ -143,7 +144,7 @@ class Walkers:
             if before is not None:
                 earlier = before.result()
                 if earlier.reenters or earlier.is_complete or earlier.error:
-                    return Walk(0, earlier.state)  # these tokens are void
+                    return replace(earlier, num_kept=0)  # these tokens are void, and so are those after them
                 from_state, own = earlier.state, limits._replace(num_output_tokens=earlier.num_output_tokens)
             found = walk(guard, from_state, drawn, own)
             return replace(found, num_output_tokens=own.num_output_tokens + found.num_kept)
@@ -168,30 +169,32 @@ class Walkers:
         if seconds:
             wait([row.future for row in self._walking], timeout=seconds, return_when="FIRST_COMPLETED")
         self._workers.give_up_stuck()
+        self._drop_void()
         taken: list[WalkedRow] = []
         left: list[_Walking] = []
         waits: set[Request] = set()
         for row in self._walking:
             request = row.output.requests[0]
-            is_void = not is_awaited(request, row.output.epochs[0])
-            if not is_void and (request in waits or not row.future.done()):
+            if request in waits or not row.future.done():
                 left.append(row)
-                waits.add(request)
-                continue
-            request.num_walking = max(0, request.num_walking - 1)
-            if not is_void:
-                taken.append(
-                    WalkedRow(
-                        row.output,
-                        row.tokens,
-                        row.entries,
-                        _result(row.future, request, was_redrawn=row.was_redrawn),
-                        row.drafts,
-                    )
-                )
-                waits.add(request)  # once it has landed, its later rows may be void
+            else:
+                request.num_walking -= 1
+                walk = _result(row.future, request, was_redrawn=row.was_redrawn)
+                taken.append(WalkedRow(row.output, row.tokens, row.entries, walk, row.drafts))
+            waits.add(request)  # once it has landed, its later rows may be void
         self._walking = left
         return taken
+
+    def _drop_void(self) -> None:
+        """Drop the rows whose tokens no longer count."""
+        left: list[_Walking] = []
+        for row in self._walking:
+            request = row.output.requests[0]
+            if is_awaited(request, row.output.epochs[0]):
+                left.append(row)
+            else:
+                request.num_walking = max(0, request.num_walking - 1)  # one that has started over has none
+        self._walking = left
 
     def drop(self) -> None:
         """Drop all rows that wait."""
