@@ -12,11 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxinfer.checkpoint.load import load_checkpoint
 from jaxinfer.models.config import ModelConfig
-from training.corpus import FURTHER_MIXTURE, MIXTURE, TOOL_MIXTURE, stream
+from training.corpus import FURTHER_MIXTURE, MIXTURE, RENAMED_MIXTURE, TOOL_MIXTURE, stream
 from training.initialization import CONTEXT, Params, initial_parameters, model_config
 from training.loop import TrainingConfig
+from training.model_card import read_stages
 from training.tokenizer import END_OF_TURN, load_tokenizer, plain_texts, token_ids, train_tokenizer
-from training.tool_format import TOOL_CHAT_TEMPLATE, knows_tools
+from training.tool_format import TOOL_CHAT_TEMPLATE
 
 TOKENIZER_SAMPLES = 20_000
 WATCHED = ("reading", "repetition", "to_json", "from_json", "arithmetic", "world")
@@ -61,7 +62,8 @@ def from_checkpoint(directory: Path) -> Beginning:
     """The weights and the tokenizer of a checkpoint, with a chat template that has tools, which it is to learn, or to
     learn further."""
     tokenizer = load_tokenizer(directory)
-    mixture = FURTHER_MIXTURE if knows_tools(tokenizer.chat_template) else TOOL_MIXTURE
+    mixtures = (TOOL_MIXTURE, FURTHER_MIXTURE, RENAMED_MIXTURE)
+    mixture = mixtures[min(len(read_stages(directory)), len(mixtures)) - 1]
     tokenizer.chat_template = TOOL_CHAT_TEMPLATE
     model, module = load_checkpoint(directory, dtype="float32")
     graph, state = nnx.split(module)

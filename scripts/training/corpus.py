@@ -22,6 +22,7 @@ from training.plans import (
 )
 from training.reading import Exercise, reading, reading_series, repetition
 from training.records import arithmetic, from_record, to_record
+from training.renamed import renamed
 from training.tool_format import turns_of
 from training.tools import ToolTalk, bare_call, call, chain, error, no_call, result, series, two_calls
 
@@ -154,6 +155,10 @@ KINDS: dict[str, Callable[[random.Random, bool], Sample]] = {
     "tool_error": _with_tools("tool_error", error),
     "tool_chain": _with_tools("tool_chain", chain),
     "tool_series": _with_tools("tool_series", series),
+    "tool_call_renamed": _with_tools("tool_call_renamed", renamed(call)),
+    "tool_calls_renamed": _with_tools("tool_calls_renamed", renamed(two_calls)),
+    "tool_chain_renamed": _with_tools("tool_chain_renamed", renamed(chain)),
+    "tool_series_renamed": _with_tools("tool_series_renamed", renamed(series)),
 }
 
 # Samples of each kind in every hundred or so, in the training from nothing. Kinds that copy from the prompt get the
@@ -190,8 +195,13 @@ TOOLS: dict[str, float] = {
 }
 # The continued training, in which nearly half of the tokens are of conversations with tools.
 TOOL_MIXTURE = MIXTURE | TOOLS
-# Those after it, of nearly two thirds: which tool is meant, and which words go into the call, is learned last.
+# The one after it, of nearly two thirds: which tool is meant, and which words go into the call, is learned last.
 FURTHER_MIXTURE = TOOL_MIXTURE | {"tool_call": 40, "tool_calls": 10, "tool_chain": 8, "tool_series": 14}
+# And further ones: a name that was not seen in training is taken from the list, not from habit.
+RENAMED_MIXTURE = TOOL_MIXTURE | {
+    "tool_call": 20, "tool_calls": 6, "tool_call_renamed": 25, "tool_calls_renamed": 6, "tool_chain_renamed": 4,
+    "tool_series_renamed": 10,
+}  # fmt: skip
 
 
 def mixture_of(knows_tools: bool) -> Mapping[str, float]:

@@ -8,8 +8,9 @@ import pytest
 from jaxinfer.checkpoint.directory import embedded_checkpoint
 from jaxinfer.checkpoint.load import load_checkpoint
 from training.beginnings import CONTINUED, from_checkpoint
-from training.corpus import FURTHER_MIXTURE, TOOL_MIXTURE
+from training.corpus import FURTHER_MIXTURE, RENAMED_MIXTURE, TOOL_MIXTURE
 from training.loop import module_of
+from training.model_card import read_stages, write_stages
 from training.tokenizer import CHAT_TEMPLATE, load_tokenizer
 from training.tool_format import TOOL_CHAT_TEMPLATE, knows_tools
 from training.writing import write_checkpoint
@@ -21,6 +22,7 @@ def base(tmp_path_factory):
     directory = tmp_path_factory.mktemp("base") / "tiny"
     shutil.copytree(embedded_checkpoint(), directory)
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    write_stages(directory, read_stages(directory)[:1])
     return directory
 
 
@@ -58,9 +60,13 @@ def test_weights_make_the_round_trip(base, written):
     assert jnp.array_equal(old.embed.embedding[...], new.embed.embedding[...])
 
 
-def test_a_checkpoint_that_knows_tools_learns_further(written):
+@pytest.mark.parametrize(
+    "trainings, mixture", [(1, TOOL_MIXTURE), (2, FURTHER_MIXTURE), (3, RENAMED_MIXTURE), (4, RENAMED_MIXTURE)]
+)
+def test_what_it_learns_follows_from_what_it_has_learned(base, written, trainings, mixture):
+    write_stages(written, read_stages(base)[:1] * trainings)
     found = from_checkpoint(written)
     assert found.tokenizer.chat_template == TOOL_CHAT_TEMPLATE
-    assert found.mixture is FURTHER_MIXTURE and found.schedule is CONTINUED
+    assert found.mixture is mixture and found.schedule is CONTINUED
     old = load_checkpoint(written, dtype="float32")[1].embed.embedding[...]
     assert jnp.array_equal(found.params["embed.embedding"], old)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from training.chat import _about
-from training.corpus import KINDS, MIXTURE, TOOL_MIXTURE, held_out_cases, stream
+from training.corpus import KINDS, MIXTURE, RENAMED_MIXTURE, TOOL_MIXTURE, held_out_cases, stream
 from training.inventory import actions, combinations, exchanges, things
 from training.language import fix_articles, person, place, with_article
 from training.plans import Task, draw_skeleton, draw_task, mentions, split_sentences
@@ -25,13 +25,15 @@ def test_another_seed_gives_other_samples():
     assert take(50, seed=3) != take(50, seed=4)
 
 
-@pytest.mark.parametrize("mixture", [MIXTURE, TOOL_MIXTURE], ids=["from nothing", "with tools"])
+@pytest.mark.parametrize(
+    "mixture", [MIXTURE, TOOL_MIXTURE, RENAMED_MIXTURE], ids=["from nothing", "with tools", "with other names"]
+)
 def test_every_kind_of_the_mixture_occurs(mixture):
     assert set(mixture) == {sample.kind for sample in take(3000, seed=0, mixture=mixture)}
 
 
-def test_every_kind_is_in_the_mixture_with_tools():
-    assert set(TOOL_MIXTURE) == set(KINDS)
+def test_every_kind_is_in_the_mixture_with_other_names():
+    assert set(RENAMED_MIXTURE) == set(KINDS)
 
 
 def test_held_out_pairs_and_training_pairs_are_disjoint_and_together_all():
