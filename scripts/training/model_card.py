@@ -106,6 +106,8 @@ def _with_tools(stages: list[Stage]) -> dict[str, str]:
         "own; the figures are sums, and the losses those of the end. From the second time on, conversations with tools "
         "have nearly two thirds of the tokens."
     )
+    if len(stages) > 2:
+        again += " From the third time on, half of the calls are of tools most of whose names are made up."
     section = template.substitute(
         steps=sum(each.steps for each in facts),
         tokens=f"{sum(each.tokens for each in facts) / 1e6:.2f}",

@@ -67,6 +67,12 @@ def test_a_card_of_tools_that_were_learned_twice_has_the_sums_the_last_losses_an
     assert first < second
 
 
+def test_the_card_says_since_when_names_are_made_up(tmp_path):
+    says = "From the third time on, half of the calls"
+    assert says not in card(tmp_path, [FIRST, SECOND, SECOND])
+    assert says in card(tmp_path, [FIRST, SECOND, SECOND, SECOND])
+
+
 def test_the_record_of_trainings_makes_the_round_trip(tmp_path):
     write_stages(tmp_path, [FIRST, SECOND])
     assert read_stages(tmp_path) == [FIRST, SECOND]
