@@ -41,11 +41,12 @@ class Pair:
         self.processes = [start(address, 2, number, name, each[number]) for number in range(2)]
 
     def line(self) -> dict[str, Any]:
-        """Return the next line of the first process."""
-        output = self.processes[0].stdout
-        assert output is not None
-        while not (line := output.readline()).startswith("{"):  # JAX prints too
-            assert line, "the process has ended"
+        """Return the next line of the first process. What comes after it is left to `ends`."""
+        assert self.processes[0].stdout is not None
+        # A buffer would keep the lines that have come with this one: communicate() reads the pipe itself.
+        with open(self.processes[0].stdout.fileno(), "rb", buffering=0, closefd=False) as output:
+            while not (line := output.readline()).startswith(b"{"):  # JAX prints too
+                assert line, "the process has ended"
         return json.loads(line)
 
     def ends(self) -> list[tuple[int, str, str]]:
