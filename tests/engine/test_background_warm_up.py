@@ -78,7 +78,7 @@ def test_a_program_that_two_threads_need_is_compiled_once(model, monkeypatch):
 
 def test_what_goes_wrong_is_said_and_steps_go_on(model, monkeypatch, tmp_path, caplog):
     limit = tmp_path / "max_map_count"
-    limit.write_text(str(mapped_memory.num_maps() + 100))
+    limit.write_text("1")  # not a number near that of now: engines that are collected meanwhile would make room
     monkeypatch.setattr(mapped_memory, "_LIMIT", limit)
     core = make_engine(model)
     core.warm_up_in_background()

@@ -46,7 +46,7 @@ def test_where_there_is_no_limit_there_is_room(monkeypatch, tmp_path):
 
 def test_a_warm_up_that_comes_near_the_limit_says_what_to_do(monkeypatch, tmp_path):
     limit = tmp_path / "max_map_count"
-    limit.write_text(str(mapped_memory.num_maps() + 100))
+    limit.write_text("1")  # not a number near that of now: engines that are collected meanwhile would make room
     monkeypatch.setattr(mapped_memory, "_LIMIT", limit)
     with pytest.raises(RuntimeError, match="smaller max_num_seqs, max_num_batched_tokens and max_model_len"):
         make_engine(random_model(model_config())).warm_up(progress=False)
